@@ -1,0 +1,58 @@
+"""The errors of Looseleaf, one small tree. Every message says what to do.
+
+    LooseleafError
+    ├── InvalidRequest      this request can't be served as asked; others go on
+    │   ├── PromptTooLong       more tokens than the context holds
+    │   ├── EmptyDocument       a document without tokens
+    │   └── PoolTooSmall        more pages than the device pool has
+    ├── InvalidOption       a configuration value is unknown or out of range
+    ├── ModelError          a checkpoint can't be used
+    │   ├── CheckpointNotFound  no such folder or hub id
+    │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
+    │   └── UnsupportedModel    a family or feature Looseleaf does not implement
+    └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
+"""
+
+
+class LooseleafError(Exception):
+    """Root of all errors that Looseleaf raises on purpose."""
+
+
+class InvalidRequest(LooseleafError, ValueError):
+    """This request can't be served as asked; the engine goes on with the others."""
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt, its documents and the tokens asked for do not fit the context."""
+
+
+class EmptyDocument(InvalidRequest):
+    """A document without any token."""
+
+
+class PoolTooSmall(InvalidRequest):
+    """The request needs more pages than the device pool will ever have."""
+
+
+class InvalidOption(LooseleafError, ValueError):
+    """A configuration value is unknown or out of range."""
+
+
+class ModelError(LooseleafError):
+    """A checkpoint can't be used."""
+
+
+class CheckpointNotFound(ModelError, FileNotFoundError):
+    """No such folder, and no such id on the hub."""
+
+
+class CorruptCheckpoint(ModelError):
+    """Files of the checkpoint are missing, truncated or do not fit together."""
+
+
+class UnsupportedModel(ModelError):
+    """A model family or a feature of one that Looseleaf does not implement."""
+
+
+class IntegrityError(LooseleafError):
+    """The page pool's books do not balance: a bug in Looseleaf, please report it."""

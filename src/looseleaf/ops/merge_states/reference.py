@@ -1,0 +1,47 @@
+"""The log-sum-exp merge, written as its equation."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.types import AttnState
+
+
+def merge_states_reference(
+    states: AttnState,
+    row_state_indptr: Int[Tensor, " rows_plus_one"],
+    carried: AttnState | None = None,
+    out: Float[Tensor, "rows heads head_dim"] | None = None,
+) -> AttnState:
+    """See `looseleaf.ops.merge_states`."""
+    indptr = row_state_indptr.tolist()
+    rows = []
+    for r, (start, stop) in enumerate(zip(indptr, indptr[1:], strict=False)):
+        row_out, row_lse = states.out[start:stop].float(), states.lse[start:stop]
+        if carried is not None:
+            row_out = torch.cat([row_out, carried.out[r : r + 1].float()])
+            row_lse = torch.cat([row_lse, carried.lse[r : r + 1]])
+        rows.append(_merge_stack(row_out, row_lse))
+    heads, head_dim = states.out.shape[1:]
+    merged = torch.stack([o for o, _ in rows]) if rows else states.out.new_zeros((0, heads, head_dim))
+    lse = torch.stack([s for _, s in rows]) if rows else states.lse.new_zeros((0, heads))
+    if out is None:
+        return AttnState(merged.to(states.out.dtype), lse)
+    out.copy_(merged)
+    return AttnState(out, lse)
+
+
+def _merge_stack(
+    out: Float[Tensor, "states heads head_dim"], lse: Float[Tensor, "states heads"]
+) -> tuple[Float[Tensor, "heads head_dim"], Float[Tensor, " heads"]]:
+    if out.shape[0] == 0:
+        return out.new_zeros(out.shape[1:]), lse.new_full(lse.shape[1:], -torch.inf)
+    lse_max = lse.amax(0)
+    # a head may have no key in any set: a finite pivot keeps its weights 0, not NaN
+    pivot = lse_max.masked_fill(lse_max == -torch.inf, 0.0)
+    weight = (lse - pivot).exp()
+    total = weight.sum(0)
+    # an empty state's output may be anything, so its weight 0 must not meet a NaN
+    kept = torch.where(weight[..., None] > 0, out, 0.0)
+    merged = (weight[..., None] * kept).sum(0) / total.clamp_min(1e-38)[..., None]
+    return merged, pivot + total.log()

@@ -1,0 +1,43 @@
+"""The span list of prefill attention: tiles of new rows, each request with the spans that they may read.
+
+Same arrays-with-counts form as the decode work list, for the same reason: it replays as a CUDA graph and
+blend fills it with rows that have gaps and keys that carry explicit positions.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SpanList:
+    """Tile ``t`` (of ``num_tiles[0]``) holds rows of one request; the request's spans are what they read.
+
+    - ``tile_row_indptr[t] : tile_row_indptr[t + 1]``: the tile's rows, sorted by position
+    - ``tile_request[t]``: the request ``u`` they belong to; ``row_positions`` are true positions
+    - ``request_span_indptr[u] : request_span_indptr[u + 1]``: its spans
+
+    Span ``s``:
+
+    - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` into ``page_indices``; the n-th page of a span
+      holds frame positions from ``n * page_size``
+    - ``span_offset[s]``: Δ; a key at frame position ``p`` truly stands at ``Δ + p``
+    - ``span_length[s]``: how many keys (slots, for an explicit span) the span has
+    - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
+    - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions begins; a set
+      bit hides the key from this request
+    """
+
+    num_tiles: Int[Tensor, "1"]
+    tile_row_indptr: Int[Tensor, " tiles_plus_one"]
+    tile_request: Int[Tensor, " tiles"]
+    request_span_indptr: Int[Tensor, " requests_plus_one"]
+    span_page_indptr: Int[Tensor, " spans_plus_one"]
+    span_offset: Int[Tensor, " spans"]
+    span_length: Int[Tensor, " spans"]
+    span_explicit: Int[Tensor, " spans"]
+    span_mask: Int[Tensor, " spans"]
+    page_indices: Int[Tensor, " page_capacity"]
+    mask_words: Int[Tensor, " words"]
+    row_positions: Int[Tensor, " rows"]
