@@ -1,5 +1,7 @@
 """The log-sum-exp merge, written as its equation."""
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,16 +16,19 @@ def merge_states_reference(
     out: Float[Tensor, "rows heads head_dim"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
+    dtype = torch.promote_types(states.out.dtype, torch.float32)
     indptr = row_state_indptr.tolist()
     rows = []
-    for r, (start, stop) in enumerate(zip(indptr, indptr[1:], strict=False)):
-        row_out, row_lse = states.out[start:stop].float(), states.lse[start:stop]
+    for r, (start, stop) in enumerate(pairwise(indptr)):
+        row_out, row_lse = states.out[start:stop].to(dtype), states.lse[start:stop]
         if carried is not None:
-            row_out = torch.cat([row_out, carried.out[r : r + 1].float()])
-            row_lse = torch.cat([row_lse, carried.lse[r : r + 1]])
+            row_out = torch.cat([row_out, carried.out[r : r + 1].to(dtype)])
+            row_lse = torch.cat([row_lse, carried.lse[r : r + 1].to(row_lse.dtype)])
         rows.append(_merge_stack(row_out, row_lse))
     heads, head_dim = states.out.shape[1:]
-    merged = torch.stack([o for o, _ in rows]) if rows else states.out.new_zeros((0, heads, head_dim))
+    merged = (
+        torch.stack([o for o, _ in rows]) if rows else states.out.new_zeros((0, heads, head_dim))
+    )
     lse = torch.stack([s for _, s in rows]) if rows else states.lse.new_zeros((0, heads))
     if out is None:
         return AttnState(merged.to(states.out.dtype), lse)
@@ -42,6 +47,6 @@ def _merge_stack(
     weight = (lse - pivot).exp()
     total = weight.sum(0)
     # an empty state's output may be anything, so its weight 0 must not meet a NaN
-    kept = torch.where(weight[..., None] > 0, out, 0.0)
+    kept = torch.where(lse[..., None] > -torch.inf, out, 0.0)
     merged = (weight[..., None] * kept).sum(0) / total.clamp_min(1e-38)[..., None]
     return merged, pivot + total.log()

@@ -1,0 +1,56 @@
+"""Partial attention, item by item: gather the keys, bring the rows to the frame, softmax."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.scores import gather_pages, hidden, run_positions, score, softmax_state
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+
+def partial_attention_reference(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    work: WorkList,
+    rotation: Rotation,
+    rule: ScoreRule,
+    slot_positions: Int[Tensor, "pages page_size"] | None = None,
+) -> AttnState:
+    """See `looseleaf.ops.partial_attention`; fp64 for an fp64 query."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros((work.state_capacity, *q.shape[1:]), dtype=dtype, device=q.device)
+    lse = torch.full(out.shape[:2], -torch.inf, dtype=dtype, device=q.device)
+    group = q.shape[1] // k_pages.shape[1]
+    page_indptr, entry_indptr = work.item_page_indptr.tolist(), work.item_entry_indptr.tolist()
+    for item in range(int(work.num_items)):
+        run = slice(page_indptr[item], page_indptr[item + 1])
+        pages = work.page_indices[run].long()
+        if work.item_explicit[item]:
+            assert slot_positions is not None, "an explicit item needs slot_positions"
+            positions = slot_positions[pages].flatten()
+        else:
+            positions = run_positions(work.page_positions[run], k_pages.shape[2])
+
+        entries = slice(entry_indptr[item], entry_indptr[item + 1])
+        rows, bound = work.entry_row[entries].long(), work.entry_bound[entries]
+        frame_position = work.row_positions[rows] - work.entry_offset[entries]
+        distance = frame_position[:, None] - positions
+        visible = (positions >= 0) & (positions < bound[:, None])
+        visible &= ~hidden(work.mask_words, work.entry_mask[entries], positions)
+        if rule.window:
+            visible &= distance < rule.window
+
+        # a row before the frame sees nothing in it, and has no angle there
+        turned = turn(q[rows], frame_position.clamp_min(0), rotation)
+        scores = score(turned, gather_pages(k_pages, pages), distance, visible, rule)
+        state = softmax_state(scores, gather_pages(v_pages, pages))
+
+        kv_head = int(work.item_kv_head[item])
+        heads = slice(None) if kv_head < 0 else slice(kv_head * group, (kv_head + 1) * group)
+        written = work.entry_state[entries].long()
+        out[written, heads] = state.out[:, heads].to(dtype)
+        lse[written, heads] = state.lse[:, heads].to(dtype)
+    return AttnState(out, lse)

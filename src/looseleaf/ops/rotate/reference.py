@@ -1,0 +1,35 @@
+"""RoPE, written as its equation: a pair of dims is a point in the plane, and turns."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.types import Rotation
+
+
+def rotate_reference(
+    x: Float[Tensor, "tokens heads head_dim"],
+    positions: Int[Tensor, " tokens"],
+    rotation: Rotation,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """See `looseleaf.ops.rotate`."""
+    return turn(x, positions, rotation).to(x.dtype)
+
+
+def turn(
+    x: Float[Tensor, "tokens heads head_dim"],
+    positions: Int[Tensor, " tokens"],
+    rotation: Rotation,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """The rotation before any rounding: fp32, or fp64 for fp64."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    cos = rotation.cos[positions].to(x.dtype)[:, None]
+    sin = rotation.sin[positions].to(x.dtype)[:, None]
+    turning, rest = x[..., : rotation.rotary_dim], x[..., rotation.rotary_dim :]
+    if rotation.interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([turned, rest], -1)
