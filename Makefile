@@ -1,0 +1,82 @@
+# The same commands here and in CI. Needs Python 3.11 to 3.13 and make; everything else goes into .venv.
+#
+#   make demo       answers questions from the example documents
+#   make venv       .venv with everything for development
+#   make test       all tests that need no GPU          (WORKERS=2)
+#   make check      format, lint, types, imports, size limits
+#   make format     let ruff rewrite what it can
+#   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
+#   make clean      remove .venv and all caches
+#
+# PYTHON=…      the Python that .venv is made from
+# TORCH_SPEC=…  the PyTorch to install, such as torch==2.12.0; pip's own PIP_* variables hold as well
+
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& { echo $$python; break; }; done)
+GPU_PYTHON := $(BIN)/python
+GPU_READY := $(VENV)/.dev
+else
+GPU_PYTHON := $(PYTHON)
+GPU_READY :=
+endif
+
+ifdef TORCH_SPEC
+TORCH := '$(TORCH_SPEC)'
+else ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
+TORCH := --constraint constraints/cpu.txt
+else
+TORCH :=
+endif
+
+.PHONY: help demo venv test check format test-gpu clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.runtime
+	$(BIN)/python examples/demo.py
+
+venv: $(VENV)/.dev
+
+# CUDA is hidden so that the tests mean the same on every machine; `make test-gpu` runs the others
+test: $(VENV)/.dev
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_limits.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-gpu: $(GPU_READY)
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
+		"test-gpu: $(GPU_PYTHON) sees no CUDA device")'
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest tests/gpu
+
+# .venv grows in two steps: what Looseleaf needs to run, then what its developers need
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Looseleaf needs Python 3.11, 3.12 or 3.13; name one with PYTHON=…"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable . $(TORCH)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(TORCH)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

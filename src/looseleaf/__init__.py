@@ -1,0 +1,60 @@
+"""Looseleaf: LLM inference with a loose-leaf KV cache.
+
+Documents are computed once and read at any position, in any order, by any number of requests.
+Names are loaded on first use, so that ``import looseleaf`` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+    from looseleaf.engine.async_llm import AsyncLLM
+    from looseleaf.engine.llm import LLM
+    from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
+    from looseleaf.engine.request import Document
+    from looseleaf.errors import LooseleafError
+    from looseleaf.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Document",
+    "SamplingParams",
+    "RequestOutput",
+    "CompletionOutput",
+    "ReuseReport",
+    "EngineConfig",
+    "CacheConfig",
+    "SchedulerConfig",
+    "LooseleafError",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "looseleaf.engine.llm",
+    "AsyncLLM": "looseleaf.engine.async_llm",
+    "Document": "looseleaf.engine.request",
+    "SamplingParams": "looseleaf.sampling_params",
+    "RequestOutput": "looseleaf.engine.outputs",
+    "CompletionOutput": "looseleaf.engine.outputs",
+    "ReuseReport": "looseleaf.engine.outputs",
+    "EngineConfig": "looseleaf.config",
+    "CacheConfig": "looseleaf.config",
+    "SchedulerConfig": "looseleaf.config",
+    "LooseleafError": "looseleaf.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,63 @@
+"""What every test runs under: checked shapes, one thread per worker, Triton interpreted on CPUs.
+
+Everything here must happen before looseleaf or triton is imported for the first time.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+# triton reads both when it is imported; unset, the second is a warning and so an error
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+if not HAS_CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    collect_ignore = [str(GPU_TESTS)]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+def _check_shapes() -> None:
+    """Have beartype check the shapes and types of every call into looseleaf, but for kernels.
+
+    The hook would wrap ``@triton.jit`` functions too, which the compiler can't see through.
+    """
+    from jaxtyping import install_import_hook
+
+    checked = install_import_hook("looseleaf", "beartype.beartype")
+    checked.hook.should_instrument = lambda name: (
+        name.split(".")[0] == "looseleaf" and not name.endswith(".kernel")
+    )
+
+
+def _settle_hypothesis() -> None:
+    """The same examples in every run, few enough for two cores; slow machines are no failure."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "looseleaf",
+        deadline=None,
+        derandomize=True,
+        max_examples=30,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "looseleaf"))
+
+
+# the GPU rung runs under a Python that may have neither
+if find_spec("beartype"):
+    _check_shapes()
+if find_spec("hypothesis"):
+    _settle_hypothesis()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.gpu)

@@ -1,0 +1,79 @@
+"""The package as a newcomer meets it: quick to import and honest about its names."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import looseleaf
+
+SOURCE = Path(looseleaf.__file__).parent
+HEAVY = ("torch", "transformers", "triton", "numpy", "jaxtyping", "rich", "typer")
+
+
+def run_fresh(code: str) -> str:
+    """What ``code`` prints in a new interpreter that finds looseleaf first."""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_import_pulls_in_nothing_heavy() -> None:
+    code = f"import sys, looseleaf; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert run_fresh(code) == "[]"
+
+
+def test_configuration_needs_no_torch() -> None:
+    code = "import sys, looseleaf; looseleaf.EngineConfig(); looseleaf.SamplingParams()"
+    assert run_fresh(code + "; print('torch' in sys.modules)") == "False"
+
+
+def test_import_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); import looseleaf; print(time.perf_counter() - t)"
+    assert min(float(run_fresh(code)) for _ in range(3)) < 0.05
+
+
+@pytest.mark.parametrize("name", looseleaf.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(looseleaf, name) is not None
+    assert name in dir(looseleaf)
+
+
+def test_the_type_checker_sees_the_same_homes_as_the_interpreter() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    declared = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("looseleaf.")
+        for alias in node.names
+    }
+    assert declared == looseleaf._HOMES
+    assert set(looseleaf.__all__) == {*declared, "__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Binder'"):
+        looseleaf.Binder  # noqa: B018
+    with pytest.raises(ImportError):
+        importlib.import_module("looseleaf.binder")
+
+
+def test_only_kernels_mention_triton() -> None:
+    for path in SOURCE.rglob("*.py"):
+        imported = {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert "triton" not in imported or path.name == "kernel.py", path
