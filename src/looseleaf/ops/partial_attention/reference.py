@@ -6,7 +6,7 @@ from torch import Tensor
 
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.rotate.reference import turn
-from looseleaf.ops.scores import gather_pages, hidden, run_positions, score, softmax_state
+from looseleaf.ops.scores.reference import gather_pages, hidden, run_positions, score, softmax_state
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 

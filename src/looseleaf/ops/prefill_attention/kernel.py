@@ -1,0 +1,165 @@
+"""Prefill attention on the device: one program a tile, KV head and run of row blocks.
+
+Query heads that share a KV head are packed into rows ("packed row" = row × head of the group). A packed
+row turns once per span, the keys never; tiles of keys that lie wholly in the future of the row block, or
+out of its window, are not read.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.rotate.kernel import load_rotated, table
+from looseleaf.ops.scores.kernel import finish, fold_tile, is_hidden, score_tile, tile_stages
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+
+@triton.jit
+def _prefill_attention_kernel(
+    q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
+    num_tiles, tile_row_indptr, tile_request, request_span_indptr,
+    span_page_indptr, span_offset, span_length, span_explicit, span_mask,
+    page_indices, mask_words, row_positions,
+    stride_q_row, stride_q_head, stride_q_d,
+    stride_k_page, stride_k_head, stride_k_slot, stride_k_d,
+    stride_v_page, stride_v_head, stride_v_slot, stride_v_d,
+    stride_out_row, stride_out_head, stride_lse_row, stride_table, stride_positions,
+    softmax_scale, soft_cap, window,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    if tile >= tl.load(num_tiles):
+        return
+    kv_head = tl.program_id(1)
+    first_row = tl.load(tile_row_indptr + tile)
+    num_packed = (tl.load(tile_row_indptr + tile + 1) - first_row) * GROUP
+    request = tl.load(tile_request + tile)
+    first_span = tl.load(request_span_indptr + request)
+    end_span = tl.load(request_span_indptr + request + 1)
+    o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    m_d = (o_d < HEAD_DIM)[None, :]
+
+    for first in range(tl.program_id(2) * BLOCK_M, num_packed, tl.num_programs(2) * BLOCK_M):
+        m_row = first + o_m < num_packed
+        row = first_row + (first + o_m) // GROUP
+        head = kv_head * GROUP + (first + o_m) % GROUP
+        row_position = tl.load(row_positions + row, mask=m_row, other=0)
+        # rows are sorted by position
+        earliest = tl.load(row_positions + first_row + first // GROUP)
+        latest = tl.max(row_position, 0)
+        row = row.to(tl.int64)
+        p_q = q + row * stride_q_row + head * stride_q_head
+        slope = None
+        if slopes is not None:
+            slope = tl.load(slopes + head, mask=m_row, other=0.0)
+
+        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        for span in range(first_span, end_span):
+            first_page = tl.load(span_page_indptr + span)
+            offset = tl.load(span_offset + span)
+            explicit = tl.load(span_explicit + span) != 0
+            frame_position = row_position - offset
+            end = tl.load(span_length + span)
+            begin = 0
+            if not explicit:
+                end = tl.minimum(end, latest - offset + 1)
+                if WINDOWED:
+                    begin = tl.maximum(earliest - offset - window + 1, 0) // BLOCK_N * BLOCK_N
+            if begin < end:
+                # a row before the frame sees nothing in it, and has no angle there
+                b_q = load_rotated(
+                    p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
+                    HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
+                ).to(k_pages.dtype.element_ty)  # fmt: skip  # [M, D]
+                for start in range(begin, end, BLOCK_N):
+                    in_span = start + o_n < end
+                    position = start + o_n
+                    slot = position % PAGE_SIZE
+                    p_page = page_indices + first_page + position // PAGE_SIZE
+                    page = tl.load(p_page, mask=in_span, other=0).to(tl.int64)
+                    if slot_positions is not None:
+                        p_position = slot_positions + page * stride_positions + slot
+                        b_position = tl.load(p_position, mask=in_span & explicit, other=-1)
+                        position = tl.where(explicit, b_position, position)
+                    exists = in_span & (position >= 0)
+                    distance = frame_position[:, None] - position[None, :]
+                    visible = exists[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
+                    # a key that no row sees is not read: its page may hold anything
+                    seen = exists & (position <= latest - offset)
+                    if WINDOWED:
+                        visible &= distance < window
+                    if mask_words is not None:
+                        first_word = tl.load(span_mask + span) + tl.zeros_like(head)
+                        visible &= ~is_hidden(mask_words, first_word, position, visible)
+                    if WINDOWED or mask_words is not None:
+                        seen = tl.max(visible.to(tl.int32), 0) > 0
+
+                    p_k = k_pages + page * stride_k_page + kv_head * stride_k_head
+                    p_v = v_pages + page * stride_v_page + kv_head * stride_v_head
+                    p_k = (p_k + slot * stride_k_slot)[:, None] + (o_d * stride_k_d)[None, :]
+                    p_v = (p_v + slot * stride_v_slot)[:, None] + (o_d * stride_v_d)[None, :]
+                    b_k = tl.load(p_k, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
+                    b_v = tl.load(p_v, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
+                    scores = score_tile(
+                        b_q, b_k, distance, visible, softmax_scale, soft_cap, slope, CAPPED
+                    )
+                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total)
+
+        b_out, b_lse = finish(acc, peak, total)
+        p_out = out + row * stride_out_row + head * stride_out_head
+        tl.store(p_out[:, None] + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
+        tl.store(lse + row * stride_lse_row + head, b_lse, mask=m_row)
+
+
+def prefill_attention_triton(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    spans: SpanList,
+    rotation: Rotation,
+    rule: ScoreRule,
+    slot_positions: Int[Tensor, "pages page_size"] | None = None,
+) -> AttnState:
+    """See `looseleaf.ops.prefill_attention`."""
+    rows, num_qo_heads, head_dim = q.shape
+    num_kv_heads, page_size = k_pages.shape[1:3]
+    # rows of a batch that no tile holds are padding: they get the empty state
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+    tiles, group = spans.tile_request.shape[0], num_qo_heads // num_kv_heads
+    if not tiles or not rows:
+        return AttnState(out, lse)
+    assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
+    block_d = triton.next_power_of_2(head_dim)
+    block_m, block_n = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
+    # how many rows a tile has is on the device only: blocks past the grid are looped over
+    row_programs = min(group, triton.cdiv(rows * group, block_m))
+    _prefill_attention_kernel[(tiles, num_kv_heads, row_programs)](
+        q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
+        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
+        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_explicit,
+        spans.span_mask, spans.page_indices,
+        spans.mask_words if spans.mask_words.numel() else None, spans.row_positions,
+        *q.stride(), *k_pages.stride(), *v_pages.stride(), *out.stride()[:2], lse.stride(0),
+        rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
+        rule.softmax_scale, rule.soft_cap, rule.window,
+        GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
+        INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        num_warps=8 if block_m * block_d > 8192 else 4,
+        num_stages=tile_stages(block_n, block_d, k_pages.element_size()),
+    )  # fmt: skip
+    return AttnState(out, lse)
+
+
+def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int]:
+    """``BLOCK_M`` for the mean number of packed rows a tile has room for, and ``BLOCK_N``."""
+    most = 128 if itemsize < 4 and block_d <= 128 else 64 if itemsize < 4 else 32
+    return max(16, min(most, triton.next_power_of_2(round(packed_rows)))), min(most, 64)
