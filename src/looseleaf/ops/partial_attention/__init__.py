@@ -34,8 +34,13 @@ def partial_attention(
     ``slot_positions`` is needed if any item is explicit. Feed the result to `merge_states` with
     ``work.row_state_indptr``.
     """
-    if choose(implementation, q) == "triton":
+    chosen = choose(implementation, q, cpu="cpu")
+    if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton
 
         return partial_attention_triton(q, k_pages, v_pages, work, rotation, rule, slot_positions)
+    if chosen == "cpu":
+        from looseleaf.ops.partial_attention.cpu import partial_attention_cpu
+
+        return partial_attention_cpu(q, k_pages, v_pages, work, rotation, rule, slot_positions)
     return partial_attention_reference(q, k_pages, v_pages, work, rotation, rule, slot_positions)

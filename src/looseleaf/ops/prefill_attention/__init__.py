@@ -32,8 +32,13 @@ def prefill_attention(
     ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0), its mask bit is
     clear, and ``row_position - Δ - p < window`` when the rule has one. A row without keys: ``(0, -inf)``.
     """
-    if choose(implementation, q) == "triton":
+    chosen = choose(implementation, q, cpu="cpu")
+    if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
 
         return prefill_attention_triton(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
+    if chosen == "cpu":
+        from looseleaf.ops.prefill_attention.cpu import prefill_attention_cpu
+
+        return prefill_attention_cpu(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)

@@ -1,0 +1,1 @@
+"""The attention plan and its execution: who reads which pages together, then partial, then merge."""

@@ -1,0 +1,60 @@
+"""Identity of stored keys and values: a hash over what determines them, and nothing else.
+
+A key names the model, the RoPE frequencies, the stored dtype, the tenant's salt, the *context* the tokens
+could see when they were encoded, and the tokens (DESIGN §2). It never names a position: that is the
+frame's business. Two contents that saw different contexts are different segments, so an answer can't
+depend on what happened to be in the cache.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+
+SegmentKey = NewType("SegmentKey", bytes)
+_DIGEST_BYTES = 32
+
+
+def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
+    # every part is length-prefixed, so that no two lists of parts read the same
+    state = hashlib.blake2b(kind.ljust(16), digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return SegmentKey(state.digest())
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+@dataclass(frozen=True)
+class KeySpace:
+    """All keys of one model, RoPE law, stored dtype and salt; ``root`` is the context of what saw nothing."""
+
+    root: SegmentKey
+
+    @classmethod
+    def create(cls, *, model: bytes, rope: bytes, kv_dtype: str, salt: str, page_size: int) -> "KeySpace":
+        """The key space of a configuration. ``page_size`` counts, since text is kept page by page."""
+        return cls(
+            _digest(b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()])
+        )
+
+    def document(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
+        """A document encoded behind ``context``."""
+        return _digest(b"document", [self.root, context, _token_bytes(tokens)])
+
+    def text_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
+        """A full page of text; ``context`` is the chain of everything before it."""
+        return _digest(b"text page", [self.root, context, _token_bytes(tokens)])
+
+    def text_end(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
+        """The chain after a run of text whose last, partly filled page holds ``tokens``."""
+        return _digest(b"text end", [self.root, context, _token_bytes(tokens)])
+
+    def placed(self, context: SegmentKey, document: SegmentKey, policy: bytes = b"") -> SegmentKey:
+        """The chain after ``document`` was placed behind ``context`` under a fuse ``policy``."""
+        return _digest(b"placed", [self.root, context, document, policy])

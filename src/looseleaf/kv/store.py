@@ -1,0 +1,156 @@
+"""The segment store: which segments are in the pool, who refers to them, and which go first.
+
+A segment that nobody refers to stays until its pages are needed; then the least recently used goes first.
+The store hands out pages: `reserve` evicts what it must, and takes all it was asked for or nothing.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from looseleaf.errors import IntegrityError, PoolTooSmall
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.kv.pool import PagePool
+
+
+@dataclass(eq=False)
+class Segment:
+    """An immutable run of ``length`` tokens in ``pages``; ``ready`` once its last key and value is written.
+
+    ``references`` counts the sequences that read it or wait for it. The store owns the
+    pages for as long as the segment lives.
+    """
+
+    key: SegmentKey
+    length: int
+    pages: tuple[int, ...]
+    ready: bool = False
+    references: int = 0
+    pinned: bool = False
+
+
+@dataclass
+class StoreCounters:
+    """What happened since the store was made; a hit is counted once, at admission."""
+
+    hits: int = 0
+    misses: int = 0
+    evicted_segments: int = 0
+    evicted_pages: int = 0
+
+
+@dataclass
+class SegmentStore:
+    """Segments by key over one pool."""
+
+    pool: PagePool
+    counters: StoreCounters = field(default_factory=StoreCounters)
+    _segments: dict[SegmentKey, Segment] = field(default_factory=dict)
+    # unreferenced, unpinned, ready segments, least recently used first
+    _idle: OrderedDict[SegmentKey, Segment] = field(default_factory=OrderedDict)
+    _idle_pages: int = 0
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def segments(self) -> Iterable[Segment]:
+        """All segments, in no particular order."""
+        return self._segments.values()
+
+    def find(self, key: SegmentKey) -> Segment | None:
+        """The segment of ``key``, ready or still being computed, or None."""
+        return self._segments.get(key)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `reserve` could hand out now."""
+        return self.pool.num_free + self._idle_pages
+
+    def reserve(self, count: int) -> list[int] | None:
+        """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there are not so many."""
+        if count > self.num_available:
+            return None
+        while self.pool.num_free < count:
+            self._evict_oldest()
+        pages = self.pool.allocate(count)
+        if pages is None:
+            raise IntegrityError("idle segments freed fewer pages than they hold")
+        return pages
+
+    def insert(self, key: SegmentKey, length: int, pages: Iterable[int], *, ready: bool) -> Segment:
+        """A new segment that takes ``pages`` over from the caller, with one reference to it."""
+        if key in self._segments:
+            raise IntegrityError("a segment was inserted twice")
+        segment = Segment(key, length, tuple(pages), ready=ready, references=1)
+        self._segments[key] = segment
+        return segment
+
+    def acquire(self, segment: Segment) -> Segment:
+        """One more reference: the segment stays until `release`."""
+        if segment.references == 0 and segment.key in self._idle:
+            del self._idle[segment.key]
+            self._idle_pages -= len(segment.pages)
+        segment.references += 1
+        return segment
+
+    def release(self, segment: Segment) -> None:
+        """One reference less. The last one makes the segment idle, or drops it if it was never finished."""
+        if segment.references < 1:
+            raise IntegrityError("a segment was released more often than acquired")
+        segment.references -= 1
+        if segment.references == 0:
+            if segment.ready:
+                self._settle(segment)
+            else:
+                self._drop(segment)
+
+    def pin(self, segment: Segment) -> None:
+        """Keep a segment until `unpin`. Raises PoolTooSmall if that would pin the whole pool."""
+        pinned = sum(len(s.pages) for s in self._segments.values() if s.pinned or s is segment)
+        if pinned >= self.pool.num_pages:
+            raise PoolTooSmall(
+                f"pinning this segment would pin {pinned} of {self.pool.num_pages} pages: "
+                "unpin another one or enlarge the pool"
+            )
+        if segment.key in self._idle:
+            del self._idle[segment.key]
+            self._idle_pages -= len(segment.pages)
+        segment.pinned = True
+
+    def unpin(self, segment: Segment) -> None:
+        """Let a pinned segment be evicted again."""
+        segment.pinned = False
+        if segment.references == 0 and segment.ready:
+            self._settle(segment)
+
+    def evict_idle(self) -> None:
+        """Forget every segment that nobody refers to and that is not pinned."""
+        while self._idle:
+            self._evict_oldest()
+
+    def check(self, private_pages: Iterable[int]) -> None:
+        """Raise IntegrityError unless segments and ``private_pages`` account for every page of the pool."""
+        owned = [page for segment in self._segments.values() for page in segment.pages]
+        self.pool.check([*owned, *private_pages])
+        idle = {k for k, s in self._segments.items() if s.references == 0 and not s.pinned and s.ready}
+        if idle != set(self._idle) or self._idle_pages != sum(len(s.pages) for s in self._idle.values()):
+            raise IntegrityError("the list of idle segments does not match the references")
+        unfinished = [s for s in self._segments.values() if not s.ready and s.references == 0]
+        if unfinished:
+            raise IntegrityError(f"{len(unfinished)} unfinished segments have nobody who computes them")
+
+    def _settle(self, segment: Segment) -> None:
+        if not segment.pinned:
+            self._idle[segment.key] = segment
+            self._idle_pages += len(segment.pages)
+
+    def _evict_oldest(self) -> None:
+        _, segment = self._idle.popitem(last=False)
+        self._idle_pages -= len(segment.pages)
+        self.counters.evicted_segments += 1
+        self.counters.evicted_pages += len(segment.pages)
+        self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        del self._segments[segment.key]
+        self.pool.free(segment.pages)

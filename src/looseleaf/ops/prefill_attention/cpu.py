@@ -1,0 +1,221 @@
+"""Prefill attention on the CPU: one dense product per request and span, states merged per row.
+
+What a span needs is decided once per step: all of it is visible (a document before the question), its end
+is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches). Answers to
+`prefill_attention_reference`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.errors import InvalidOption
+from looseleaf.ops.flash_cpu import KeyBlock, attend_dense
+from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.rotate.cpu import Turn, make_turn, turn_heads
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PreparedSpan:
+    """One span as its request's rows read it: keys ``[0, seen)`` freely, then the rest.
+
+    ``causal_from`` is where a causal diagonal starts that ends with the last row, None if there is none;
+    otherwise the block's bias hides what must be hidden.
+    """
+
+    turn: Turn
+    keys: KeyBlock
+    num_keys: int
+    causal_from: int | None
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """Rows ``start:stop`` of the step and the spans that any of them sees."""
+
+    start: int
+    stop: int
+    spans: tuple[PreparedSpan, ...]
+
+
+def prefill_attention_cpu(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    spans: SpanList,
+    rotation: Rotation,
+    rule: ScoreRule,
+    slot_positions: Int[Tensor, "pages page_size"] | None = None,
+) -> AttnState:
+    """See `looseleaf.ops.prefill_attention`; prepares and runs in one call."""
+    shape = (q.shape[1], k_pages.shape[1], k_pages.shape[2])
+    requests = prepare_prefill(spans, shape, rotation, rule, slot_positions)
+    return run_prefill(q, k_pages, v_pages, requests, rule)
+
+
+def run_prefill(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    requests: tuple[PreparedRequest, ...],
+    rule: ScoreRule,
+) -> AttnState:
+    """One state per row of ``q``."""
+    out = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], -torch.inf)
+    for request in requests:
+        rows = slice(request.start, request.stop)
+        state: AttnState | None = None
+        for span in request.spans:
+            state = _read_span(q[rows], k_pages, v_pages, span, rule, state)
+        if state is not None:
+            out[rows], lse[rows] = state.out, state.lse
+    return AttnState(out, lse)
+
+
+def _read_span(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    span: PreparedSpan,
+    rule: ScoreRule,
+    state: AttnState | None,
+) -> AttnState:
+    turned = turn_heads(q, span.turn).transpose(0, 1)[None]  # [1, heads, rows, head_dim]
+    k = span.keys.read(k_pages)[:, :, : span.num_keys]
+    v = span.keys.read(v_pages)[:, :, : span.num_keys]
+    split = span.causal_from
+    if split is None:
+        part = attend_dense(turned, k, v, rule, span.keys.bias, span.keys.blind)
+        return _join(state, part)
+    if split > 0:
+        state = _join(state, attend_dense(turned, k[:, :, :split], v[:, :, :split], rule))
+    return _join(state, attend_dense(turned, k[:, :, split:], v[:, :, split:], rule, causal=True))
+
+
+def _join(state: AttnState | None, part: tuple[Tensor, Tensor]) -> AttnState:
+    """Merge one more part ``[1, heads, rows, ...]`` into the state of the rows."""
+    out, lse = part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
+    if state is None:
+        return AttnState(out, lse)
+    total = torch.logaddexp(state.lse, lse)
+    # rows that have seen nothing yet: a finite pivot keeps both weights 0
+    pivot = total.masked_fill(total == -torch.inf, 0.0)
+    kept = (state.lse - pivot).exp()[..., None] * state.out
+    return AttnState(torch.addcmul(kept, (lse - pivot).exp()[..., None], out), total)
+
+
+def prepare_prefill(
+    spans: SpanList,
+    shape: tuple[int, int, int],
+    rotation: Rotation,
+    rule: ScoreRule,
+    slot_positions: Int[Tensor, "pages page_size"] | None = None,
+) -> tuple[PreparedRequest, ...]:
+    """What each request's rows read, for ``shape`` = (query heads, KV heads, page size)."""
+    tiles = int(spans.num_tiles[0])
+    rows = spans.tile_row_indptr.numpy().astype(np.int64)[: tiles + 1]
+    owner = spans.tile_request.numpy()[:tiles]
+    span_indptr = spans.request_span_indptr.tolist()
+    builder = _SpanBuilder(spans, shape, rotation, rule, slot_positions)
+    requests = []
+    # neighbouring tiles of one request are one block of rows here
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    for first, last in zip(starts, [*starts[1:], tiles], strict=True):
+        start, stop, request = int(rows[first]), int(rows[last]), int(owner[first])
+        positions = builder.row_positions[start:stop]
+        read = [
+            span
+            for index in range(span_indptr[request], span_indptr[request + 1])
+            if (span := builder.build(index, positions)) is not None
+        ]
+        requests.append(PreparedRequest(start, stop, tuple(read)))
+    return tuple(requests)
+
+
+class _SpanBuilder:
+    """Turns the arrays of a `SpanList` into prepared spans."""
+
+    def __init__(
+        self,
+        spans: SpanList,
+        shape: tuple[int, int, int],
+        rotation: Rotation,
+        rule: ScoreRule,
+        slot_positions: Tensor | None,
+    ) -> None:
+        self.num_qo_heads, self.num_kv_heads, self.page_size = shape
+        self.rotation, self.rule = rotation, rule
+        self.row_positions: IntArray = spans.row_positions.numpy().astype(np.int64)
+        self.page_indptr = spans.span_page_indptr.tolist()
+        self.offsets, self.lengths = spans.span_offset.tolist(), spans.span_length.tolist()
+        self.explicit, self.masks = spans.span_explicit.tolist(), spans.span_mask.tolist()
+        self.pages: IntArray = spans.page_indices.numpy().astype(np.int64)
+        self.mask_words: IntArray = spans.mask_words.numpy().astype(np.int64)
+        self.slot_positions = None if slot_positions is None else slot_positions.numpy()
+
+    def build(self, span: int, positions: IntArray) -> PreparedSpan | None:
+        """The span as rows at ``positions`` read it, None if they see nothing of it."""
+        offset, length = self.offsets[span], self.lengths[span]
+        frame_rows = positions - offset
+        unusual = self.explicit[span] or self.masks[span] >= 0 or self.rule.window
+        plain = not unusual and self.rule.alibi_slopes is None
+        if not self.explicit[span]:
+            length = min(length, int(frame_rows.max()) + 1)
+        if length <= 0:
+            return None
+        pages = self.pages[self.page_indptr[span] : self.page_indptr[span + 1]]
+        pages = pages[: -(-length // self.page_size)]
+        first, last = int(frame_rows.min()), int(frame_rows.max())
+        if plain and length <= first + 1:
+            return self._prepared(frame_rows, pages, np.arange(length), None)
+        neighbours = len(frame_rows) == last - first + 1
+        if plain and neighbours and first >= 0 and last == length - 1:
+            return self._prepared(frame_rows, pages, np.arange(length), None, causal_from=first)
+        keys = self._key_positions(span, pages, length)
+        return self._prepared(frame_rows, pages, keys, self._visible(span, frame_rows, keys))
+
+    def _key_positions(self, span: int, pages: IntArray, length: int) -> IntArray:
+        if not self.explicit[span]:
+            return np.arange(length)
+        if self.slot_positions is None:
+            raise InvalidOption("a span list with explicit spans needs slot_positions")
+        return self.slot_positions[pages].reshape(-1)[:length].astype(np.int64)
+
+    def _visible(self, span: int, frame_rows: IntArray, keys: IntArray) -> npt.NDArray[np.bool_]:
+        visible: npt.NDArray[np.bool_] = (keys >= 0) & (keys <= frame_rows[:, None])
+        if self.rule.window:
+            visible &= frame_rows[:, None] - keys < self.rule.window
+        if self.masks[span] >= 0:
+            at = np.maximum(keys, 0)
+            bits = self.mask_words[self.masks[span] + at // 32] >> (at % 32)
+            visible &= (bits & 1) == 0
+        return visible
+
+    def _prepared(
+        self,
+        frame_rows: IntArray,
+        pages: IntArray,
+        keys: IntArray,
+        visible: npt.NDArray[np.bool_] | None,
+        causal_from: int | None = None,
+    ) -> PreparedSpan:
+        everything = np.ones((1, 1, 1), dtype=np.bool_)
+        alibi = self.rule.alibi_slopes is not None
+        block = KeyBlock.create(
+            pages=pages[None],
+            visible=everything if visible is None else visible[None],
+            distance=(frame_rows[:, None] - keys)[None] if alibi else None,
+            group=1,
+            num_kv_heads=self.num_kv_heads,
+            rule=self.rule,
+        )
+        turn = make_turn(torch.from_numpy(frame_rows), self.rotation)
+        return PreparedSpan(turn, block, len(keys), causal_from)
