@@ -6,7 +6,7 @@ and tested with a lambda.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -58,6 +58,7 @@ class ScoreRule:
     alibi_slopes: Float[Tensor, "heads"] | None = None
 
 
+@runtime_checkable
 class Attend(Protocol):
     """What a model calls for attention; the runner supplies it, the model knows nothing behind it."""
 

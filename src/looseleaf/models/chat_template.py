@@ -1,0 +1,146 @@
+"""A checkpoint's chat template, rendered in a sandbox, with what users wrote kept apart from what it adds.
+
+The template writes markers such as ``<|user|>``; a user may type the same characters. Text that looks like a
+marker is therefore wrapped before it enters the template (``protect``) and comes out still wrapped, so that
+the tokenizer can tell the two. ``DOCUMENT_CUT`` marks where a document stands.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from looseleaf.errors import CorruptCheckpoint, InvalidRequest
+
+OPEN, CLOSE = "\U000f0000", "\U000f0001"
+DOCUMENT_CUT = "\U000f0002"
+_ROLE = re.compile(r"\w+")
+
+Message = Mapping[str, Any]
+
+
+class Protector:
+    """Wraps and unwraps text that looks like one of ``markers``."""
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        literals = sorted({*markers, OPEN, CLOSE, DOCUMENT_CUT}, key=len, reverse=True)
+        alternatives = "|".join(re.escape(literal) for literal in literals)
+        self._literal = re.compile(alternatives)
+        self.wrapped = re.compile(f"{OPEN}({alternatives}){CLOSE}", re.DOTALL)
+
+    def protect(self, text: str) -> str:
+        """``text`` with every marker in it wrapped; ``unprotect`` gives it back."""
+        return self._literal.sub(lambda match: OPEN + match[0] + CLOSE, text)
+
+    def unprotect(self, text: str) -> str:
+        return self.wrapped.sub(lambda match: match[1], text)
+
+    def protect_tree(self, value: Any) -> Any:
+        """``value`` with every string in its lists and mappings protected."""
+        if isinstance(value, str):
+            return self.protect(value)
+        if isinstance(value, Mapping):
+            return {key: self.protect_tree(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.protect_tree(item) for item in value]
+        return value
+
+
+class ChatTemplate:
+    """One Jinja template; strings from outside must come protected."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._render = _compile(source)
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The text of the conversation. Raises InvalidRequest if the template refuses it."""
+        from jinja2.exceptions import TemplateError
+
+        try:
+            return self._render(messages=messages, **variables)
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequest(
+                f"this model's chat template refuses the conversation: {error}"
+            ) from error
+
+
+def protect_messages(messages: Sequence[Message], protector: Protector) -> list[dict[str, Any]]:
+    """Messages ready for a template: contents flattened to text, and everything from users protected."""
+    return [_protect_message(message, protector) for message in messages]
+
+
+def _protect_message(message: Message, protector: Protector) -> dict[str, Any]:
+    role = message.get("role")
+    # roles are put between marker characters by some templates, so they can't be wrapped
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise InvalidRequest(f"a message's role must be a word such as 'user', not {role!r}")
+    safe: dict[str, Any] = {
+        key: protector.protect_tree(value) for key, value in message.items() if key != "content"
+    }
+    return safe | {"role": role, "content": _flatten(message.get("content"), protector)}
+
+
+def _flatten(content: Any, protector: Protector) -> str | None:
+    if content is None or isinstance(content, str):
+        return None if content is None else protector.protect(content)
+    return "".join(_flatten_part(part, protector) for part in content)
+
+
+def _flatten_part(part: Any, protector: Protector) -> str:
+    if isinstance(part, str):
+        return protector.protect(part)
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return protector.protect(part["text"])
+    if kind == "document":
+        return DOCUMENT_CUT
+    raise InvalidRequest(f"a content part must be text or a document, not {kind or type(part).__name__!r}")
+
+
+def _compile(source: str) -> Callable[..., str]:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source).render
+    except TemplateSyntaxError as error:
+        raise CorruptCheckpoint(
+            f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); fix it in "
+            "chat_template.jinja or tokenizer_config.json"
+        ) from error
+
+
+def _generation_tag() -> Any:
+    """The tag that marks assistant text for training; here it renders what is inside."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    return GenerationTag
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own filter escapes HTML, which is not what models were trained on
+    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
+
+
+def _raise(message: str) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)

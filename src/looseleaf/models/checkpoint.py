@@ -1,0 +1,150 @@
+"""The tensor files of a checkpoint: which file holds which tensor, and whether the files are whole.
+
+Only safetensors. Its header is read here by hand (eight bytes of length, then JSON), because that is enough
+to name, to check and to fingerprint every tensor without loading any.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_NUM_SAMPLES, _SAMPLE_BYTES = 16, 64
+# what says how a checkpoint was written, not what it computes
+_CONFIG_NOISE = ("transformers_version", "_name_or_path", "use_cache", "architectures")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file: dtype as safetensors spells it, and where its bytes are."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def list_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """Every tensor of the checkpoint by name; the files are there, whole, and agree with the index."""
+    index_path = folder / INDEX_NAME
+    if not index_path.is_file():
+        return {entry.name: entry for path in _files(folder) for entry in _read_header(path)}
+    weight_map = _read_index(index_path)
+    entries: dict[str, TensorEntry] = {}
+    for name in sorted(set(weight_map.values())):
+        path = folder / name
+        if not path.is_file():
+            raise CorruptCheckpoint(
+                f"{folder}: {INDEX_NAME} points to {name}, which is missing; finish the download"
+            )
+        entries.update({entry.name: entry for entry in _read_header(path)})
+    absent = sorted(set(weight_map) - set(entries))
+    if absent:
+        raise CorruptCheckpoint(
+            f"{folder}: {INDEX_NAME} lists tensors that no file holds: {some(absent)}; download it again"
+        )
+    return entries
+
+
+def model_fingerprint(folder: Path) -> bytes:
+    """A digest of what the model computes: configuration, tensor names, shapes, dtypes, sampled contents.
+
+    Samples are spread over each tensor, so weights of the same shape from different training runs differ
+    while a checkpoint of many gigabytes is told apart in moments.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
+    digest.update(json.dumps(kept, sort_keys=True).encode())
+    entries = sorted(list_tensors(folder).values(), key=lambda entry: (entry.path.name, entry.start))
+    for path in sorted({entry.path for entry in entries}):
+        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+        with path.open("rb") as file:
+            for entry in entries:
+                if entry.path == path:
+                    digest.update(repr((entry.name, entry.dtype, entry.shape)).encode())
+                    for sample in _samples(file.fileno(), entry):
+                        digest.update(sample)
+    return digest.digest()
+
+
+def some(names: list[str], limit: int = 4) -> str:
+    """The first few of ``names`` for an error message."""
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _files(folder: Path) -> list[Path]:
+    single = folder / SINGLE_NAME
+    if single.is_file():
+        return [single]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise CorruptCheckpoint(
+            f"{folder} holds {len(found)} safetensors files but no {INDEX_NAME}; download the index too"
+        )
+    if any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir()):
+        raise UnsupportedModel(
+            f"{folder} holds pickle weights only, which can run code when opened; convert them with "
+            "transformers' save_pretrained(..., safe_serialization=True) or pick a safetensors revision"
+        )
+    raise CheckpointNotFound(f"{folder} holds no *.safetensors file; finish the download")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if all(os.path.basename(name) == name for name in weight_map.values()):
+            return dict(weight_map)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again") from error
+    raise CorruptCheckpoint(f"{path} points outside its folder; get the checkpoint from a source you trust")
+
+
+def _read_header(path: Path) -> list[TensorEntry]:
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= size - 8:
+                raise ValueError("no header")
+            header: dict[str, Any] = json.loads(file.read(length))
+        entries = [
+            TensorEntry(path, name, item["dtype"], tuple(item["shape"]), *_offsets(item, 8 + length))
+            for name, item in header.items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(
+            f"{path} is not a whole safetensors file ({error}); download it again"
+        ) from error
+    needed = max((entry.end for entry in entries), default=8 + length)
+    if size != needed:
+        raise CorruptCheckpoint(
+            f"{path} is {size} bytes long but its header describes {needed}; download it again"
+        )
+    return entries
+
+
+def _offsets(item: dict[str, Any], base: int) -> tuple[int, int]:
+    start, end = item["data_offsets"]
+    return base + start, base + end
+
+
+def _samples(descriptor: int, entry: TensorEntry) -> Iterator[bytes]:
+    length = entry.end - entry.start
+    stride = max(length // _NUM_SAMPLES, _SAMPLE_BYTES)
+    for offset in range(0, length, stride):
+        yield os.pread(descriptor, min(_SAMPLE_BYTES, length - offset), entry.start + offset)

@@ -1,0 +1,74 @@
+"""The decoder: one plain definition for every family, told apart by its configuration only.
+
+It turns no position and keeps no keys. Queries and keys go unrotated to the attention object, which knows
+where each row stands; so the same forward serves prefill, decode, blend and everything between.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.models.layers import (
+    DecoderWeights,
+    LayerWeights,
+    add_projection,
+    apply_activation,
+    apply_norm,
+    apply_projection,
+)
+from looseleaf.types import Attend, LayerHook
+
+
+class Decoder:
+    """A decoder-only transformer over rows of tokens, whichever requests they belong to."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.weights = weights
+        self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Int[Tensor, " rows"], attend: Attend, hook: LayerHook | None = None
+    ) -> Float[Tensor, "remaining hidden_size"]:
+        """The normed hidden states behind the last layer, of all rows or of those that ``hook`` left."""
+        hidden = self.weights.embedding[tokens]
+        for index, layer in enumerate(self.weights.layers):
+            if hook is not None:
+                hidden = hook(index, hidden)
+            hidden = self._layer(index, layer, hidden, attend)
+        return apply_norm(hidden, self.weights.final_norm, self.config)
+
+    @torch.inference_mode()
+    def logits(
+        self, hidden: Float[Tensor, "rows hidden_size"]
+    ) -> Float[Tensor, "rows vocab_size"]:
+        """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
+        return apply_projection(hidden, self.weights.lm_head)
+
+    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, attend: Attend) -> Tensor:
+        config = self.config
+        normed = apply_norm(hidden, layer.input_norm, config)
+        attended = add_projection(hidden, self._attention(index, layer, normed, attend), layer.output)
+        if layer.mlp_norm is not None:
+            normed = apply_norm(attended, layer.mlp_norm, config)
+        inner = apply_activation(apply_projection(normed, layer.gate_up), config)
+        return add_projection(attended, inner, layer.down)
+
+    def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
+        rows, config = normed.shape[0], self.config
+        heads = apply_projection(normed, layer.qkv).view(rows, -1, config.head_dim)
+        q, k, v = heads.split_with_sizes(self._head_counts, 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
+            k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
+        return attend(index, q, k, v).reshape(rows, -1)

@@ -1,0 +1,63 @@
+"""Where a checkpoint is: a local folder, or a hub id that is fetched once and kept in the hub's cache.
+
+Only what Looseleaf reads is asked for: safetensors, JSON, templates and tokenizer files, never pickles.
+"""
+
+import re
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from looseleaf.errors import CheckpointNotFound
+
+WANTED = ("*.safetensors", "*.json", "*.jinja")
+# second copies of the weights, in other layouts, that some repositories carry
+UNWANTED = ("consolidated*.safetensors", "*/*.safetensors")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@runtime_checkable
+class Downloader(Protocol):
+    """Brings the files of a hub id that match some patterns here, and says where they are."""
+
+    def __call__(
+        self, repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str: ...
+
+
+def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Path:
+    """The folder of checkpoint ``name``, which is a path or a hub id; a folder that exists wins.
+
+    Raises CheckpointNotFound with what to do. ``download`` stands in for the hub's own client.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
+    if not _HUB_ID.fullmatch(str(name)):
+        raise CheckpointNotFound(f"no folder {name}; give a checkpoint's folder, or a hub id 'owner/name'")
+    download = download or _hub_download()
+    try:
+        found = download(str(name), allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED))
+        return Path(found)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointNotFound(
+            f"no folder {name}, and the hub did not give it ({type(error).__name__}: {reason}). Check the "
+            "spelling and `hf auth login` for gated models; offline, download it elsewhere and give the folder"
+        ) from error
+
+
+def _hub_download() -> Downloader:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointNotFound(
+            "hub ids need the package huggingface_hub: pip install huggingface_hub, or give a local folder"
+        ) from error
+
+    def download(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        return str(snapshot_download(repo_id, **patterns))
+
+    return download

@@ -1,0 +1,263 @@
+"""The checkpoint's tokenizer: text to ids and back, chat and document templates, BOS and end tokens.
+
+Two kinds of text never mix: what a user wrote, in which a marker is only characters, and what a template
+wrote, in which it is a token. Nothing is added implicitly: whether a text begins with BOS is the caller's
+step, told by ``bos_token_id``.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, InvalidRequest
+from looseleaf.models.chat_template import (
+    DOCUMENT_CUT,
+    OPEN,
+    ChatTemplate,
+    Message,
+    Protector,
+    protect_messages,
+)
+from looseleaf.models.detokenizer import Detokenizer, TokenBytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+DEFAULT_DOCUMENT_TEMPLATE = "{text}\n\n"
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """What a checkpoint's ``tokenizer.json`` and the files beside it say, loaded once and never changed.
+
+    ``bos_token_id`` is the id every plain text begins with, or None if this model's texts begin without.
+    ``eos_token_ids`` end an answer. Safe to share between threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._source = _read_text(folder / "tokenizer.json")
+        self._settings = _read_settings(folder)
+        self._plain = self._backend(markers_are_text=True)
+        added = self._plain.get_added_tokens_decoder()
+        self._markers = {token.content: i for i, token in added.items() if token.special}
+        self._strips = {
+            token.content: (token.lstrip, token.rstrip) for token in added.values() if token.special
+        }
+        self._protector = Protector(self._markers)
+        self.special_token_ids = frozenset(self._markers.values())
+        decoder = json.loads(self._source).get("decoder")
+        self._token_bytes = TokenBytes(decoder, self._plain.id_to_token)
+        self.named_tokens = _named_tokens(self._settings)
+        self.bos_token_id = self._derive_bos()
+        self.eos_token_ids = self._derive_eos(folder)
+        self.document_template = self._settings.get("document_template", DEFAULT_DOCUMENT_TEMPLATE)
+        self._chat_templates = _read_chat_templates(folder, self._settings)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._plain.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._chat_templates)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its written form, None if there is none."""
+        found: int | None = self._plain.token_to_id(token)
+        return found
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.
+
+        ``special`` is for template text. User text inside it must have gone through ``protect``.
+        """
+        if not special:
+            return list(self._plain.encode(text, add_special_tokens=False).ids)
+        if OPEN in text:
+            return self._encode_protected(text)
+        return list(self._with_markers.encode(text, add_special_tokens=False).ids)
+
+    def protect(self, text: str) -> str:
+        """``text`` from a user, safe to put into template text for ``encode(..., special=True)``."""
+        return self._protector.protect(text)
+
+    def encode_document(self, text: str) -> list[int]:
+        """A document's ids in the model's document template, with the text itself as user text."""
+        before, _, after = self.document_template.partition("{text}")
+        return self.encode(before + self.protect(text) + after, special=True)
+
+    def render_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The conversation as template text, for ``encode(..., special=True)``.
+
+        Contents are strings or lists of parts; a part of type ``document`` becomes ``DOCUMENT_CUT``. Further
+        ``variables`` (``tools``, ``documents``, ``enable_thinking`` …) reach the template.
+        """
+        template = self._chat_template("tool_use" if variables.get("tools") else "default")
+        safe = {name: self._protector.protect_tree(value) for name, value in variables.items()}
+        messages = protect_messages(messages, self._protector)
+        named = {**self.named_tokens, "add_generation_prompt": add_generation_prompt}
+        return template.render(messages, **{**named, **safe})
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+    ) -> list[list[int]]:
+        """The conversation's ids, cut where its documents stand: one run more than there are documents."""
+        text = self.render_chat(messages, add_generation_prompt, **variables)
+        return [self.encode(piece, special=True) for piece in _cut(text, self._protector)]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of ``ids``; equal to what ``stream`` gives piece by piece."""
+        stream = self.stream(skip_special)
+        return "".join([stream.push(token_id) for token_id in ids]) + stream.finish()
+
+    def stream(self, skip_special: bool = True) -> Detokenizer:
+        """A fresh incremental decoder."""
+        return Detokenizer(
+            self._token_bytes, self.special_token_ids if skip_special else frozenset()
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for, as log-probability reports show them."""
+        return self._token_bytes[token_id]
+
+    @cached_property
+    def _with_markers(self) -> "Backend":
+        return self._backend(markers_are_text=False)
+
+    def _backend(self, markers_are_text: bool) -> "Backend":
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            backend = Backend.from_str(self._source)
+        except Exception as error:
+            # the library raises bare Exception for whatever it can't read
+            raise CorruptCheckpoint(
+                f"tokenizer.json can't be read ({error}); download it again"
+            ) from error
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = markers_are_text
+        return backend
+
+    def _encode_protected(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece, marker in self._split_markers(text):
+            if piece:
+                ids += self._plain.encode(piece, add_special_tokens=False).ids
+            if marker is not None:
+                ids.append(self._markers[marker])
+        return ids
+
+    def _split_markers(self, text: str) -> Iterator[tuple[str, str | None]]:
+        """Runs of plain text, unwrapped, each with the true marker that ends it."""
+        plain, position = "", 0
+        for match in self._marker_pattern.finditer(text):
+            plain += text[position : match.start()]
+            position = match.end()
+            if match["wrapped"]:
+                plain += self._protector.unprotect(match["wrapped"])
+            else:
+                yield plain, match["marker"].strip() if match["marker"] not in self._markers else match["marker"]
+                plain = ""
+        yield plain + text[position:], None
+
+    @cached_property
+    def _marker_pattern(self) -> re.Pattern[str]:
+        def spelled(marker: str) -> str:
+            left, right = self._strips[marker]
+            return (r"\s*" if left else "") + re.escape(marker) + (r"\s*" if right else "")
+
+        markers = "|".join(spelled(m) for m in sorted(self._markers, key=len, reverse=True))
+        return re.compile(f"(?P<wrapped>{self._protector.wrapped.pattern})|(?P<marker>{markers})", re.DOTALL)
+
+    def _chat_template(self, name: str) -> ChatTemplate:
+        if not self._chat_templates:
+            raise InvalidRequest(
+                "this checkpoint has no chat template; send plain text, or use an instruct checkpoint"
+            )
+        return self._chat_templates.get(name) or self._chat_templates["default"]
+
+    def _derive_bos(self) -> int | None:
+        """What the checkpoint states, or else what its own post-processor puts in front."""
+        named = self.token_id(self.named_tokens.get("bos_token", ""))
+        if self._settings.get("add_bos_token") is not None:
+            return named if self._settings["add_bos_token"] else None
+        added = self._plain.encode("", add_special_tokens=True).ids
+        first = added[0] if added else None
+        return first if first is not None and first in (named, *self.special_token_ids) else None
+
+    def _derive_eos(self, folder: Path) -> frozenset[int]:
+        ids: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            given = _read_json(folder / name).get("eos_token_id")
+            ids.update(given if isinstance(given, list) else [given] if given is not None else [])
+        named = self.token_id(self.named_tokens.get("eos_token", ""))
+        return frozenset(ids if named is None else {*ids, named})
+
+
+def _cut(text: str, protector: Protector) -> list[str]:
+    """``text`` cut at each document mark that is not a user's own character."""
+    pieces, start = [], 0
+    pattern = re.compile(f"{protector.wrapped.pattern}|(?P<cut>{DOCUMENT_CUT})", re.DOTALL)
+    for match in pattern.finditer(text):
+        if match["cut"]:
+            pieces.append(text[start : match.start()])
+            start = match.end()
+    return [*pieces, text[start:]]
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise CheckpointNotFound(
+            f"{path.parent} holds no {path.name}; save the tokenizer there with transformers' "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CorruptCheckpoint(f"{path} is not UTF-8 text; download it again") from error
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError as error:
+        raise CorruptCheckpoint(f"{path} can't be read as JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
+    return value
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any]:
+    """tokenizer_config.json over the older special_tokens_map.json."""
+    older = _read_json(folder / "special_tokens_map.json")
+    return {**older, **_read_json(folder / "tokenizer_config.json")}
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    named = {name: settings.get(name) for name in _NAMED_TOKENS}
+    contents = {n: v.get("content") if isinstance(v, Mapping) else v for n, v in named.items()}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _read_chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+    given = settings.get("chat_template")
+    sources: dict[str, str] = {}
+    if isinstance(given, str):
+        sources["default"] = given
+    elif isinstance(given, list):
+        sources = {item["name"]: item["template"] for item in given}
+    for path in (folder / "additional_chat_templates").glob("*.jinja"):
+        sources[path.stem] = _read_text(path)
+    if (folder / "chat_template.jinja").is_file():
+        sources["default"] = _read_text(folder / "chat_template.jinja")
+    if sources and "default" not in sources:
+        sources["default"] = next(iter(sources.values()))
+    return {name: ChatTemplate(source) for name, source in sources.items()}

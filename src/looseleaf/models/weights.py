@@ -1,0 +1,180 @@
+"""Weights of a decoder from safetensors files, fused as the decoder reads them.
+
+What checkpoints keep apart (q, k and v; gate and up) becomes one matrix, filled part by part in its final
+dtype and on its final device, so that decode runs one product each and loading never holds two copies.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
+from looseleaf.models.checkpoint import TensorEntry, list_tensors, model_fingerprint, some
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Projection
+
+__all__ = ["load_weights", "model_fingerprint"]
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+# buffers that old checkpoints carry and that are computed here
+_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
+
+
+def load_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> DecoderWeights:
+    """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
+
+    Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off.
+    """
+    entries = list_tensors(folder)
+    with _Reader(folder, entries, dtype, torch.device(device)) as reader:
+        weights = _assemble(reader, config)
+        reader.check_all_used(config)
+    return weights
+
+
+def _assemble(reader: "_Reader", config: ModelConfig) -> DecoderWeights:
+    hidden, vocab = config.hidden_size, config.vocab_size
+    final = "model.final_layernorm" if config.family == "phi" else "model.norm"
+    embedding = reader.fused(["model.embed_tokens.weight"], [(vocab, hidden)])
+    if config.tie_word_embeddings:
+        bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
+        lm_head = Projection(embedding, bias)
+    else:
+        lm_head = reader.projection(["lm_head"], [vocab], hidden, config.lm_head_bias)
+    layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.num_layers))
+    return DecoderWeights(embedding, layers, reader.norm(final, hidden, config), lm_head)
+
+
+def _layer(reader: "_Reader", config: ModelConfig, prefix: str) -> LayerWeights:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
+    q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
+    qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
+    if fused:
+        up_names, up_sizes = ["gate_up_proj"], [2 * inner]
+    elif not config.gated_mlp:
+        up_names, up_sizes = ["fc1"], [inner]
+    output_name = "dense" if config.family == "phi" else "o_proj"
+    down_name = "down_proj" if config.gated_mlp else "fc2"
+    head_norms = [attention + name for name in ("q_norm.weight", "k_norm.weight") if config.qk_norm]
+    q_norm, k_norm = [reader.fused([name], [(config.head_dim,)]) for name in head_norms] or (None, None)
+    return LayerWeights(
+        input_norm=reader.norm(prefix + "input_layernorm", hidden, config),
+        qkv=reader.projection([attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias),
+        output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
+        mlp_norm=None
+        if config.parallel_residual
+        else reader.norm(prefix + "post_attention_layernorm", hidden, config),
+        gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
+        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
+        q_norm=q_norm,
+        k_norm=k_norm,
+    )
+
+
+class _Reader:
+    """Reads tensors by name into fused ones, and remembers which were read."""
+
+    def __init__(
+        self, folder: Path, entries: dict[str, TensorEntry], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._folder, self._entries = folder, entries
+        self._dtype, self._device = dtype, device
+        self._stack, self._files = ExitStack(), dict[Path, Any]()
+        self._used: set[str] = set()
+
+    def __enter__(self) -> "_Reader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
+        weight = self.fused([name + ".weight" for name in names], [(size, fan_in) for size in sizes])
+        if not bias:
+            return Projection(weight)
+        return Projection(weight, self.fused([n + ".bias" for n in names], [(size,) for size in sizes]))
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Projection:
+        weight = self.fused([name + ".weight"], [(size,)])
+        if config.norm == "rms":
+            return Projection(weight)
+        return Projection(weight, self.fused([name + ".bias"], [(size,)]))
+
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other."""
+        self._check(names, shapes)
+        rows = sum(shape[0] for shape in shapes)
+        whole = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
+            part.copy_(self._read(name))
+        return whole
+
+    def check_all_used(self, config: ModelConfig) -> None:
+        ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if config.tie_word_embeddings:
+            # some checkpoints keep the tied head as a second copy
+            ignored.add("lm_head.weight")
+        unknown = sorted(set(self._entries) - self._used - ignored)
+        if unknown:
+            raise CorruptCheckpoint(
+                f"{self._folder} holds tensors that a {config.family} model of this configuration has no "
+                f"place for: {some(unknown)}; config.json and the weights do not fit together"
+            )
+
+    def _check(self, names: list[str], shapes: list[tuple[int, ...]]) -> None:
+        missing = [name for name in names if name not in self._entries]
+        if missing:
+            raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; download it again")
+        for name, shape in zip(names, shapes, strict=True):
+            entry = self._entries[name]
+            if entry.dtype not in _FLOATS:
+                raise UnsupportedModel(
+                    f"{self._folder}: {name} is stored as {entry.dtype}; quantised checkpoints are not "
+                    "supported, use one in float32, float16 or bfloat16"
+                )
+            if entry.shape != shape:
+                raise CorruptCheckpoint(
+                    f"{self._folder}: {name} has shape {list(entry.shape)}, config.json asks for "
+                    f"{list(shape)}; config.json and the weights do not fit together"
+                )
+
+    def _read(self, name: str) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        entry = self._entries[name]
+        try:
+            if entry.path not in self._files:
+                self._files[entry.path] = self._stack.enter_context(
+                    safe_open(str(entry.path), framework="pt")
+                )
+            tensor: Tensor = self._files[entry.path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CorruptCheckpoint(f"{entry.path} can't be read ({error}); download it again") from error
+        self._used.add(name)
+        return tensor
+
+
+def count_parameters(weights: DecoderWeights) -> int:
+    """How many numbers the model has; a tied head counts once."""
+    return sum(tensor.numel() for tensor in {id(t): t for t in _tensors(weights)}.values())
+
+
+def _tensors(weights: DecoderWeights) -> Iterator[Tensor]:
+    yield weights.embedding
+    projections = [weights.final_norm, weights.lm_head]
+    for layer in weights.layers:
+        projections += [layer.input_norm, layer.qkv, layer.output, layer.gate_up, layer.down]
+        projections += [layer.mlp_norm] if layer.mlp_norm is not None else []
+        yield from (norm for norm in (layer.q_norm, layer.k_norm) if norm is not None)
+    for projection in projections:
+        yield from (tensor for tensor in projection if tensor is not None)

@@ -1,0 +1,10 @@
+"""Where a key stands: which angle a position turns each pair of dims by, and what that does to identity.
+
+A stored key is turned by its place in its own segment; the query comes to it. ``laws`` says how fast each
+pair turns, ``frames`` makes the table of a whole engine and the name of everything that changes a key.
+"""
+
+from looseleaf.rope.frames import build_rotation, rope_fingerprint, softmax_scale
+from looseleaf.rope.laws import Frequencies, rope_frequencies
+
+__all__ = ["Frequencies", "build_rotation", "rope_fingerprint", "rope_frequencies", "softmax_scale"]

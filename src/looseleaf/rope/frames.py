@@ -1,0 +1,62 @@
+"""The table that turns queries and keys, the name of everything that changes a stored key, and the scale.
+
+A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` is that of a query at
+``p - offset`` and a key at ``j``. So one table of positions counted from 0 serves every frame.
+"""
+
+import hashlib
+
+import torch
+
+from looseleaf.config import RopeConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
+from looseleaf.types import Rotation
+
+
+def build_rotation(
+    config: RopeConfig, num_positions: int, device: torch.device | str = "cpu"
+) -> Rotation:
+    """Unscaled cosines and sines of positions ``0 .. num_positions - 1``, fp32 from fp64 angles."""
+    if num_positions < 1:
+        raise InvalidOption(f"a rotation table needs at least one position, not {num_positions}")
+    inverse = rope_frequencies(config).inverse
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * inverse
+    return Rotation(
+        cos=angles.cos().to(device, torch.float32),
+        sin=angles.sin().to(device, torch.float32),
+        interleaved=config.interleaved,
+    )
+
+
+def softmax_scale(config: RopeConfig) -> float:
+    """What a plain ``q . k`` is multiplied with: the law's factor comes in with q and again with k."""
+    return config.head_dim**-0.5 * rope_frequencies(config).attention_factor ** 2
+
+
+def rope_fingerprint(config: RopeConfig) -> bytes:
+    """A digest of everything that changes a stored key; equal on every machine, for every process.
+
+    The frozen length counts exactly where it changes frequencies: LongRoPE has two regimes, dynamic NTK one
+    for each length past the original. The attention factor counts too: the hidden states behind the first
+    layer, and so their keys, depend on it.
+    """
+    always = (config.head_dim, config.rotary_dim, config.interleaved, config.theta, config.law)
+    extended = is_extended(config)
+    by_law: dict[str, tuple[object, ...]] = {
+        "default": (),
+        "linear": (config.factor,),
+        "dynamic": (config.factor, config.max_position_embeddings, frozen_length(config))
+        if extended
+        else (),
+        "llama3": (config.factor, config.low_freq_factor, config.high_freq_factor, original_length(config)),
+        "yarn": (
+            (config.factor, config.beta_fast, config.beta_slow),
+            (config.truncate, original_length(config), rope_frequencies(config).attention_factor),
+        ),
+        "longrope": (
+            config.long_factor if extended else config.short_factor,
+            rope_frequencies(config).attention_factor,
+        ),
+    }
+    return hashlib.blake2b(repr((always, by_law[config.law])).encode(), digest_size=16).digest()

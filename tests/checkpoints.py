@@ -1,0 +1,134 @@
+"""Tiny random checkpoints of every family, written as Hugging Face writes them, with a tokenizer.
+
+Any test tree may use them: ``make_checkpoint(folder, "qwen3", rope_law="yarn")``. Weights are spread wide
+enough that every bias, norm and rotation shows in the logits.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
+ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+MAX_POSITIONS = 256
+ORIGINAL_POSITIONS = 32
+WINDOW = 7
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>"
+    "{{ message['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKERS = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+VOCAB_SIZE = 320
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "attn_implementation": "eager",
+}
+_FAMILY_SHAPE: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
+    "phi": {"num_key_value_heads": 4},
+    "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": ORIGINAL_POSITIONS},
+}
+
+
+def supports(family: str, rope_law: str) -> bool:
+    """Whether Transformers lets ``family`` have ``rope_law``: Phi-3 knows LongRoPE only."""
+    return family != "phi3" or rope_law in ("default", "longrope")
+
+
+def make_checkpoint(
+    folder: Path, family: str = "llama", rope_law: str = "default", seed: int = 0, **overrides: Any
+) -> Path:
+    """Writes a tiny random checkpoint with tokenizer into ``folder``; ``overrides`` go to its config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_model(family, rope_law, seed, **overrides).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def make_model(family: str, rope_law: str = "default", seed: int = 0, **overrides: Any) -> Any:
+    """The Transformers model itself, fp32 and in evaluation mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {**_SHAPE, **_FAMILY_SHAPE[family], **overrides}
+    fraction = 0.5 if family == "phi" else 0.75 if family == "phi3" else 1.0
+    head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    rope = rope_parameters(rope_law, int(head_dim * fraction))
+    if fraction != 1.0:
+        rope["partial_rotary_factor"] = fraction
+    if rope_law == "dynamic":
+        shape["max_position_embeddings"] = ORIGINAL_POSITIONS
+    config = AutoConfig.for_model(family, rope_parameters=rope, **shape)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        spread = 0.3 if name.endswith(("norm.weight", "bias")) else 0.6 * weight.shape[-1] ** -0.5
+        noise = torch.randn(weight.shape, generator=generator) * spread
+        weight.data = noise + 1 if name.endswith("norm.weight") else noise
+    return model
+
+
+def rope_parameters(rope_law: str, rotary_dim: int) -> dict[str, Any]:
+    """RoPE parameters of ``rope_law`` in the ``rope_parameters`` form of config.json."""
+    pairs = range(rotary_dim // 2)
+    by_law: dict[str, dict[str, Any]] = {
+        "default": {},
+        "linear": {"factor": 3.0},
+        "dynamic": {"factor": 2.0},
+        "llama3": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": ORIGINAL_POSITIONS,
+        },
+        "yarn": {"factor": 8.0, "original_max_position_embeddings": ORIGINAL_POSITIONS},
+        "longrope": {
+            "short_factor": [1.0 + 0.05 * i for i in pairs],
+            "long_factor": [2.0 + 0.5 * i for i in pairs],
+            "original_max_position_embeddings": ORIGINAL_POSITIONS,
+        },
+    }
+    return {"rope_type": rope_law, "rope_theta": 1000.0, **by_law[rope_law]}
+
+
+def write_tokenizer(folder: Path, **settings: Any) -> None:
+    """A byte-level BPE of ``VOCAB_SIZE`` ids with chat markers; ``settings`` go to its config."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(MARKERS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["who signs the travel requests of the handbook?"] * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    stated = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+        **settings,
+    }
+    kept = {name: value for name, value in stated.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept), encoding="utf-8")

@@ -1,0 +1,40 @@
+"""Attention as plainly as it can be written: all keys so far, rotated at their true positions."""
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.rope import build_rotation, softmax_scale
+
+
+class DenseAttend:
+    """One sequence's attention. ``positions`` are those of the next call's rows."""
+
+    def __init__(self, config: ModelConfig, num_positions: int = 128) -> None:
+        self.config = config
+        self.rotation = build_rotation(config.rope, num_positions)
+        self.scale = softmax_scale(config.rope)
+        self.keys: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
+        self.positions = torch.empty(0, dtype=torch.long)
+        self.key_positions: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys[layer].append(self.turn(k))
+        self.values[layer].append(v)
+        self.key_positions[layer].append(self.positions)
+        group = self.config.num_qo_heads // self.config.num_kv_heads
+        keys = torch.cat(self.keys[layer]).repeat_interleave(group, 1)
+        values = torch.cat(self.values[layer]).repeat_interleave(group, 1)
+        distance = self.positions[:, None] - torch.cat(self.key_positions[layer])[None]
+        window = self.config.window(layer)
+        hidden = (distance < 0) | (distance >= window if window else distance < 0)
+        scores = torch.einsum("qhd,khd->hqk", self.turn(q), keys) * self.scale
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def turn(self, x: Tensor) -> Tensor:
+        half = self.rotation.rotary_dim // 2
+        cos, sin = (table[self.positions][:, None] for table in (self.rotation.cos, self.rotation.sin))
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
