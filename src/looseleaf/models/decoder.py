@@ -17,6 +17,7 @@ from looseleaf.models.layers import (
     apply_norm,
     apply_projection,
 )
+from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
 
@@ -27,6 +28,8 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
+        scale = query_scale(config.rope)
+        self._query_scale = None if scale is None else scale.to(self.device, self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -71,4 +74,6 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
             k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
+        if self._query_scale is not None:
+            q = q * self._query_scale
         return attend(index, q, k, v).reshape(rows, -1)

@@ -4,7 +4,14 @@ A stored key is turned by its place in its own segment; the query comes to it. `
 pair turns, ``frames`` makes the table of a whole engine and the name of everything that changes a key.
 """
 
-from looseleaf.rope.frames import build_rotation, rope_fingerprint, softmax_scale
+from looseleaf.rope.frames import build_rotation, query_scale, rope_fingerprint, softmax_scale
 from looseleaf.rope.laws import Frequencies, rope_frequencies
 
-__all__ = ["Frequencies", "build_rotation", "rope_fingerprint", "rope_frequencies", "softmax_scale"]
+__all__ = [
+    "Frequencies",
+    "build_rotation",
+    "query_scale",
+    "rope_fingerprint",
+    "rope_frequencies",
+    "softmax_scale",
+]

@@ -7,6 +7,8 @@ A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` 
 import hashlib
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption
@@ -32,6 +34,20 @@ def build_rotation(
 def softmax_scale(config: RopeConfig) -> float:
     """What a plain ``q . k`` is multiplied with: the law's factor comes in with q and again with k."""
     return config.head_dim**-0.5 * rope_frequencies(config).attention_factor ** 2
+
+
+def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
+    """What each dim of a query is multiplied with before it turns, fp32, or None where that is all ones.
+
+    The factor in ``softmax_scale`` reaches every dim, but the law means it for those that turn. Where some
+    pass through (partial rotary with YaRN or LongRoPE), their share of the score is divided by it again.
+    """
+    factor = rope_frequencies(config).attention_factor
+    if factor == 1.0 or config.rotary_dim == config.head_dim:
+        return None
+    scale = torch.ones(config.head_dim)
+    scale[config.rotary_dim :] = factor**-2
+    return scale
 
 
 def rope_fingerprint(config: RopeConfig) -> bytes:

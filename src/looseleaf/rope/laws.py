@@ -105,8 +105,8 @@ def _yarn_range(config: RopeConfig) -> tuple[float, float]:
 
     low, high = pair_turning(config.beta_fast), pair_turning(config.beta_slow)
     if config.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, config.rotary_dim - 1.0)
     # a ramp of no width would divide by zero; the reference implementations use this width
     return low, high if high != low else high + 0.001
 
