@@ -4,6 +4,7 @@ Everything here must happen before looseleaf or triton is imported for the first
 """
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,9 +29,10 @@ def _check_shapes() -> None:
 
     The hook would wrap ``@triton.jit`` functions too, which the compiler can't see through.
     """
+    import_module("tests.typechecker")
     from jaxtyping import install_import_hook
 
-    checked = install_import_hook("looseleaf", "beartype.beartype")
+    checked = install_import_hook("looseleaf", "tests.typechecker.check")
     checked.hook.should_instrument = lambda name: (
         name.split(".")[0] == "looseleaf" and not name.endswith(".kernel")
     )

@@ -1,7 +1,7 @@
 """Size limits: a file, a function or a parameter list that outgrows them is to be taken apart.
 
 Lines are physical lines; a function's body is what follows its docstring. Kernels (``@triton.jit``)
-have their own limit and may take as many parameters as they need. Prints each excess, and exits with
+have their own limit and may take as many parameters as they need. Prints each excess; exits with
 1 if there is one.
 """
 

@@ -1,0 +1,91 @@
+"""What the rows of a step ask of the sampler, sorted by question so that each is answered once."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from looseleaf.engine.sampling.state import SamplingState
+from looseleaf.sampling_params import SamplingParams
+
+
+class Option(NamedTuple):
+    """One option of the rows that use it: ``rows`` int64 ``[used]``, ``values`` ``[used, 1]``."""
+
+    rows: Tensor
+    values: Tensor
+
+
+class Bias(NamedTuple):
+    """All logit biases of a batch, one entry a row and token: three tensors ``[entries]``."""
+
+    rows: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+
+class SamplingBatch:
+    """The states of a step's rows, in the order of its logits.
+
+    It can be kept as long as the same outputs stand in the same rows. ``temperature`` has a row for
+    each of ``random_rows``, and the filters index into these; everything else indexes into the
+    batch. An option that no row uses is None.
+    """
+
+    def __init__(
+        self, states: Sequence[SamplingState], *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.states = tuple(states)
+        self.device = torch.device(device)
+        asked = [state.params for state in self.states]
+        self.plain_greedy = all(state.plain_greedy for state in self.states)
+        self.tracked = [i for i, state in enumerate(self.states) if not state.plain_greedy]
+        self.penalized = [i for i, params in enumerate(asked) if params.has_penalties]
+        self.delayed = [i for i, params in enumerate(asked) if params.min_tokens > 0]
+        self.num_logprobs = {i: p.logprobs for i, p in enumerate(asked) if p.logprobs is not None}
+        self.bias = self._bias()
+
+        self.random = [i for i, params in enumerate(asked) if not params.greedy]
+        self.random_rows = torch.tensor(self.random, dtype=torch.long, device=self.device)
+        self.temperature = self._option(lambda p: p.temperature)
+        self.min_p = self._option(lambda p: p.min_p or None)
+        self.top_k = self._option(lambda p: p.top_k or None)
+        self.top_p = self._option(lambda p: p.top_p if p.top_p < 1.0 else None)
+
+    def forbidden(self) -> tuple[list[int], list[int]]:
+        """Rows and tokens that this step must not draw, as two lists of one length."""
+        pairs = [(i, token) for i in self.delayed for token in self.states[i].forbidden()]
+        return [i for i, _ in pairs], [token for _, token in pairs]
+
+    def draws(self) -> Tensor:
+        """This step's random numbers for ``random_rows``, fp64 ``[random rows, 1]``."""
+        numbers = [[self.states[i].draw()] for i in self.random]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
+
+    def record(self, token_ids: Tensor) -> None:
+        """Tell the states which tokens, ``[rows]``, were taken."""
+        for i in self.tracked:
+            self.states[i].record(token_ids[i])
+
+    def _option(self, value: Callable[[SamplingParams], float | None]) -> Option | None:
+        """``value`` of each random row, numbered among these; None is a row without the option."""
+        values = [value(self.states[i].params) for i in self.random]
+        used = [(row, value) for row, value in enumerate(values) if value is not None]
+        if not used:
+            return None
+        return Option(
+            torch.tensor([row for row, _ in used], device=self.device),
+            torch.tensor([[value] for _, value in used], device=self.device),
+        )
+
+    def _bias(self) -> Bias | None:
+        entries = [(i, *item) for i, state in enumerate(self.states) for item in state.bias.items()]
+        if not entries:
+            return None
+        rows, token_ids, values = zip(*entries, strict=True)
+        return Bias(
+            torch.tensor(rows, device=self.device),
+            torch.tensor(token_ids, device=self.device),
+            torch.tensor(values, dtype=torch.float32, device=self.device),
+        )

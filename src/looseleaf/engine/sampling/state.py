@@ -1,0 +1,83 @@
+"""What the sampler remembers of one output, and what one step makes of it."""
+
+from collections.abc import Collection, Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.engine.sampling.draws import uniform
+from looseleaf.engine.sampling.penalties import TokenCounts, penalize
+from looseleaf.errors import InvalidRequest
+from looseleaf.sampling_params import SamplingParams
+
+
+class SamplingState:
+    """One output of a request, as far as sampling needs to know it.
+
+    ``num_output_tokens`` and the token counts grow by ``record``; an output that is plain greedy
+    needs neither, and the sampler spares it the call.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int] = (),
+        child: int = 0,
+        seed: int = 0,
+        output_token_ids: Sequence[int] = (),
+    ) -> None:
+        """``child`` is the output's number among the ``n`` of its request.
+
+        ``seed`` is what the engine gives to a request that names none, ``output_token_ids`` what
+        the output begins with. Raises InvalidRequest if an option names a token the model does not
+        have.
+        """
+        self.params = params
+        self.bias = dict(params.logit_bias or ())
+        stop_token_ids = tuple(params.stop_token_ids or ())
+        for option, ids in (("logit_bias", self.bias), ("stop_token_ids", stop_token_ids)):
+            if beyond := [token for token in ids if not 0 <= token < vocab_size]:
+                raise InvalidRequest(
+                    f"{option} names token {beyond[0]}, but the model's tokens are 0 to "
+                    f"{vocab_size - 1}: use ids of this model's tokenizer"
+                )
+        ends = {*eos_token_ids, *stop_token_ids}
+        self._ends = tuple(sorted(token for token in ends if token < vocab_size))
+        self._seed = seed if params.seed is None else params.seed
+        self._child = child
+        self._prompt = prompt_token_ids
+        self._output = output_token_ids
+        self._counts: TokenCounts | None = None
+        self.num_output_tokens = len(output_token_ids)
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether every token of this output is the argmax of the model's logits, and no more."""
+        params = self.params
+        adjusted = params.has_penalties or self.bias or params.min_tokens
+        return params.greedy and not adjusted and params.logprobs is None
+
+    def forbidden(self) -> tuple[int, ...]:
+        """The tokens that would end the output too early: all ends, until it has ``min_tokens``."""
+        return self._ends if self.num_output_tokens < self.params.min_tokens else ()
+
+    def draw(self) -> float:
+        """This step's random number, in [0, 1)."""
+        return uniform(self._seed, self._child, self.num_output_tokens)
+
+    def penalized(self, logits: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
+        """``logits`` after the penalties for the tokens so far."""
+        if self._counts is None:
+            self._counts = TokenCounts.of_tokens(
+                self._prompt, self._output, logits.shape[-1], logits.device
+            )
+        return penalize(logits, self._counts, self.params)
+
+    def record(self, token_id: Tensor) -> None:
+        """Take the next output token, a scalar tensor: nothing here waits for its value."""
+        self.num_output_tokens += 1
+        if self._counts is not None:
+            self._counts.add(token_id)

@@ -1,0 +1,112 @@
+"""Where an output ends: stop ids, end of sequence, length, and stop strings in the growing text.
+
+Pure Python, one checker per output. It also decides what may be streamed: text that could still
+turn out to be the beginning of a stop string is held back until that is known.
+"""
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from looseleaf.sampling_params import SamplingParams
+
+
+class Finish(NamedTuple):
+    """Why an output ended, in the OpenAI and vLLM words.
+
+    ``stop`` is the stop string or the stop token id that was met; None after an end-of-sequence
+    token and for every other reason.
+    """
+
+    reason: Literal["stop", "length", "abort"]
+    stop: str | int | None = None
+
+
+class StopChecker:
+    """Follows one output token by token and says when it ends.
+
+    A token that ends the output gives no text, and a stop string is cut off with what follows it,
+    unless the request includes them. Of several stop strings the one that is complete first counts,
+    so the outcome does not depend on how the text is split into tokens.
+    """
+
+    def __init__(
+        self, params: SamplingParams, *, max_tokens: int, eos_token_ids: Collection[int] = ()
+    ) -> None:
+        """``max_tokens`` is the limit that holds: the request's or what the context leaves."""
+        self._max_tokens = max_tokens
+        self._min_tokens = params.min_tokens
+        self._eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._stop_token_ids = frozenset(params.stop_token_ids or ())
+        self._stop = tuple(params.stop or ())
+        self._longest = max(map(len, self._stop), default=0)
+        self._include_stop = params.include_stop_str_in_output
+        self._text = ""
+        self._num_released = 0
+        self.num_tokens = 0
+        self.finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        """All text so far, what is held back included; the final text once ``finish`` is set."""
+        return self._text
+
+    def push(self, token_id: int, text: str) -> Finish | None:
+        """Take the next token and the text it adds; returns why the output ends here, or None."""
+        if self.finish is not None:
+            raise ValueError("the output has ended: start a new StopChecker for another one")
+        self.num_tokens += 1
+        may_stop = self.num_tokens > self._min_tokens
+        at_token = self._token_finish(token_id) if may_stop else None
+        if at_token is None or self._include_stop:
+            self.finish = self._extend(text, may_stop)
+        self.finish = self.finish or at_token
+        if self.finish is None and self.num_tokens >= self._max_tokens:
+            self.finish = Finish("length")
+        return self.finish
+
+    def take(self) -> str:
+        """The text that may be streamed now and was not taken yet."""
+        end = len(self._text) - (0 if self.finish else self._num_held())
+        taken = self._text[self._num_released : end]
+        self._num_released = max(end, self._num_released)
+        return taken
+
+    def close(self, reason: Literal["stop", "length", "abort"] = "abort") -> Finish:
+        """End the output from outside and release what is held back; an earlier end stays."""
+        self.finish = self.finish or Finish(reason)
+        return self.finish
+
+    def _token_finish(self, token_id: int) -> Finish | None:
+        if token_id in self._eos_token_ids:
+            return Finish("stop")
+        if token_id in self._stop_token_ids:
+            return Finish("stop", token_id)
+        return None
+
+    def _extend(self, text: str, may_stop: bool) -> Finish | None:
+        """Append ``text`` and cut at the first stop string that ends in it."""
+        num_before = len(self._text)
+        self._text += text
+        if not (may_stop and self._stop):
+            return None
+        ends = []
+        for stop in self._stop:
+            start = self._text.find(stop, max(0, num_before - len(stop) + 1))
+            if start >= 0:
+                ends.append((start + len(stop), start, stop))
+        if not ends:
+            return None
+        end, start, stop = min(ends)
+        self._text = self._text[: end if self._include_stop else start]
+        return Finish("stop", stop)
+
+    def _num_held(self) -> int:
+        """Length of the longest suffix of the text that begins a stop string."""
+        if self._include_stop:
+            return 0
+        tail = self._text[-self._longest :] if self._longest else ""
+        for length in range(len(tail), 0, -1):
+            suffix = tail[-length:]
+            if any(len(stop) > length and stop.startswith(suffix) for stop in self._stop):
+                return length
+        return 0

@@ -1,0 +1,138 @@
+"""How a request's tokens are chosen and where its output ends, in vLLM's names and meanings."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from looseleaf.errors import InvalidOption
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this one mean greedy decoding, as in vLLM."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidOption(message)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What a request asks of its sampler. Every field has a default, and the defaults are vLLM's.
+
+    ``n``
+        completions per prompt, each with its own random numbers.
+    ``temperature``
+        divides the logits; 0 takes the most likely token (greedy).
+    ``top_p``, ``top_k``, ``min_p``
+        keep the likeliest tokens: those before which less than ``top_p`` of the mass lies; the
+        ``top_k`` first (0 or -1: all); those at least ``min_p`` times as likely as the likeliest.
+    ``presence_penalty``, ``frequency_penalty``
+        subtracted from the logits of tokens in the output: once, and once per occurrence.
+    ``repetition_penalty``
+        divides positive and multiplies negative logits of tokens in the prompt or the output.
+    ``seed``
+        makes the draws of this request the same in every batch; None draws anew each time.
+    ``stop``, ``stop_token_ids``
+        strings and tokens that end the output. They are not part of its text unless
+        ``include_stop_str_in_output``.
+    ``max_tokens``, ``min_tokens``
+        limits on the output; None goes on to the end of the context. Before ``min_tokens`` no stop
+        token can be drawn and no stop string counts.
+    ``ignore_eos``
+        goes on after an end-of-sequence token.
+    ``logprobs``
+        how many of the likeliest tokens to report at each step, besides the one drawn; None for
+        none.
+    ``logit_bias``
+        token id to a number added to its logit.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Iterable[str] | None = ()
+    stop_token_ids: Iterable[int] | None = ()
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        object.__setattr__(self, "top_k", max(self.top_k, 0) if self.top_k >= -1 else self.top_k)
+        self._check_filters()
+        self._check_penalties()
+        self._check_ends()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken instead of one drawn."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def _check_filters(self) -> None:
+        _require(
+            0.0 <= self.temperature < math.inf,
+            f"temperature must be 0 (greedy) or a positive number, not {self.temperature}",
+        )
+        _require(0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, not {self.top_p}")
+        _require(self.top_k >= 0, f"top_k must be 0 or -1 (off) or positive, not {self.top_k}")
+        _require(0.0 <= self.min_p <= 1.0, f"min_p must be from 0 to 1, not {self.min_p}")
+        _require(
+            all(value < math.inf for value in dict(self.logit_bias or ()).values()),
+            "logit_bias values must be numbers, or -inf to forbid a token",
+        )
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2.0 <= value <= 2.0, f"{name} must be from -2 to 2, not {value}")
+        _require(
+            0.0 < self.repetition_penalty < math.inf,
+            f"repetition_penalty must be positive (1 is off), not {self.repetition_penalty}",
+        )
+
+    def _check_ends(self) -> None:
+        _require(self.n >= 1, f"n must be at least 1, not {self.n}")
+        _require(
+            self.n == 1 or not self.greedy,
+            f"greedy decoding gives the same answer {self.n} times: "
+            "use n=1, or a temperature above 0",
+        )
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            f"max_tokens must be at least 1, or None for the rest of the context, "
+            f"not {self.max_tokens}",
+        )
+        _require(self.min_tokens >= 0, f"min_tokens can't be negative, but is {self.min_tokens}")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
+            "raise max_tokens",
+        )
+        _require(all(self.stop or ()), "a stop string must not be empty: leave it out instead")
+        _require(
+            self.logprobs is None or self.logprobs >= 0,
+            f"logprobs must be None or the number of likeliest tokens to report, "
+            f"not {self.logprobs}",
+        )

@@ -1,0 +1,57 @@
+"""Sampling parameters say what is wrong with them, and mean what vLLM means by them."""
+
+from typing import Any
+
+import pytest
+
+from looseleaf import SamplingParams
+from looseleaf.errors import InvalidOption
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or a positive number, not -1.0"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
+        ({"top_k": -2}, "top_k must be 0 or -1"),
+        ({"min_p": 2.0}, "min_p must be from 0 to 1"),
+        ({"presence_penalty": 3.0}, "presence_penalty must be from -2 to 2"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty must be from -2 to 2"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be positive"),
+        ({"n": 0}, "n must be at least 1"),
+        ({"n": 2, "temperature": 0.0}, "use n=1, or a temperature above 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, or None"),
+        ({"min_tokens": -1}, "min_tokens can't be negative"),
+        ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16: raise max_tokens"),
+        ({"stop": ""}, "must not be empty"),
+        ({"stop": ["a", ""]}, "must not be empty"),
+        ({"logprobs": -1}, "logprobs must be None or"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias values must be numbers"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_refused_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        SamplingParams(**options)
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1.0, 1.0, 0, 16)
+    assert not params.greedy
+    assert not params.has_penalties
+
+
+def test_all_spellings_of_the_same_wish_are_equal() -> None:
+    assert SamplingParams(stop="a") == SamplingParams(stop=["a"]) == SamplingParams(stop=("a",))
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    biased = SamplingParams(logit_bias={1: 2.0}, stop_token_ids=[3])
+    assert hash(biased) == hash(SamplingParams(logit_bias=[(1, 2.0)], stop_token_ids=(3,)))
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    assert SamplingParams(temperature=1e-6).greedy
+    assert not SamplingParams(temperature=1e-3).greedy
