@@ -50,6 +50,11 @@ class StopChecker:
         """All text so far, what is held back included; the final text once ``finish`` is set."""
         return self._text
 
+    @property
+    def visible_text(self) -> str:
+        """The text so far without what is held back."""
+        return self._text[: len(self._text) - (0 if self.finish else self._num_held())]
+
     def push(self, token_id: int, text: str) -> Finish | None:
         """Take the next token and the text it adds; returns why the output ends here, or None."""
         if self.finish is not None:

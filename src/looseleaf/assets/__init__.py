@@ -1,0 +1,1 @@
+"""The reference checkpoints and their tokenizer, as files."""

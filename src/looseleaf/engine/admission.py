@@ -1,0 +1,209 @@
+"""Who gets pages: everything a sequence needs is reserved before it runs, and given back as a whole.
+
+A document that several sequences wait for is one unfinished segment with one owner, who computes it; if
+the owner leaves, a sequence that still waits takes over.
+"""
+
+from dataclasses import dataclass, field
+
+from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
+from looseleaf.engine.sequence import DocumentUse, Phase, Sequence, TextRun
+from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.kv.store import Segment, SegmentStore
+
+
+@dataclass
+class Admission:
+    """Reserves and releases pages for sequences, and publishes text pages that are full."""
+
+    store: SegmentStore
+    keys: KeySpace
+    prefix_caching: bool
+    # full prompt pages that an admitted sequence is about to compute
+    _in_flight: dict[SegmentKey, Sequence] = field(default_factory=dict)
+
+    @property
+    def page_size(self) -> int:
+        return self.store.pool.page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold ``num_tokens``."""
+        return -(-num_tokens // self.page_size)
+
+    def pages_needed(self, sequence: Sequence, num_new_tokens: int) -> int:
+        """Pages that the sequence holds when all of its documents and text are in, reusing nothing."""
+        documents = {use.key: use.num_tokens for use in sequence.documents}
+        total = sum(self.pages_for(n) for n in documents.values())
+        total += sum(self.pages_for(run.num_tokens) for run in sequence.runs[:-1])
+        return total + self.pages_for(sequence.tail.num_tokens + num_new_tokens)
+
+    def awaits_prefix(self, sequence: Sequence) -> bool:
+        """Whether another sequence is computing a page that this one would read next.
+
+        Then it is worth waiting: the sequence is admitted once the page is published.
+        """
+        for run in sequence.runs:
+            hits = self._hit_pages(sequence, run)
+            following = len(hits)
+            if following < self._reusable_pages(sequence, run):
+                key = run.page_key(following, self.keys, self.page_size)
+                if key in self._in_flight:
+                    return True
+        return False
+
+    def admit(self, sequence: Sequence) -> ReuseReport | None:
+        """Take all pages for the prompt and its next token, or nothing: None if there are not enough."""
+        sources = self._acquire_documents(sequence)
+        hits = {id(run): self._hit_pages(sequence, run) for run in sequence.runs}
+        for segments in hits.values():
+            for segment in segments:
+                self.store.acquire(segment)
+        missing = {use.key: use for use in sequence.documents if use.segment is None}
+        needs = [self.pages_for(use.num_tokens) for use in missing.values()]
+        needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
+        pages = self.store.reserve(sum(needs))
+        if pages is None:
+            for segments in hits.values():
+                for segment in reversed(segments):
+                    self.store.release(segment)
+            self._release_documents(sequence)
+            return None
+        self._own_missing(sequence, missing, pages)
+        for run in sequence.runs:
+            self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
+            self._announce(sequence, run)
+        sequence.phase = Phase.PREFILL
+        return self._report(sequence, sources)
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Make room for the tail's newest token; False if no page can be had."""
+        tail = sequence.tail
+        if tail.num_tokens <= len(tail.pages) * self.page_size:
+            return True
+        page = self.store.reserve(1)
+        if page is None:
+            return False
+        tail.pages += page
+        tail.segments.append(None)
+        return True
+
+    def publish(self, sequence: Sequence, run: TextRun) -> None:
+        """Hand the run's full pages to the store, unless another sequence published the same first."""
+        if not self.prefix_caching:
+            return
+        for page in range(run.num_shared_pages(), run.computed // self.page_size):
+            key = run.page_key(page, self.keys, self.page_size)
+            self._land(sequence, key)
+            if run.segments[page] is None and self.store.find(key) is None:
+                run.segments[page] = self.store.insert(
+                    key, self.page_size, [run.pages[page]], ready=True
+                )
+
+    def release(self, sequence: Sequence) -> list[Segment]:
+        """Give back all that ``sequence`` holds; returns unfinished documents that now have no owner."""
+        for key in [k for k, s in self._in_flight.items() if s is sequence]:
+            del self._in_flight[key]
+        # the end first, so that what is evicted first is what depends on the rest
+        for run in reversed(sequence.runs):
+            for page, segment in zip(reversed(run.pages), reversed(run.segments), strict=True):
+                if segment is None:
+                    self.store.pool.free([page])
+                else:
+                    self.store.release(segment)
+        owned = [use.segment for use in sequence.owned if use.segment is not None]
+        self._release_documents(sequence)
+        sequence.reset()
+        return [s for s in owned if not s.ready and s.references > 0]
+
+    def adopt(self, sequence: Sequence, segment: Segment) -> bool:
+        """Let ``sequence`` compute ``segment`` from its start, if it waits for it."""
+        for use in sequence.documents:
+            if use.segment is segment:
+                use.computed = use.scheduled = 0
+                sequence.owned.append(use)
+                return True
+        return False
+
+    def _acquire_documents(self, sequence: Sequence) -> dict[int, DocumentSource]:
+        sources: dict[int, DocumentSource] = {}
+        for use in sequence.documents:
+            found = self.store.find(use.key)
+            if found is None:
+                sources[use.start] = "computed"
+            else:
+                use.segment = self.store.acquire(found)
+                sources[use.start] = "cached" if found.ready else "awaited"
+        return sources
+
+    def _release_documents(self, sequence: Sequence) -> None:
+        for use in sequence.documents:
+            if use.segment is not None:
+                self.store.release(use.segment)
+                use.segment = None
+
+    def _own_missing(
+        self, sequence: Sequence, missing: dict[SegmentKey, DocumentUse], pages: list[int]
+    ) -> None:
+        for use in sequence.documents:
+            if use.segment is not None:
+                continue
+            if use is missing[use.key]:
+                taken = [pages.pop(0) for _ in range(self.pages_for(use.num_tokens))]
+                use.segment = self.store.insert(use.key, use.num_tokens, taken, ready=False)
+                sequence.owned.append(use)
+            else:
+                first = missing[use.key].segment
+                assert first is not None
+                use.segment = self.store.acquire(first)
+
+    def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
+        """Full pages of a run; the prompt's last token is always computed, for its logits."""
+        tokens = run.num_tokens - 1 if run is sequence.tail else run.num_tokens
+        return tokens // self.page_size if self.prefix_caching else 0
+
+    def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
+        found: list[Segment] = []
+        for page in range(self._reusable_pages(sequence, run)):
+            segment = self.store.find(run.page_key(page, self.keys, self.page_size))
+            if segment is None:
+                break
+            found.append(segment)
+        return found
+
+    def _run_pages(self, sequence: Sequence, run: TextRun) -> int:
+        return self.pages_for(run.num_tokens + (run is sequence.tail))
+
+    def _fill_run(self, run: TextRun, hits: list[Segment], pages: list[int], count: int) -> None:
+        run.segments = [*hits]
+        run.pages = [segment.pages[0] for segment in hits]
+        run.computed = run.scheduled = len(hits) * self.page_size
+        while len(run.pages) < count:
+            run.pages.append(pages.pop(0))
+            run.segments.append(None)
+
+    def _announce(self, sequence: Sequence, run: TextRun) -> None:
+        for page in range(len(run.segments)):
+            if run.segments[page] is None and page < self._reusable_pages(sequence, run):
+                key = run.page_key(page, self.keys, self.page_size)
+                self._in_flight.setdefault(key, sequence)
+
+    def _land(self, sequence: Sequence, key: SegmentKey) -> None:
+        if self._in_flight.get(key) is sequence:
+            del self._in_flight[key]
+
+    def _report(self, sequence: Sequence, sources: dict[int, DocumentSource]) -> ReuseReport:
+        first = {use.key: use.start for use in reversed(sequence.documents)}
+        documents = []
+        for use in sequence.documents:
+            source = sources[use.start]
+            # a document that stands in the prompt twice is computed once
+            if source == "computed" and first[use.key] != use.start:
+                source = "cached"
+            documents.append(DocumentReuse(use.part.name, use.num_tokens, use.start, source))
+        self.store.counters.hits += sum(d.source != "computed" for d in documents)
+        self.store.counters.misses += sum(d.source == "computed" for d in documents)
+        return ReuseReport(
+            tuple(documents),
+            text_tokens=sum(run.num_tokens for run in sequence.runs),
+            text_tokens_cached=sum(run.computed for run in sequence.runs),
+        )

@@ -1,0 +1,126 @@
+"""The offline face: prompts with documents in, answers out, in one call."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.loading import load_engine
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.request import Document, Message, Prompt, PromptParts, Request
+from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.sampling_params import SamplingParams
+
+_SECTIONS = {"cache": CacheConfig, "scheduler": SchedulerConfig}
+
+
+class LLM:
+    """A model with its engine and its cache of segments.
+
+    ``model`` is a folder or a hub id; None is the reference model that ships with the package. Options are
+    the fields of `EngineConfig`, `CacheConfig` and `SchedulerConfig`, e.g. ``LLM(num_pages=1000,
+    max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint that can't be used and
+    InvalidOption for an option that is unknown or out of range.
+
+        llm = LLM()
+        handbook = Document(open("handbook.txt").read())
+        outputs = llm.generate([[handbook, "Who signs travel requests?"]])
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        self.engine: Engine = load_engine(model, make_config(options))
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete raw prompts, one output each, in order.
+
+        A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat template is
+        applied: use `chat` for instruct models. Raises InvalidRequest before anything runs.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        for prompt in prompts:
+            if isinstance(prompt, Document | int):
+                raise InvalidRequest(
+                    "generate takes a list of prompts: put the parts of one prompt into a list of their own, "
+                    "as in llm.generate([[document, 'question']])"
+                )
+        return self._run([self.engine.prompts.from_parts(p) for p in prompts], sampling_params)
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the checkpoint's chat template.
+
+        A message's content is a string or a list of strings, Documents and OpenAI content parts.
+        """
+        several = [c for c in conversations if not isinstance(c, dict)]
+        if several and len(several) != len(conversations):
+            raise InvalidRequest("chat takes one list of messages, or a list of such lists, not a mixture")
+        batch: Any = several or [conversations]
+        return self._run([self.engine.prompts.from_messages(c) for c in batch], sampling_params)
+
+    def stream(
+        self, parts: PromptParts, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The growing output of one tokenized prompt (`engine.prompts` makes them), step by step."""
+        progress = self.engine.add(Request(self._next_id(), parts, sampling_params or SamplingParams()))
+        try:
+            while not progress.finished:
+                if progress in self.engine.step():
+                    if progress.error is not None:
+                        raise progress.error
+                    yield progress.output()
+        finally:
+            self.engine.abort(progress.request.request_id)
+
+    def _run(
+        self,
+        prompts: Sequence[PromptParts],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[RequestOutput]:
+        params = sampling_params or SamplingParams()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise InvalidRequest(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one or as many")
+        added = []
+        try:
+            for parts, one in zip(prompts, each, strict=True):
+                added.append(self.engine.add(Request(self._next_id(), parts, one)))
+            for _ in drain(self.engine):
+                pass
+        finally:
+            # after an error or an interrupt nothing of this call may stay behind
+            for progress in added:
+                self.engine.abort(progress.request.request_id)
+        return [progress.output() for progress in added]
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+
+def make_config(options: dict[str, Any]) -> EngineConfig:
+    """An `EngineConfig` from flat options; raises InvalidOption for a name that no section has."""
+    config = EngineConfig()
+    for name, section in _SECTIONS.items():
+        fields = section.__dataclass_fields__
+        own = {key: options[key] for key in options if key in fields}
+        config = replace(config, **{name: replace(getattr(config, name), **own)})
+        options = {key: value for key, value in options.items() if key not in own}
+    unknown = [key for key in options if key not in EngineConfig.__dataclass_fields__]
+    if unknown:
+        names = sorted(
+            {*EngineConfig.__dataclass_fields__, *CacheConfig.__dataclass_fields__, *SchedulerConfig.__dataclass_fields__}
+            - set(_SECTIONS)
+        )
+        raise InvalidOption(f"unknown option {unknown[0]!r}: the options are {', '.join(names)}")
+    return replace(config, **options)

@@ -1,0 +1,84 @@
+"""From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+import looseleaf.assets
+from looseleaf.config import EngineConfig, ModelConfig
+from looseleaf.engine.engine import Engine, EngineParts
+from looseleaf.engine.runner import Runner
+from looseleaf.errors import CheckpointNotFound, InvalidOption
+from looseleaf.kv.keys import KeySpace
+from looseleaf.models import (
+    Decoder,
+    Tokenizer,
+    find_checkpoint,
+    load_weights,
+    model_fingerprint,
+    read_config,
+)
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.rope.frames import rope_fingerprint
+
+REFERENCE_MODELS = ("causal", "block")
+
+
+def load_engine(
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+    implementation: Implementation = "auto",
+) -> Engine:
+    """An engine over the checkpoint ``model``: a folder, a hub id, or None for the reference model.
+
+    Raises ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel) or InvalidOption.
+    """
+    config = config or EngineConfig()
+    folder = find_checkpoint(reference_model() if model is None else model)
+    device = _pick_device(config.device)
+    shape = read_config(folder)
+    max_model_len = config.max_model_len or shape.max_position_embeddings
+    shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
+    dtype = _pick_dtype(config, shape, device)
+    decoder = Decoder(shape, load_weights(folder, shape, dtype, device))
+    keys = KeySpace.create(
+        model=model_fingerprint(folder),
+        rope=rope_fingerprint(shape.rope),
+        kv_dtype=str(dtype),
+        salt=config.salt,
+        page_size=config.cache.page_size,
+    )
+    runner = Runner.create(decoder, config, max_model_len, implementation)
+    return Engine(EngineParts(config, runner, Tokenizer(folder), keys, max_model_len))
+
+
+def reference_model(name: str = "causal") -> Path:
+    """The folder of a checkpoint that ships with the package: ``causal`` or ``block``."""
+    if name not in REFERENCE_MODELS:
+        raise CheckpointNotFound(f"no reference model {name!r}: there are {', '.join(REFERENCE_MODELS)}")
+    return Path(looseleaf.assets.__path__[0]) / name
+
+
+def _pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidOption(f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda")
+    return device
+
+
+def _pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device) -> torch.dtype:
+    asked = shape.torch_dtype if config.dtype == "auto" else config.dtype
+    dtype: torch.dtype = getattr(torch, asked)
+    if config.dtype == "auto" and device.type == "cpu" and dtype is not torch.float32:
+        # half precision is slower than fp32 on CPUs that have no instructions for it
+        fast = dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+        return dtype if fast else torch.float32
+    return dtype

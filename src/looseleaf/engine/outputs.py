@@ -1,0 +1,108 @@
+"""What a caller gets back: completions, and a report of what was reused and what was computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from looseleaf.engine.sampling import TokenLogprob
+
+DocumentSource = Literal["cached", "computed", "awaited"]
+
+
+@dataclass(frozen=True)
+class DocumentReuse:
+    """One document of a request: its tokens, and whether their keys and values were ``cached`` already,
+    ``computed`` by this request, or ``awaited`` from another request that was computing them."""
+
+    name: str
+    num_tokens: int
+    offset: int
+    source: DocumentSource
+
+
+@dataclass(frozen=True)
+class ReuseReport:
+    """Where a prompt's keys and values came from, counted once, when the request was admitted.
+
+    Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of their own,
+    which is not the same thing and is never added to it. ``preempted_tokens`` were computed again after
+    the request had to make room.
+    """
+
+    documents: tuple[DocumentReuse, ...] = ()
+    text_tokens: int = 0
+    text_tokens_cached: int = 0
+    preempted_tokens: int = 0
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(document.num_tokens for document in self.documents)
+
+    @property
+    def document_tokens_reused(self) -> int:
+        """Document tokens that this request did not compute."""
+        return sum(d.num_tokens for d in self.documents if d.source != "computed")
+
+    @property
+    def document_tokens_computed(self) -> int:
+        """Document tokens that this request computed."""
+        return self.document_tokens - self.document_tokens_reused
+
+    def __str__(self) -> str:
+        lines = [
+            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {d.source}" for d in self.documents
+        ]
+        total = (
+            f"documents: {self.document_tokens_reused} of {self.document_tokens} tokens reused; "
+            f"text: {self.text_tokens_cached} of {self.text_tokens} tokens from the prefix cache"
+        )
+        return "\n".join([*lines, total])
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One output of a request. ``finish_reason`` is None while it grows, then stop, length or abort.
+
+    ``stop_reason`` is the stop string or stop token id that ended it. ``logprobs`` has one entry a token if
+    they were asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times in seconds since the request arrived: admission, first token, end. None until it happened."""
+
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The state of a request after a step; final if ``finished``."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    outputs: tuple[CompletionOutput, ...]
+    reuse: ReuseReport
+    metrics: RequestMetrics
+    finished: bool
+
+    @property
+    def text(self) -> str:
+        """The text of the first output."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first output."""
+        return self.outputs[0].token_ids

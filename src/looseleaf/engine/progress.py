@@ -1,0 +1,101 @@
+"""A request on its way: its outputs in the making, what it reused, and when things happened."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from looseleaf.engine.outputs import (
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    ReuseReport,
+)
+from looseleaf.engine.request import Request
+from looseleaf.engine.sampling import SamplingState, StopChecker, TokenLogprob
+from looseleaf.engine.sequence import Sequence
+from looseleaf.errors import LooseleafError
+from looseleaf.models.detokenizer import Detokenizer
+
+
+@dataclass(eq=False)
+class OutputProgress:
+    """One output: its sequence, the sampler's and the stop checker's state, and its text."""
+
+    request: "RequestProgress"
+    sequence: Sequence
+    sampling: SamplingState
+    stop: StopChecker
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    reuse: ReuseReport | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.stop.finish is not None
+
+    def push(self, token: int, logprobs: tuple[TokenLogprob, ...] | None) -> None:
+        """Take the next token; the sequence grows unless the output ends with it."""
+        self.token_ids.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        text = self.detokenizer.push(token)
+        if self.stop.push(token, text) is None:
+            self.sequence.append(token)
+
+    def completion(self) -> CompletionOutput:
+        """The output so far; text that may belong to a stop string is left out until that is known."""
+        finish = self.stop.finish
+        asked = self.request.request.params.logprobs is not None
+        return CompletionOutput(
+            index=self.sequence.index,
+            text=self.stop.visible_text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=sum(entry[0].logprob for entry in self.logprobs) if asked else None,
+            logprobs=tuple(self.logprobs) if asked else None,
+            finish_reason=finish.reason if finish else None,
+            stop_reason=finish.stop if finish else None,
+        )
+
+
+@dataclass(eq=False)
+class RequestProgress:
+    """A request with its ``n`` outputs."""
+
+    request: Request
+    outputs: list[OutputProgress] = field(default_factory=list)
+    preempted_tokens: int = 0
+    error: LooseleafError | None = None
+    metrics: RequestMetrics = RequestMetrics()
+    _arrived: float = field(default_factory=time.perf_counter)
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
+
+    def mark_admitted(self) -> None:
+        if self.metrics.admitted is None:
+            self.metrics = replace(self.metrics, admitted=self._elapsed())
+
+    def mark_token(self) -> None:
+        if self.metrics.first_token is None:
+            self.metrics = replace(self.metrics, first_token=self._elapsed())
+
+    def mark_finished(self) -> None:
+        if self.metrics.finished is None:
+            self.metrics = replace(self.metrics, finished=self._elapsed())
+
+    def output(self) -> RequestOutput:
+        """What the caller sees of it now."""
+        reports = [output.reuse for output in self.outputs if output.reuse is not None]
+        reuse = replace(reports[0], preempted_tokens=self.preempted_tokens) if reports else ReuseReport()
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt_token_ids=self.request.token_ids,
+            outputs=tuple(output.completion() for output in self.outputs),
+            reuse=reuse,
+            metrics=self.metrics,
+            finished=self.finished,
+        )
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._arrived

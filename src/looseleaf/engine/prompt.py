@@ -1,0 +1,140 @@
+"""From what a caller wrote to tokens: parts, chat messages, templates, BOS, and what documents may see.
+
+The *lead* is the text before the first document. Documents are computed behind it by default: in chat it is
+the system prompt and the header of the first user turn, the same for every request of an application, so
+a document is still computed once; and it gives each document the beginning the model was trained to see,
+instead of one attention sink per document.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from looseleaf.engine.request import (
+    Document,
+    DocumentPart,
+    Message,
+    Prompt,
+    PromptParts,
+    TextPart,
+)
+from looseleaf.errors import InvalidRequest
+from looseleaf.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PromptBuilder:
+    """Tokenizes prompts and conversations for one model."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+
+    def from_parts(self, prompt: Prompt) -> PromptParts:
+        """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
+
+        Strings are template text, as in vLLM: markers in them are tokens. Documents never are. Raises
+        InvalidRequest if the prompt is empty, ends with a document, or holds something else.
+        """
+        parts: list[list[int] | Document] = []
+        for part in [prompt] if isinstance(prompt, str) else prompt:
+            if isinstance(part, Document):
+                parts.append(part)
+            elif isinstance(part, str):
+                parts.append(self.tokenizer.encode(part, special=True))
+            else:
+                parts.append(self._checked_ids(part))
+        bos = self.tokenizer.bos_token_id
+        first = parts[0] if parts and isinstance(parts[0], list) else []
+        if bos is not None and first[:1] != [bos]:
+            parts.insert(0, [bos])
+        return self._assemble(parts, lead_length=None)
+
+    def from_messages(self, messages: Sequence[Message]) -> PromptParts:
+        """A conversation by the checkpoint's chat template, ready for the assistant's turn.
+
+        Text from users never yields markers. Documents inside a content list are placed where they stand.
+        """
+        if not messages:
+            raise InvalidRequest("a conversation needs at least one message")
+        documents: list[Document] = []
+        plain = [_plain_message(message, documents) for message in messages]
+        runs = self.tokenizer.encode_chat(plain)
+        parts: list[list[int] | Document] = [runs[0]]
+        for document, run in zip(documents, runs[1:], strict=True):
+            parts += [document, run]
+        return self._assemble(parts, self._lead_length(plain, runs[0]) if documents else None)
+
+    def _lead_length(self, messages: list[dict[str, object]], first_run: list[int]) -> int:
+        """How much of the first run stands before anything the user wrote."""
+        first_user = next((n for n, m in enumerate(messages) if m["role"] == "user"), None)
+        if first_user is None:
+            return len(first_run)
+        header = dict(messages[first_user], content=[{"type": "document"}])
+        lead = self.tokenizer.encode_chat([*messages[:first_user], header])[0]
+        return len(lead) if first_run[: len(lead)] == lead else len(first_run)
+
+    def _assemble(
+        self, parts: Sequence[list[int] | Document], lead_length: int | None
+    ) -> PromptParts:
+        made: list[TextPart | DocumentPart] = []
+        text: list[int] = []
+        lead = lead_length
+        bos_length = 0
+        for part in parts:
+            if isinstance(part, list):
+                text += part
+                continue
+            if text:
+                made.append(TextPart(tuple(text)))
+            if lead is None:
+                lead = len(text)
+            if not made or len(made) == 1 and isinstance(made[0], TextPart):
+                bos_length = int(bool(text) and text[0] == self.tokenizer.bos_token_id)
+            text = []
+            number = sum(isinstance(p, DocumentPart) for p in made) + 1
+            made.append(
+                DocumentPart(
+                    tuple(self.tokenizer.encode_document(part.text)),
+                    lead if part.context == "lead" else bos_length,
+                    part.name or f"document {number}",
+                )
+            )
+        if not text:
+            raise InvalidRequest(
+                "the prompt must end with text: put the question behind the documents"
+                if made
+                else "the prompt is empty: give it some text"
+            )
+        return (*made, TextPart(tuple(text)))
+
+    def _checked_ids(self, part: object) -> list[int]:
+        if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):
+            raise InvalidRequest(
+                f"a prompt part is a string, a Document or a list of token ids, not {type(part).__name__}"
+            )
+        ids = [int(i) for i in part]
+        beyond = [i for i in ids if not 0 <= i < self.vocab_size]
+        if beyond:
+            raise InvalidRequest(
+                f"token id {beyond[0]} is outside the model's vocabulary of {self.vocab_size}"
+            )
+        return ids
+
+
+def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:
+    """``message`` with OpenAI-style content; its documents are appended to ``documents`` in order."""
+    content = message.get("content")
+    if isinstance(content, Document):
+        content = [content]
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    parts: list[object] = []
+    for part in content:
+        if isinstance(part, Document):
+            documents.append(part)
+            parts.append({"type": "document"})
+        elif isinstance(part, dict) and part.get("type") == "document":
+            documents.append(Document(str(part.get("text", "")), name=part.get("title")))
+            parts.append({"type": "document"})
+        else:
+            parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
+    return dict(message, content=parts)

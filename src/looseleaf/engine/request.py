@@ -1,0 +1,84 @@
+"""What a caller hands in: documents, the parts of a prompt, and the request made of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from looseleaf.errors import EmptyDocument, InvalidOption
+from looseleaf.sampling_params import SamplingParams
+
+DocumentContext = Literal["lead", "alone"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Text whose keys and values are computed once and read wherever it stands.
+
+    ``context`` says what it sees when it is computed: ``lead``, everything before the first document of the
+    request (a system prompt, the chat header), or ``alone``, nothing but the beginning-of-sequence token of
+    models that have one. ``name`` shows up in reports and is no part of the text. The same text in the same
+    context is the same segment.
+    """
+
+    text: str
+    name: str | None = None
+    context: DocumentContext = "lead"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InvalidOption(f"a document's text must be a string, not {type(self.text).__name__}")
+        if not self.text.strip():
+            which = f" {self.name!r}" if self.name else ""
+            raise EmptyDocument(f"document{which} is empty: leave it out, or check the file it came from")
+        if self.context not in ("lead", "alone"):
+            raise InvalidOption(f"a document's context is 'lead' or 'alone', not {self.context!r}")
+
+
+Part = str | Document | Sequence[int]
+"""Text, a document, or token ids of text."""
+
+Prompt = str | Sequence[Part]
+"""A text, or a list of parts in the order in which the model reads them."""
+
+Message = Mapping[str, Any]
+"""A chat message: ``role``, and ``content`` that is a string, or a list of strings, documents and OpenAI's
+``{"type": "text", "text": ...}`` parts."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Tokens of text; they see all that stands before them."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DocumentPart:
+    """Tokens of a document, encoded behind the first ``context_length`` tokens of the prompt."""
+
+    tokens: tuple[int, ...]
+    context_length: int
+    name: str
+
+
+PromptParts = tuple[TextPart | DocumentPart, ...]
+"""A tokenized prompt: no two text parts are neighbours, and the last part is text."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A tokenized prompt with its sampling parameters, under a caller's id."""
+
+    request_id: str
+    parts: PromptParts
+    params: SamplingParams
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt, documents included."""
+        return sum(len(part.tokens) for part in self.parts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt as one list, documents included."""
+        return [token for part in self.parts for token in part.tokens]

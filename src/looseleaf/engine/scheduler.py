@@ -1,0 +1,164 @@
+"""Which sequences run in a step: continuous batching with chunked prefill, first come, first served.
+
+A sequence is admitted when all that its prompt needs is reserved. When a growing output finds no page, the
+youngest sequence makes room and starts over later; the oldest can always finish, so nothing waits forever.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from looseleaf.config import SchedulerConfig
+from looseleaf.engine.admission import Admission
+from looseleaf.engine.outputs import ReuseReport
+from looseleaf.engine.sequence import Chunk, DocumentUse, Phase, Sequence, TextRun
+from looseleaf.errors import IntegrityError
+from looseleaf.kv.store import Segment
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A step: one row for each of ``decode``, then the rows of ``chunks``.
+
+    ``admitted`` are the sequences that entered with it, with what they reuse; ``refused`` those for which
+    the pool is too small even with nobody else in it.
+    """
+
+    decode: list[Sequence]
+    chunks: list[Chunk]
+    admitted: list[tuple[Sequence, ReuseReport]]
+    preempted: list[Sequence]
+    refused: list[Sequence]
+
+    @property
+    def empty(self) -> bool:
+        return not self.decode and not self.chunks
+
+
+@dataclass
+class Scheduler:
+    """Waiting and running sequences; ``schedule`` makes a step, ``complete`` books it."""
+
+    config: SchedulerConfig
+    admission: Admission
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind the others."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and free what it holds."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.phase = Phase.FINISHED
+
+    def schedule(self) -> StepWork:
+        """Decode rows of all that decode, new admissions, and as much prefill as the budget leaves."""
+        preempted = self._make_room()
+        decode = [s for s in self.running if s.phase is Phase.DECODE]
+        # a sequence that just made room must not take it back in the same step
+        admitted = [] if preempted else self._admit_waiting()
+        chunks = self._fill_chunks(self.config.max_num_batched_tokens - len(decode))
+        refused = self._refuse_hopeless() if not self.running and not preempted else []
+        if self.running and not decode and not chunks:
+            raise IntegrityError("sequences run, but none has anything to compute")
+        return StepWork(decode, chunks, admitted, preempted, refused)
+
+    def complete(self, work: StepWork) -> list[Sequence]:
+        """Book a step that ran; returns the sequences whose prompt is now complete."""
+        for chunk in work.chunks:
+            chunk.target.computed = chunk.stop
+            if isinstance(chunk.target, TextRun):
+                self.admission.publish(chunk.sequence, chunk.target)
+            else:
+                self._finish_document(chunk.sequence, chunk.target)
+        for sequence in work.decode:
+            tail = sequence.tail
+            tail.computed = tail.scheduled = tail.num_tokens
+            if tail.computed % self.admission.page_size == 0:
+                self.admission.publish(sequence, tail)
+        ended = [c.sequence for c in work.chunks if c.target is c.sequence.tail]
+        complete = [s for s in ended if s.tail.computed == s.tail.num_tokens]
+        for sequence in complete:
+            sequence.phase = Phase.DECODE
+        return complete
+
+    def _finish_document(self, sequence: Sequence, use: DocumentUse) -> None:
+        if use.computed == use.num_tokens:
+            assert use.segment is not None
+            use.segment.ready = True
+            sequence.owned.remove(use)
+
+    def _make_room(self) -> list[Sequence]:
+        """A page for every decode row that needs one, oldest first, at the cost of the youngest."""
+        preempted = []
+        for sequence in [s for s in self.running if s.phase is Phase.DECODE]:
+            while sequence in self.running and not self.admission.grow(sequence):
+                victim = self.running[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+        return preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        for orphan in self.admission.release(sequence):
+            self._reassign(orphan)
+
+    def _reassign(self, orphan: Segment) -> None:
+        if not any(self.admission.adopt(heir, orphan) for heir in self.running):
+            raise IntegrityError("an unfinished document is referred to by nobody who runs")
+
+    def _admit_waiting(self) -> list[tuple[Sequence, ReuseReport]]:
+        admitted = []
+        skipped: list[Sequence] = []
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            sequence = self.waiting.popleft()
+            if self.admission.awaits_prefix(sequence):
+                skipped.append(sequence)
+                continue
+            report = self.admission.admit(sequence)
+            if report is None:
+                skipped.append(sequence)
+                break
+            self.running.append(sequence)
+            admitted.append((sequence, report))
+        self._requeue(skipped)
+        return admitted
+
+    def _refuse_hopeless(self) -> list[Sequence]:
+        """With nobody running, the first sequence in line could not be admitted and never will be."""
+        if not self.waiting:
+            return []
+        hopeless = self.waiting.popleft()
+        hopeless.phase = Phase.FINISHED
+        return [hopeless]
+
+    def _requeue(self, skipped: Iterable[Sequence]) -> None:
+        self.waiting.extendleft(reversed(list(skipped)))
+
+    def _fill_chunks(self, budget: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for sequence in self.running:
+            if sequence.phase is not Phase.PREFILL:
+                continue
+            for target in sequence.pending():
+                if budget <= 0:
+                    return chunks
+                stop = min(target.num_tokens, target.scheduled + budget)
+                chunks.append(Chunk(sequence, target, target.scheduled, stop))
+                budget -= stop - target.scheduled
+                target.scheduled = stop
+        return chunks
