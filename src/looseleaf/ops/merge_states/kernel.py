@@ -1,6 +1,5 @@
 """The log-sum-exp merge: one program a row and head, a tile of states at a time."""
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
@@ -95,5 +94,6 @@ def merge_states_triton(
         states.out, states.lse, carried_out, carried_lse, out, lse, row_state_indptr.contiguous(),
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
         HEAD_DIM=head_dim, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
+        enable_fp_fusion=True,
     )  # fmt: skip
     return AttnState(out, lse)

@@ -1,7 +1,8 @@
 """Partial attention on the device: one program an item, KV head and run of row blocks.
 
-Query heads that share a KV head are packed into rows ("packed row" = entry × head of the group), so that
-a tile of keys is read once for all of them. A packed row turns into the item's frame once; the keys never.
+Query heads that share a KV head are packed into rows ("packed row" = entry × head of the group), so
+that a tile of keys is read once for all of them. A packed row turns into the item's frame once; the
+keys never.
 """
 
 import torch
@@ -42,7 +43,7 @@ def _partial_attention_kernel(
     num_slots = (tl.load(item_page_indptr + item + 1) - first_page) * PAGE_SIZE
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
-    explicit = tl.load(item_explicit + item) != 0
+    explicit = tl.load(item_explicit + item)
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
 
@@ -60,8 +61,8 @@ def _partial_attention_kernel(
             slope = tl.load(slopes + head, mask=m_row, other=0.0)
         # a row before the frame sees nothing in it, and has no angle there
         b_q = load_rotated(
-            q + row * stride_q_row + head * stride_q_head, stride_q_d, tl.maximum(frame_position, 0),
-            cos, sin, stride_table, m_row, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
+            q + row * stride_q_row + head * stride_q_head, stride_q_d,
+            tl.maximum(frame_position, 0), cos, sin, stride_table, m_row, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
         ).to(k_pages.dtype.element_ty)  # fmt: skip  # [M, D]
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -75,8 +76,9 @@ def _partial_attention_kernel(
             position = tl.load(page_positions + ordinal, mask=in_run, other=0) + slot
             if slot_positions is not None:
                 p_position = slot_positions + page * stride_positions + slot
-                b_position = tl.load(p_position, mask=in_run & explicit, other=-1)
-                position = tl.where(explicit, b_position, position)
+                m_explicit = in_run & (explicit + tl.zeros_like(slot) != 0)
+                b_position = tl.load(p_position, mask=m_explicit, other=-1)
+                position = tl.where(m_explicit, b_position, position)
             exists = in_run & (position >= 0)
             visible = exists[None, :] & (position[None, :] < bound[:, None])  # [M, N]
             distance = frame_position[:, None] - position[None, :]
@@ -146,11 +148,12 @@ def partial_attention_triton(
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=4, num_stages=tile_stages(block_n, block_d, k_pages.element_size()),
+        enable_fp_fusion=True,
     )  # fmt: skip
     return AttnState(out, lse)
 
 
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int]:
     """``BLOCK_M`` for the mean number of packed rows an item has room for, and ``BLOCK_N``."""
-    most = 64 if itemsize < 4 and block_d <= 128 else 32
+    most = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     return max(16, min(most, triton.next_power_of_2(round(packed_rows)))), most

@@ -1,8 +1,8 @@
 """Prefill attention on the device: one program a tile, KV head and run of row blocks.
 
-Query heads that share a KV head are packed into rows ("packed row" = row × head of the group). A packed
-row turns once per span, the keys never; tiles of keys that lie wholly in the future of the row block, or
-out of its window, are not read.
+Query heads that share a KV head are packed into rows ("packed row" = row × head of the group). A
+packed row turns once per span, the keys never; tiles of keys that lie wholly in the future of the
+row block, or out of its window, are not read.
 """
 
 import torch
@@ -64,11 +64,11 @@ def _prefill_attention_kernel(
         for span in range(first_span, end_span):
             first_page = tl.load(span_page_indptr + span)
             offset = tl.load(span_offset + span)
-            explicit = tl.load(span_explicit + span) != 0
+            explicit = tl.load(span_explicit + span)
             frame_position = row_position - offset
             end = tl.load(span_length + span)
             begin = 0
-            if not explicit:
+            if explicit == 0:
                 end = tl.minimum(end, latest - offset + 1)
                 if WINDOWED:
                     begin = tl.maximum(earliest - offset - window + 1, 0) // BLOCK_N * BLOCK_N
@@ -86,8 +86,9 @@ def _prefill_attention_kernel(
                     page = tl.load(p_page, mask=in_span, other=0).to(tl.int64)
                     if slot_positions is not None:
                         p_position = slot_positions + page * stride_positions + slot
-                        b_position = tl.load(p_position, mask=in_span & explicit, other=-1)
-                        position = tl.where(explicit, b_position, position)
+                        m_explicit = in_span & (explicit + tl.zeros_like(slot) != 0)
+                        b_position = tl.load(p_position, mask=m_explicit, other=-1)
+                        position = tl.where(m_explicit, b_position, position)
                     exists = in_span & (position >= 0)
                     distance = frame_position[:, None] - position[None, :]
                     visible = exists[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
@@ -154,12 +155,12 @@ def prefill_attention_triton(
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m * block_d > 8192 else 4,
-        num_stages=tile_stages(block_n, block_d, k_pages.element_size()),
+        num_stages=tile_stages(block_n, block_d, k_pages.element_size()), enable_fp_fusion=True,
     )  # fmt: skip
     return AttnState(out, lse)
 
 
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int]:
     """``BLOCK_M`` for the mean number of packed rows a tile has room for, and ``BLOCK_N``."""
-    most = 128 if itemsize < 4 and block_d <= 128 else 64 if itemsize < 4 else 32
+    most = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     return max(16, min(most, triton.next_power_of_2(round(packed_rows)))), min(most, 64)

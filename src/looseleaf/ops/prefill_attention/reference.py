@@ -1,4 +1,4 @@
-"""Prefill attention, tile by tile: the scores over every span side by side, one softmax over all."""
+"""Prefill attention, tile by tile: the scores over every span side by side, one softmax."""
 
 import torch
 from jaxtyping import Float, Int

@@ -1,4 +1,4 @@
-"""RoPE on the device: each dim loads its partner beside it, so halves and pairs are one code path."""
+"""RoPE on the device: each dim loads its partner too, so halves and pairs are one code path."""
 
 import torch
 import triton
@@ -90,9 +90,10 @@ def rotate_triton(
     block_d = triton.next_power_of_2(head_dim)
     block_h = heads_per_program(heads, block_d)
     _rotate_kernel[(tokens, triton.cdiv(heads, block_h))](
-        x, positions.contiguous(), *table(rotation), out, heads, *x.stride(), rotation.cos.stride(0),
-        HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
-        BLOCK_H=block_h, BLOCK_D=block_d,
+        x, positions.contiguous(), *table(rotation), out, heads, *x.stride(),
+        rotation.cos.stride(0), HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
+        INTERLEAVED=rotation.interleaved, BLOCK_H=block_h, BLOCK_D=block_d,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
@@ -103,7 +104,7 @@ def heads_per_program(heads: int, block_d: int) -> int:
 
 
 def table(rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """The cosines and sines, whose rows the kernels read with stride 1 and one row stride for both."""
+    """The cosines and sines, whose rows the kernels read with one stride for both."""
     cos, sin = rotation.cos, rotation.sin
     assert cos.stride() == sin.stride(), "cos and sin must be laid out alike"
     assert cos.shape[1] < 2 or cos.stride(1) == 1, "a position's angles must be contiguous"

@@ -1,7 +1,7 @@
 """Device functions of the attention kernels: one tile of scores, and the online softmax over tiles.
 
-A running state is ``(acc, peak, total)``: the values weighted by ``exp(score - peak)``, the largest score
-so far, and the sum of the weights.
+A running state is ``(acc, peak, total)``: the values weighted by ``exp(score - peak)``, the largest
+score so far, and the sum of the weights.
 """
 
 import triton

@@ -49,7 +49,7 @@ def hidden(
     first_word: Int[Tensor, " rows"],
     positions: Int[Tensor, " keys"],
 ) -> Bool[Tensor, "rows keys"]:
-    """Whether a row's bitmap over frame positions hides a key; a row with first word -1 has none."""
+    """Whether a row's bitmap over frame positions hides a key; first word -1: no bitmap."""
     if not mask_words.numel():
         return torch.zeros_like(first_word[:, None] + positions, dtype=torch.bool)
     # keys past a row's bound may lie past its bitmap: what is read for them does not matter

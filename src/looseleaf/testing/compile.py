@@ -1,0 +1,86 @@
+"""Compile kernels for a GPU that is not there: what a launcher would launch, down to the binary.
+
+Only for a process in which triton is not interpreted: TRITON_INTERPRET must not be set when triton
+is imported. Nothing runs; the tensors of the launch may be small ones on the CPU.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+H100 = GPUTarget("cuda", 90, 32)
+H100_SHARED_BYTES = 227 * 1024
+"""What one program may have on an H100 or H200."""
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One compiled kernel: its name, size in bytes and shared memory."""
+
+    name: str
+    binary_bytes: int
+    shared_bytes: int
+
+
+@contextmanager
+def compiling(*kernels: Any) -> Iterator[list[Compiled]]:
+    """Inside, a launch of one of ``kernels`` compiles it for an H100 instead, and is listed."""
+    compiled: list[Compiled] = []
+
+    def compiler_of(kernel: Any) -> Callable[..., None]:
+        def run(*args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+            compiled.append(_compile(kernel, args, kwargs))
+
+        return run
+
+    for kernel in kernels:
+        kernel.run = compiler_of(kernel)
+    try:
+        yield compiled
+    finally:
+        for kernel in kernels:
+            del kernel.run
+
+
+def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    options = {name: values.pop(name) for name in kwargs if name not in kernel.arg_names}
+    signature, constants, hints = {}, {}, {}
+    for parameter in kernel.params:
+        value = values[parameter.name]
+        kind = _kind(value)
+        # as the launcher of triton specialises: None and 1 are constants, 16 divides or does not
+        if parameter.is_constexpr or value is None or (kind[0] == "i" and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        signature[parameter.name] = kind
+        if kind[0] == "*" or (kind[0] == "i" and value % 16 == 0):
+            hints[(parameter.num,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
+    built = triton.compile(source, target=H100, options=options)
+    return Compiled(built.metadata.name, len(built.asm["cubin"]), built.metadata.shared)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32" if isinstance(value, float) else "constexpr"

@@ -1,0 +1,78 @@
+"""Attention as it is defined, row by row: keys turned to their true positions, softmax.
+
+In fp64 it is the truth; in the dtype of the scene it is the plain low-precision implementation
+whose error sets the budget of a kernel.
+"""
+
+import torch
+from torch import Tensor
+
+from looseleaf.testing.scene import Placement, Reading, Scene, turned_at
+from looseleaf.types import AttnState
+
+
+def dense_attention(scene: Scene, dtype: torch.dtype = torch.float64) -> AttnState:
+    """The state of every row of the scene over all that it reads, computed in ``dtype``."""
+    oracle = _Oracle(scene, dtype)
+    states = [
+        oracle.row([r for r in scene.readings if r.row == row], row)
+        for row in range(len(scene.row_positions))
+    ]
+    return AttnState(torch.stack([s.out for s in states]), torch.stack([s.lse for s in states]))
+
+
+class _Oracle:
+    def __init__(self, scene: Scene, dtype: torch.dtype) -> None:
+        self.scene, self.dtype = scene, dtype
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.turned: dict[tuple[int, int], Tensor] = {}
+
+    def row(self, readings: list[Reading], row: int) -> AttnState:
+        scene, dtype, wide = self.scene, self.dtype, self.wide
+        position, rule = scene.row_positions[row], scene.rule
+        group = scene.shape.num_qo_heads // scene.shape.num_kv_heads
+        k = torch.cat([self.keys(r.placement) for r in readings]).repeat_interleave(group, 1)
+        v = torch.cat([r.placement.segment.v for r in readings]).repeat_interleave(group, 1)
+        true = torch.cat([r.placement.offset + r.placement.segment.positions for r in readings])
+        visible = torch.cat([self.visible(r) for r in readings]).repeat_interleave(group, 1)
+        if rule.window:
+            visible = visible & (position - true < rule.window)[:, None]
+        here = torch.tensor([position], device=k.device)
+        q = turned_at(
+            scene.q[row : row + 1].to(wide), here, scene.frequencies, scene.shape.interleaved
+        )[0].to(dtype)
+
+        scores = (torch.einsum("hd,nhd->nh", q, k) * rule.softmax_scale).to(wide)
+        if rule.soft_cap:
+            scores = rule.soft_cap * (scores / rule.soft_cap).tanh()
+        if rule.alibi_slopes is not None:
+            scores = scores - rule.alibi_slopes.to(wide) * (position - true)[:, None]
+        scores = scores.masked_fill(~visible, -torch.inf)
+        lse = scores.logsumexp(0)
+        weight = (scores - lse).exp().masked_fill(~visible, 0.0).to(dtype)
+        return AttnState(torch.einsum("nh,nhd->hd", weight, v.to(dtype)), lse)
+
+    def keys(self, placement: Placement) -> Tensor:
+        """The keys of a segment at their true positions in the request."""
+        at = (id(placement.segment), placement.offset)
+        if at not in self.turned:
+            true = placement.offset + placement.segment.positions
+            k = placement.segment.k.to(self.wide)
+            turned = turned_at(k, true, self.scene.frequencies, self.scene.shape.interleaved)
+            self.turned[at] = turned.to(self.dtype)
+        return self.turned[at]
+
+    def visible(self, reading: Reading) -> Tensor:
+        """Which keys ``[keys, kv_heads]`` bound, hidden positions and selection leave."""
+        segment, hidden = reading.placement.segment, reading.placement.hidden
+        positions = segment.positions
+        seen = positions < reading.bound
+        if hidden:
+            seen = seen & ~torch.isin(positions, torch.tensor(list(hidden), device=seen.device))
+        visible = seen[:, None].repeat(1, self.scene.shape.num_kv_heads)
+        if segment.selected is not None:
+            ordinal = torch.arange(len(seen), device=seen.device) // self.scene.shape.page_size
+            for head, pages in enumerate(segment.selected):
+                kept = torch.tensor(pages, dtype=torch.long, device=seen.device)
+                visible[:, head] &= torch.isin(ordinal, kept)
+        return visible

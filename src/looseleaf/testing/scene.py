@@ -1,0 +1,116 @@
+"""A scene: segments, rows, and which row reads which segment where.
+
+A scene knows unrotated keys and true positions. The work and span lists that operators take are
+made from it in many shapes (grouped or not, split or not); the oracle answers without any of them.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from looseleaf.types import Rotation, ScoreRule
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes, rules and features of a random scene."""
+
+    num_qo_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    soft_cap: float = 0.0
+    window: int = 0
+    alibi: bool = False
+    masks: bool = False
+    patches: bool = False
+    per_head: bool = False
+    num_requests: int = 5
+    num_documents: int = 4
+    longest_document: int = 70
+    longest_tail: int = 40
+    most_rows: int = 30
+    softmax_scale: float | None = None
+
+
+@dataclass(eq=False)
+class Segment:
+    """Keys and values ``[keys, kv_heads, head_dim]`` before any rotation, and their pages."""
+
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    explicit: bool
+    pages: list[int] = field(default_factory=list)
+    selected: list[list[int]] | None = None
+    """For every KV head the ordinals of the pages that are read; None: all."""
+
+    @property
+    def length(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A segment in a request: its offset Δ and the frame positions hidden from the request."""
+
+    segment: Segment
+    offset: int
+    hidden: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One row reads one placement, up to a bound on frame positions."""
+
+    row: int
+    placement: Placement
+    bound: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Queries and pages as operators get them, and readings as the oracle gets them."""
+
+    shape: Shape
+    q: Tensor
+    row_positions: list[int]
+    readings: list[Reading]
+    frequencies: Tensor
+    rotation: Rotation
+    rule: ScoreRule
+    k_pages: Tensor
+    v_pages: Tensor
+    slot_positions: Tensor
+
+
+def turned_at(x: Tensor, positions: Tensor, frequencies: Tensor, interleaved: bool) -> Tensor:
+    """RoPE as a product of complex numbers, in the dtype of ``x`` from fp64 angles."""
+    angles = positions.to(torch.float64)[:, None, None] * frequencies
+    unit = torch.polar(torch.ones_like(angles), angles)
+    unit = unit.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64)
+    width = 2 * len(frequencies)
+    if not width:
+        return x
+    turning, rest = x[..., :width], x[..., width:]
+    pairs = turning.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    if not interleaved:
+        pairs = pairs.transpose(-1, -2)
+    product = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * unit)
+    if not interleaved:
+        product = product.transpose(-1, -2)
+    return torch.cat([product.flatten(-2).to(x.dtype), rest], -1)
+
+
+def rotation_table(
+    frequencies: Tensor, num_positions: int, interleaved: bool, dtype: torch.dtype = torch.float32
+) -> Rotation:
+    """The table of these frequencies, from fp64 angles."""
+    positions = torch.arange(num_positions, device=frequencies.device, dtype=torch.float64)
+    angles = positions[:, None] * frequencies
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), interleaved)
