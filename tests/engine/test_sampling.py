@@ -151,7 +151,7 @@ def test_temperature_divides_the_logits() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.8, "temperature": 1.5}],
+    [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 4, "top_p": 0.8, "temperature": 3.0}],
     ids=str,
 )
 def test_filters_draw_from_what_they_keep(options: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Sampler:
         _keep(logits, batch.min_p, min_p_threshold)
         _keep(logits, batch.top_k, top_k_threshold)
         _keep(logits, batch.top_p, lambda x, top_p: top_p_threshold(x, top_p, self.num_candidates))
-        weights = (logits - logits.amax(-1, keepdim=True)).exp()
+        weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         cumulative = weights.cumsum(-1, dtype=torch.float64)
         # the first token whose cumulative weight exceeds the point: one that weighs nothing never
         # is
