@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family, written as Hugging Face writes them, with a tokenizer.
 
-Any test tree may use them: ``make_checkpoint(folder, "qwen3", rope_law="yarn")``. Weights are spread wide
-enough that every bias, norm and rotation shows in the logits.
+Any test tree may use them: ``make_checkpoint(folder, "qwen3", rope_law="yarn")``. Weights are
+spread wide enough that every bias, norm and rotation shows in the logits.
 """
 
 import json
@@ -54,9 +54,14 @@ def supports(family: str, rope_law: str) -> bool:
 def make_checkpoint(
     folder: Path, family: str = "llama", rope_law: str = "default", seed: int = 0, **overrides: Any
 ) -> Path:
-    """Writes a tiny random checkpoint with tokenizer into ``folder``; ``overrides`` go to its config."""
+    """Writes a tiny random checkpoint with tokenizer; ``overrides`` go to its config."""
+    return write_checkpoint(folder, make_model(family, rope_law, seed, **overrides))
+
+
+def write_checkpoint(folder: Path, model: Any) -> Path:
+    """Writes ``model`` and a tokenizer as a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    make_model(family, rope_law, seed, **overrides).save_pretrained(folder)
+    model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
@@ -107,7 +112,10 @@ def rope_parameters(rope_law: str, rotary_dim: int) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path, **settings: Any) -> None:
-    """A byte-level BPE of ``VOCAB_SIZE`` ids with chat markers; ``settings`` go to its config."""
+    """A byte-level BPE with chat markers, somewhat smaller than the models' ``VOCAB_SIZE``.
+
+    ``settings`` go to its tokenizer_config.json; None leaves a key out.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -35,6 +35,8 @@ class DenseAttend:
 
     def turn(self, x: Tensor) -> Tensor:
         half = self.rotation.rotary_dim // 2
-        cos, sin = (table[self.positions][:, None] for table in (self.rotation.cos, self.rotation.sin))
+        cos, sin = (
+            table[self.positions][:, None] for table in (self.rotation.cos, self.rotation.sin)
+        )
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)

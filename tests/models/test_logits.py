@@ -1,17 +1,27 @@
-"""Law 8: logits agree with Transformers, for every family and RoPE law, however the rows are split."""
+"""Law 8: logits agree with Transformers, for every family and RoPE law, however rows are split."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from looseleaf.models import Decoder, load_weights, read_config
-from tests.checkpoints import FAMILIES, ROPE_LAWS, make_checkpoint, make_model, supports
+from tests.checkpoints import (
+    FAMILIES,
+    ORIGINAL_POSITIONS,
+    ROPE_LAWS,
+    make_checkpoint,
+    make_model,
+    supports,
+    write_checkpoint,
+)
 from tests.models.dense_attend import DenseAttend
 
 TOLERANCE = 1e-4
 LENGTH = 48
+SPLITS = ([48], [20, 20, 8], [36] + [1] * 12)
 PAIRS = [(family, law) for family in FAMILIES for law in ROPE_LAWS if supports(family, law)]
 
 
@@ -21,12 +31,12 @@ def load(folder: Path, length: int) -> Decoder:
     return Decoder(config, load_weights(folder, config, torch.float32))
 
 
-def logits_in_chunks(decoder: Decoder, tokens: torch.Tensor, chunk: int) -> torch.Tensor:
-    attend, logits = DenseAttend(decoder.config), []
-    for start in range(0, len(tokens), chunk):
-        rows = tokens[start : start + chunk]
+def logits_in_chunks(decoder: Decoder, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    attend, logits, start = DenseAttend(decoder.config), [], 0
+    for rows in tokens.split(chunks):
         attend.positions = torch.arange(start, start + len(rows))
         logits.append(decoder.logits(decoder.forward(rows, attend)))
+        start += len(rows)
     return torch.cat(logits)
 
 
@@ -38,11 +48,74 @@ def worst(ours: torch.Tensor, reference: torch.Tensor) -> float:
 def test_logits_equal_transformers_in_prefill_chunks_and_decode(
     family: str, law: str, tmp_path: Path
 ) -> None:
-    folder = make_checkpoint(tmp_path, family, law)
-    tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(1))
     model = make_model(family, law)
+    tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         reference = model(tokens[None]).logits[0]
-    decoder = load(folder, LENGTH)
-    for chunk in (LENGTH, 7, 1):
-        assert worst(logits_in_chunks(decoder, tokens, chunk), reference) <= TOLERANCE
+    decoder = load(write_checkpoint(tmp_path, model), LENGTH)
+    for chunks in SPLITS:
+        assert worst(logits_in_chunks(decoder, tokens, chunks), reference) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_longrope_below_its_original_length_uses_the_short_factors(
+    family: str, tmp_path: Path
+) -> None:
+    model = make_model(family, "longrope")
+    tokens = torch.arange(ORIGINAL_POSITIONS)
+    with torch.inference_mode():
+        reference = model(tokens[None]).logits[0]
+    folder = write_checkpoint(tmp_path, model)
+    short, long = load(folder, ORIGINAL_POSITIONS), load(folder, LENGTH)
+    assert worst(logits_in_chunks(short, tokens, [ORIGINAL_POSITIONS]), reference) <= TOLERANCE
+    assert worst(logits_in_chunks(long, tokens, [ORIGINAL_POSITIONS]), reference) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True, "attention_bias": False}),
+        ("llama", {"num_key_value_heads": 4, "mlp_bias": False, "hidden_act": "gelu"}),
+        ("mistral", {"sliding_window": None, "head_dim": 32}),
+        ("qwen2", {"use_sliding_window": False}),
+        ("qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 5}),
+        ("phi", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("phi3", {"sliding_window": None, "num_key_value_heads": 1}),
+    ],
+)
+def test_logits_equal_transformers_for_variants_of_a_family(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    if family == "qwen3" and overrides.get("use_sliding_window"):
+        overrides = {**overrides, "max_window_layers": 1}
+    model = make_model(family, **overrides)
+    tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        reference = model(tokens[None]).logits[0]
+    decoder = load(write_checkpoint(tmp_path, model), LENGTH)
+    assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
+
+
+def test_a_hook_sees_every_layer_and_may_narrow_the_rows(tmp_path: Path) -> None:
+    decoder = load(make_checkpoint(tmp_path, "llama"), LENGTH)
+    tokens, attend = torch.arange(12), DenseAttend(decoder.config)
+    attend.positions = torch.arange(12)
+    full = decoder.forward(tokens, attend)
+    narrowed, seen = DenseAttend(decoder.config), []
+    narrowed.positions = torch.arange(12)
+
+    def keep_last_rows(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        seen.append((layer, hidden.shape[0]))
+        if layer != 2:
+            return hidden
+        # the row that stays needs the others' keys of this layer: those of the full run
+        narrowed.positions = torch.arange(11, 12)
+        narrowed.keys[2] = [attend.keys[2][0][:11]]
+        narrowed.values[2] = [attend.values[2][0][:11]]
+        narrowed.key_positions[2] = [torch.arange(11)]
+        return hidden[11:]
+
+    last = decoder.forward(tokens, narrowed, keep_last_rows)
+    assert seen == [(0, 12), (1, 12), (2, 12)]
+    assert last.shape == (1, 64)
+    assert worst(last, full[11:]) <= 1e-5

@@ -1,7 +1,7 @@
 """Decoders as plain definitions, their weights and their tokenizers. Knows no policy.
 
-A model calls the attention object that the runner gives it, with unrotated queries and keys, and offers one
-hook between layers.
+A model calls the attention object that the runner gives it, with unrotated queries and keys, and
+offers one hook between layers.
 """
 
 from looseleaf.models.config_reader import read_config

@@ -1,8 +1,9 @@
-"""A checkpoint's chat template, rendered in a sandbox, with what users wrote kept apart from what it adds.
+"""A checkpoint's chat template, rendered in a sandbox that keeps apart what users wrote.
 
-The template writes markers such as ``<|user|>``; a user may type the same characters. Text that looks like a
-marker is therefore wrapped before it enters the template (``protect``) and comes out still wrapped, so that
-the tokenizer can tell the two. ``DOCUMENT_CUT`` marks where a document stands.
+The template writes markers such as ``<|user|>``; a user may type the same characters. Text that
+looks like a marker is therefore wrapped before it enters the template (``protect``) and comes out
+still wrapped, so that the tokenizer can tell the two. ``DOCUMENT_CUT`` marks where a document
+stands.
 """
 
 import json
@@ -67,7 +68,7 @@ class ChatTemplate:
 
 
 def protect_messages(messages: Sequence[Message], protector: Protector) -> list[dict[str, Any]]:
-    """Messages ready for a template: contents flattened to text, and everything from users protected."""
+    """Messages ready for a template: contents flattened to text, all of users' text protected."""
     return [_protect_message(message, protector) for message in messages]
 
 
@@ -96,7 +97,9 @@ def _flatten_part(part: Any, protector: Protector) -> str:
         return protector.protect(part["text"])
     if kind == "document":
         return DOCUMENT_CUT
-    raise InvalidRequest(f"a content part must be text or a document, not {kind or type(part).__name__!r}")
+    raise InvalidRequest(
+        f"a content part must be text or a document, not {kind or type(part).__name__!r}"
+    )
 
 
 def _compile(source: str) -> Callable[..., str]:
@@ -114,8 +117,8 @@ def _compile(source: str) -> Callable[..., str]:
         return environment.from_string(source).render
     except TemplateSyntaxError as error:
         raise CorruptCheckpoint(
-            f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); fix it in "
-            "chat_template.jinja or tokenizer_config.json"
+            f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); "
+            "fix it in chat_template.jinja or tokenizer_config.json"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The tensor files of a checkpoint: which file holds which tensor, and whether the files are whole.
 
-Only safetensors. Its header is read here by hand (eight bytes of length, then JSON), because that is enough
-to name, to check and to fingerprint every tensor without loading any.
+Only safetensors. Its header is read here by hand (eight bytes of length, then JSON), because that
+is enough to name, to check and to fingerprint every tensor without loading any.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class TensorEntry:
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the checkpoint by name; the files are there, whole, and agree with the index."""
+    """Every tensor of the checkpoint by name; its files are whole and agree with the index."""
     index_path = folder / INDEX_NAME
     if not index_path.is_file():
         return {entry.name: entry for path in _files(folder) for entry in _read_header(path)}
@@ -51,22 +51,25 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
     absent = sorted(set(weight_map) - set(entries))
     if absent:
         raise CorruptCheckpoint(
-            f"{folder}: {INDEX_NAME} lists tensors that no file holds: {some(absent)}; download it again"
+            f"{folder}: {INDEX_NAME} lists tensors that no file holds: {some(absent)}; "
+            "download it again"
         )
     return entries
 
 
 def model_fingerprint(folder: Path) -> bytes:
-    """A digest of what the model computes: configuration, tensor names, shapes, dtypes, sampled contents.
+    """A digest of what the model computes: its configuration and its tensors, sampled.
 
-    Samples are spread over each tensor, so weights of the same shape from different training runs differ
-    while a checkpoint of many gigabytes is told apart in moments.
+    Samples are spread over each tensor, so weights of the same shape from different training runs
+    differ while a checkpoint of many gigabytes is told apart in moments.
     """
     digest = hashlib.blake2b(digest_size=16)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
     digest.update(json.dumps(kept, sort_keys=True).encode())
-    entries = sorted(list_tensors(folder).values(), key=lambda entry: (entry.path.name, entry.start))
+    entries = sorted(
+        list_tensors(folder).values(), key=lambda entry: (entry.path.name, entry.start)
+    )
     for path in sorted({entry.path for entry in entries}):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
         with path.open("rb") as file:
@@ -93,12 +96,14 @@ def _files(folder: Path) -> list[Path]:
         return found
     if found:
         raise CorruptCheckpoint(
-            f"{folder} holds {len(found)} safetensors files but no {INDEX_NAME}; download the index too"
+            f"{folder} holds {len(found)} safetensors files but no {INDEX_NAME}; "
+            "download the index too"
         )
     if any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir()):
         raise UnsupportedModel(
-            f"{folder} holds pickle weights only, which can run code when opened; convert them with "
-            "transformers' save_pretrained(..., safe_serialization=True) or pick a safetensors revision"
+            f"{folder} holds pickle weights only, which can run code when opened; convert "
+            "them with transformers' save_pretrained(..., safe_serialization=True) or pick a "
+            "safetensors revision"
         )
     raise CheckpointNotFound(f"{folder} holds no *.safetensors file; finish the download")
 
@@ -110,7 +115,9 @@ def _read_index(path: Path) -> dict[str, str]:
             return dict(weight_map)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again") from error
-    raise CorruptCheckpoint(f"{path} points outside its folder; get the checkpoint from a source you trust")
+    raise CorruptCheckpoint(
+        f"{path} points outside its folder; get the checkpoint from a source you trust"
+    )
 
 
 def _read_header(path: Path) -> list[TensorEntry]:
@@ -122,7 +129,9 @@ def _read_header(path: Path) -> list[TensorEntry]:
                 raise ValueError("no header")
             header: dict[str, Any] = json.loads(file.read(length))
         entries = [
-            TensorEntry(path, name, item["dtype"], tuple(item["shape"]), *_offsets(item, 8 + length))
+            TensorEntry(
+                path, name, item["dtype"], tuple(item["shape"]), *_offsets(item, 8 + length)
+            )
             for name, item in header.items()
             if name != "__metadata__"
         ]

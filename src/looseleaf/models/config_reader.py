@@ -1,7 +1,8 @@
-"""From a checkpoint's ``config.json`` to a ``ModelConfig``: what each family calls things, and its defaults.
+"""From a checkpoint's ``config.json`` to a ``ModelConfig``: each family's words and defaults.
 
-Both spellings of RoPE are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``. What Looseleaf
-does not implement is refused by name; nothing is skipped silently that would change a logit.
+Both spellings of RoPE are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``.
+What Looseleaf does not implement is refused by name; nothing is skipped silently that would change
+a logit.
 """
 
 import json
@@ -54,7 +55,9 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise CorruptCheckpoint(f"{path} can't be read as JSON ({error}); download it again") from error
+        raise CorruptCheckpoint(
+            f"{path} can't be read as JSON ({error}); download it again"
+        ) from error
     if not isinstance(raw, dict):
         raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
     return parse_config(raw, str(path))
@@ -66,7 +69,9 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
     build = _FAMILIES.get(str(family))
     if build is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise UnsupportedModel(f"{source}: model family {family!r} is not supported; supported: {known}")
+        raise UnsupportedModel(
+            f"{source}: model family {family!r} is not supported; supported: {known}"
+        )
     try:
         return build(raw)
     except KeyError as error:
@@ -139,13 +144,13 @@ def _rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig
 
 
 def _law_parameters(raw: Json, law: str, scaling: Json) -> dict[str, Any]:
-    given = {name: scaling[name] for name in _ROPE_FIELDS.get(law, ()) if scaling.get(name) is not None}
+    given = {
+        name: scaling[name] for name in _ROPE_FIELDS.get(law, ()) if scaling.get(name) is not None
+    }
     for name in _ROPE_REQUIRED.get(law, ()):
         if name not in given:
             raise CorruptCheckpoint(f"RoPE law {law!r} needs {name!r}; check rope_scaling")
-    for name in ("short_factor", "long_factor"):
-        if name in given:
-            given[name] = tuple(float(value) for value in given[name])
+    given = {name: _rope_value(name, value) for name, value in given.items()}
     original = raw.get("original_max_position_embeddings")
     if law in ("llama3", "yarn", "longrope") and original is not None:
         given["original_max_position_embeddings"] = int(original)
@@ -157,13 +162,20 @@ def _law_parameters(raw: Json, law: str, scaling: Json) -> dict[str, Any]:
     return given
 
 
+def _rope_value(name: str, value: Any) -> Any:
+    if name in ("short_factor", "long_factor"):
+        return tuple(float(item) for item in value)
+    kinds: dict[str, type] = {"truncate": bool, "original_max_position_embeddings": int}
+    return kinds.get(name, float)(value)
+
+
 def _every_layer(raw: Json, num_layers: int) -> tuple[int, ...]:
     window = int(raw.get("sliding_window") or 0)
     return (window,) * num_layers if window else ()
 
 
 def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
-    """Qwen's windows: only if switched on, then by ``layer_types`` or in the layers past a count."""
+    """Qwen's windows: only if switched on, then by ``layer_types`` or past a count of layers."""
     window = int(raw.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
     kinds = raw.get("layer_types")
     if kinds is None:
@@ -171,9 +183,13 @@ def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise UnsupportedModel(f"layer types {unknown} are not implemented; supported: full and sliding")
+        raise UnsupportedModel(
+            f"layer types {unknown} are not implemented; supported: full and sliding"
+        )
     if len(kinds) != num_layers:
-        raise CorruptCheckpoint(f"layer_types names {len(kinds)} layers, the model has {num_layers}")
+        raise CorruptCheckpoint(
+            f"layer_types names {len(kinds)} layers, the model has {num_layers}"
+        )
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return windows if any(windows) else ()
 
@@ -230,7 +246,9 @@ def _qwen3(raw: Json) -> ModelConfig:
 
 def _phi(raw: Json) -> ModelConfig:
     if raw.get("qk_layernorm"):
-        raise UnsupportedModel("Phi with qk_layernorm is not implemented; use a checkpoint without it")
+        raise UnsupportedModel(
+            "Phi with qk_layernorm is not implemented; use a checkpoint without it"
+        )
     shape = _shape(raw)
     return ModelConfig(
         **shape,

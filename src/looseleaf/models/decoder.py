@@ -1,7 +1,8 @@
 """The decoder: one plain definition for every family, told apart by its configuration only.
 
-It turns no position and keeps no keys. Queries and keys go unrotated to the attention object, which knows
-where each row stands; so the same forward serves prefill, decode, blend and everything between.
+It turns no position and keeps no keys. Queries and keys go unrotated to the attention object, which
+knows where each row stands; so the same forward serves prefill, decode, blend and everything
+between.
 """
 
 import torch
@@ -43,7 +44,7 @@ class Decoder:
     def forward(
         self, tokens: Int[Tensor, " rows"], attend: Attend, hook: LayerHook | None = None
     ) -> Float[Tensor, "remaining hidden_size"]:
-        """The normed hidden states behind the last layer, of all rows or of those that ``hook`` left."""
+        """The normed hidden states behind the last layer, of the rows that ``hook`` left."""
         hidden = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
             if hook is not None:
@@ -52,16 +53,16 @@ class Decoder:
         return apply_norm(hidden, self.weights.final_norm, self.config)
 
     @torch.inference_mode()
-    def logits(
-        self, hidden: Float[Tensor, "rows hidden_size"]
-    ) -> Float[Tensor, "rows vocab_size"]:
+    def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
         """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
         return apply_projection(hidden, self.weights.lm_head)
 
     def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, attend: Attend) -> Tensor:
         config = self.config
         normed = apply_norm(hidden, layer.input_norm, config)
-        attended = add_projection(hidden, self._attention(index, layer, normed, attend), layer.output)
+        attended = add_projection(
+            hidden, self._attention(index, layer, normed, attend), layer.output
+        )
         if layer.mlp_norm is not None:
             normed = apply_norm(attended, layer.mlp_norm, config)
         inner = apply_activation(apply_projection(normed, layer.gate_up), config)

@@ -1,8 +1,8 @@
 """From token ids back to text, whole or token by token, never half a character.
 
-Every token stands for some bytes, whatever its neighbours; text is those bytes read as UTF-8. That makes a
-stream and a whole decode equal by construction. Invalid bytes become U+FFFD, each maximal run one; for valid
-UTF-8 the result is that of the tokenizer's own decoder.
+Every token stands for some bytes, whatever its neighbours; text is those bytes read as UTF-8. That
+makes a stream and a whole decode equal by construction. Invalid bytes become U+FFFD, each maximal
+run one; for valid UTF-8 the result is that of the tokenizer's own decoder.
 """
 
 import codecs
@@ -26,11 +26,13 @@ def byte_alphabet() -> dict[str, int]:
 class TokenBytes:
     """The bytes of each token, by the rules of a ``tokenizer.json`` decoder.
 
-    ``strip_start`` is how many leading spaces the decoder takes off a whole text, -1 for all of the first
-    token's.
+    ``strip_start`` is how many leading spaces the decoder takes off a whole text, -1 for all of the
+    first token's.
     """
 
-    def __init__(self, decoder: Mapping[str, Any] | None, token: Callable[[int], str | None]) -> None:
+    def __init__(
+        self, decoder: Mapping[str, Any] | None, token: Callable[[int], str | None]
+    ) -> None:
         self._token = token
         self._cache: dict[int, bytes] = {}
         self._alphabet: dict[str, int] = {}
@@ -61,8 +63,8 @@ class TokenBytes:
             self.strip_start = int(step["start"])
         elif kind != "Fuse":
             raise UnsupportedModel(
-                f"the tokenizer's decoder step {kind!r} is not implemented; supported are byte-level BPE and "
-                "SentencePiece-style tokenizers"
+                f"the tokenizer's decoder step {kind!r} is not implemented; supported are "
+                "byte-level BPE and SentencePiece-style tokenizers"
             )
 
     def _spell(self, token: str) -> bytes:
@@ -78,7 +80,8 @@ class TokenBytes:
 class Detokenizer:
     """Turns a growing run of token ids into text: ``push`` each id, then ``finish``.
 
-    The pieces, joined, are the text of the whole run. A character cut off between tokens waits for its rest.
+    The pieces, joined, are the text of the whole run. A character cut off between tokens waits for
+    its rest.
     """
 
     def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int] = frozenset()) -> None:
@@ -101,19 +104,21 @@ class Detokenizer:
         return self._utf8.decode(b"", final=True)
 
     def _strip_spaces(self, piece: bytes) -> bytes:
-        limit = len(piece) if self._strip < 0 else self._strip
-        kept = piece.lstrip(b" ") if len(piece) - len(piece.lstrip(b" ")) <= limit else piece[limit:]
-        taken = len(piece) - len(kept)
-        # a bounded strip goes on into the next token only while nothing but spaces came
-        self._strip = self._strip - taken if self._strip > 0 and not kept else 0
+        if self._strip < 0:
+            self._strip = 0
+            return piece.replace(b" ", b"")
+        spaces = len(piece) - len(piece.lstrip(b" "))
+        kept = piece[min(spaces, self._strip) :]
+        # the strip goes on into the next token only while nothing but spaces came
+        self._strip = 0 if kept else self._strip - len(piece)
         return kept
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if decoder is None:
         raise UnsupportedModel(
-            "tokenizer.json has no decoder, so tokens can't be turned into text; use a checkpoint whose "
-            "tokenizer is byte-level BPE or SentencePiece-style"
+            "tokenizer.json has no decoder, so tokens can't be turned into text; use a checkpoint "
+            "whose tokenizer is byte-level BPE or SentencePiece-style"
         )
     if decoder.get("type") != "Sequence":
         return [decoder]

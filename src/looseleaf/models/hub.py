@@ -1,6 +1,7 @@
-"""Where a checkpoint is: a local folder, or a hub id that is fetched once and kept in the hub's cache.
+"""Where a checkpoint is: a local folder, or a hub id that is fetched once into the hub's cache.
 
-Only what Looseleaf reads is asked for: safetensors, JSON, templates and tokenizer files, never pickles.
+Only what Looseleaf reads is asked for: safetensors, JSON, templates and tokenizer files, never
+pickles.
 """
 
 import re
@@ -35,7 +36,9 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
     if folder.exists():
         raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
     if not _HUB_ID.fullmatch(str(name)):
-        raise CheckpointNotFound(f"no folder {name}; give a checkpoint's folder, or a hub id 'owner/name'")
+        raise CheckpointNotFound(
+            f"no folder {name}; give a checkpoint's folder, or a hub id 'owner/name'"
+        )
     download = download or _hub_download()
     try:
         found = download(str(name), allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED))
@@ -43,8 +46,9 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointNotFound(
-            f"no folder {name}, and the hub did not give it ({type(error).__name__}: {reason}). Check the "
-            "spelling and `hf auth login` for gated models; offline, download it elsewhere and give the folder"
+            f"no folder {name}, and the hub did not give it ({type(error).__name__}: {reason}). "
+            "Check the spelling, and `hf auth login` for gated models; offline, download it "
+            "elsewhere and give the folder"
         ) from error
 
 
@@ -53,11 +57,12 @@ def _hub_download() -> Downloader:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise CheckpointNotFound(
-            "hub ids need the package huggingface_hub: pip install huggingface_hub, or give a local folder"
+            "hub ids need huggingface_hub: pip install huggingface_hub, or give a local folder"
         ) from error
 
     def download(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
-        return str(snapshot_download(repo_id, **patterns))
+        return snapshot_download(
+            repo_id, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
 
     return download

@@ -1,7 +1,7 @@
 """The two pieces a decoder layer is made of besides attention: the norm and the MLP.
 
-As functions over plain tensors, with as few operations as the mathematics allows: at batch 1 on a CPU the
-count of operations is the speed.
+As functions over plain tensors, with as few operations as the mathematics allows: at batch 1 on a
+CPU the count of operations is the speed.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from looseleaf.config import ModelConfig
 
 
 class Projection(NamedTuple):
-    """A linear map: ``weight`` is ``[out_features, in_features]``, ``bias`` ``[out_features]`` or None."""
+    """A linear map: ``weight [out_features, in_features]``, ``bias [out_features]`` or None."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -23,10 +23,10 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. ``qkv`` and ``gate_up`` are fused; without a gate, ``gate_up`` is the up projection alone.
+    """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
 
-    A norm is a ``Projection`` by name only: weight and bias ``[hidden_size]``. ``mlp_norm`` is None where
-    attention and MLP read the same normed input.
+    A norm is a ``Projection`` by name only: weight and bias ``[hidden_size]``. ``mlp_norm`` is None
+    where attention and MLP read the same normed input.
     """
 
     input_norm: Projection
@@ -41,7 +41,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All tensors of a decoder, on one device and in one dtype; ``lm_head`` may share the embedding."""
+    """All tensors of a decoder, on one device, in one dtype; a tied head shares the embedding."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -68,7 +68,7 @@ def add_projection(residual: Tensor, hidden: Tensor, projection: Projection) -> 
 
 
 def apply_activation(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """The MLP's inner values ``[rows, intermediate_size]`` from the fused gate and up projection."""
+    """The MLP's inner values ``[rows, intermediate_size]`` from the fused gate and up."""
     if not config.gated_mlp:
         return _nonlinearity(hidden, config.activation)
     gate, up = hidden.chunk(2, -1)

@@ -1,8 +1,8 @@
-"""The checkpoint's tokenizer: text to ids and back, chat and document templates, BOS and end tokens.
+"""The checkpoint's tokenizer: text to ids and back, templates, BOS and end tokens.
 
-Two kinds of text never mix: what a user wrote, in which a marker is only characters, and what a template
-wrote, in which it is a token. Nothing is added implicitly: whether a text begins with BOS is the caller's
-step, told by ``bos_token_id``.
+Two kinds of text never mix: what a user wrote, in which a marker is only characters, and what a
+template wrote, in which it is a token. Nothing is added implicitly: whether a text begins with BOS
+is the caller's step, told by ``bos_token_id``.
 """
 
 import json
@@ -27,14 +27,22 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 DEFAULT_DOCUMENT_TEMPLATE = "{text}\n\n"
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class Tokenizer:
-    """What a checkpoint's ``tokenizer.json`` and the files beside it say, loaded once and never changed.
+    """What ``tokenizer.json`` and the files beside it say, loaded once and never changed.
 
-    ``bos_token_id`` is the id every plain text begins with, or None if this model's texts begin without.
-    ``eos_token_ids`` end an answer. Safe to share between threads.
+    ``bos_token_id`` is the id every plain text begins with, or None if this model's texts begin
+    without. ``eos_token_ids`` end an answer. Safe to share between threads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +89,7 @@ class Tokenizer:
         return list(self._with_markers.encode(text, add_special_tokens=False).ids)
 
     def protect(self, text: str) -> str:
-        """``text`` from a user, safe to put into template text for ``encode(..., special=True)``."""
+        """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
         return self._protector.protect(text)
 
     def encode_document(self, text: str) -> list[int]:
@@ -94,8 +102,9 @@ class Tokenizer:
     ) -> str:
         """The conversation as template text, for ``encode(..., special=True)``.
 
-        Contents are strings or lists of parts; a part of type ``document`` becomes ``DOCUMENT_CUT``. Further
-        ``variables`` (``tools``, ``documents``, ``enable_thinking`` …) reach the template.
+        Contents are strings or lists of parts; a part of type ``document`` becomes
+        ``DOCUMENT_CUT``. Further ``variables`` (``tools``, ``documents``, ``enable_thinking`` …)
+        reach the template.
         """
         template = self._chat_template("tool_use" if variables.get("tools") else "default")
         safe = {name: self._protector.protect_tree(value) for name, value in variables.items()}
@@ -106,7 +115,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
     ) -> list[list[int]]:
-        """The conversation's ids, cut where its documents stand: one run more than there are documents."""
+        """The conversation's ids, cut where documents stand: one run more than documents."""
         text = self.render_chat(messages, add_generation_prompt, **variables)
         return [self.encode(piece, special=True) for piece in _cut(text, self._protector)]
 
@@ -162,7 +171,8 @@ class Tokenizer:
             if match["wrapped"]:
                 plain += self._protector.unprotect(match["wrapped"])
             else:
-                yield plain, match["marker"].strip() if match["marker"] not in self._markers else match["marker"]
+                marker = match["marker"]
+                yield plain, marker if marker in self._markers else marker.strip()
                 plain = ""
         yield plain + text[position:], None
 
@@ -173,12 +183,14 @@ class Tokenizer:
             return (r"\s*" if left else "") + re.escape(marker) + (r"\s*" if right else "")
 
         markers = "|".join(spelled(m) for m in sorted(self._markers, key=len, reverse=True))
-        return re.compile(f"(?P<wrapped>{self._protector.wrapped.pattern})|(?P<marker>{markers})", re.DOTALL)
+        return re.compile(
+            f"(?P<wrapped>{self._protector.wrapped.pattern})|(?P<marker>{markers})", re.DOTALL
+        )
 
     def _chat_template(self, name: str) -> ChatTemplate:
         if not self._chat_templates:
             raise InvalidRequest(
-                "this checkpoint has no chat template; send plain text, or use an instruct checkpoint"
+                "this checkpoint has no chat template; send plain text or use an instruct model"
             )
         return self._chat_templates.get(name) or self._chat_templates["default"]
 
@@ -229,7 +241,9 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except ValueError as error:
-        raise CorruptCheckpoint(f"{path} can't be read as JSON ({error}); download it again") from error
+        raise CorruptCheckpoint(
+            f"{path} can't be read as JSON ({error}); download it again"
+        ) from error
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
     return value

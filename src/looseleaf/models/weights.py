@@ -1,7 +1,8 @@
 """Weights of a decoder from safetensors files, fused as the decoder reads them.
 
-What checkpoints keep apart (q, k and v; gate and up) becomes one matrix, filled part by part in its final
-dtype and on its final device, so that decode runs one product each and loading never holds two copies.
+What checkpoints keep apart (q, k and v; gate and up) becomes one matrix, filled part by part in its
+final dtype and on its final device, so that decode runs one product each and loading never holds
+two copies.
 """
 
 import re
@@ -66,10 +67,15 @@ def _layer(reader: "_Reader", config: ModelConfig, prefix: str) -> LayerWeights:
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
     head_norms = [attention + name for name in ("q_norm.weight", "k_norm.weight") if config.qk_norm]
-    q_norm, k_norm = [reader.fused([name], [(config.head_dim,)]) for name in head_norms] or (None, None)
+    q_norm, k_norm = [reader.fused([name], [(config.head_dim,)]) for name in head_norms] or (
+        None,
+        None,
+    )
     return LayerWeights(
         input_norm=reader.norm(prefix + "input_layernorm", hidden, config),
-        qkv=reader.projection([attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias),
+        qkv=reader.projection(
+            [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
+        ),
         output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
         mlp_norm=None
         if config.parallel_residual
@@ -85,7 +91,11 @@ class _Reader:
     """Reads tensors by name into fused ones, and remembers which were read."""
 
     def __init__(
-        self, folder: Path, entries: dict[str, TensorEntry], dtype: torch.dtype, device: torch.device
+        self,
+        folder: Path,
+        entries: dict[str, TensorEntry],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._folder, self._entries = folder, entries
         self._dtype, self._device = dtype, device
@@ -99,10 +109,14 @@ class _Reader:
         self._stack.close()
 
     def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.fused([name + ".weight" for name in names], [(size, fan_in) for size in sizes])
+        weight = self.fused(
+            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
+        )
         if not bias:
             return Projection(weight)
-        return Projection(weight, self.fused([n + ".bias" for n in names], [(size,) for size in sizes]))
+        return Projection(
+            weight, self.fused([n + ".bias" for n in names], [(size,) for size in sizes])
+        )
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Projection:
         weight = self.fused([name + ".weight"], [(size,)])
@@ -127,8 +141,8 @@ class _Reader:
         unknown = sorted(set(self._entries) - self._used - ignored)
         if unknown:
             raise CorruptCheckpoint(
-                f"{self._folder} holds tensors that a {config.family} model of this configuration has no "
-                f"place for: {some(unknown)}; config.json and the weights do not fit together"
+                f"{self._folder} holds tensors that a {config.family} model of this shape has "
+                f"no place for: {some(unknown)}; config.json and the weights do not fit together"
             )
 
     def _check(self, names: list[str], shapes: list[tuple[int, ...]]) -> None:
@@ -139,13 +153,13 @@ class _Reader:
             entry = self._entries[name]
             if entry.dtype not in _FLOATS:
                 raise UnsupportedModel(
-                    f"{self._folder}: {name} is stored as {entry.dtype}; quantised checkpoints are not "
-                    "supported, use one in float32, float16 or bfloat16"
+                    f"{self._folder}: {name} is stored as {entry.dtype}; quantised checkpoints "
+                    "are not supported, use one in float32, float16 or bfloat16"
                 )
             if entry.shape != shape:
                 raise CorruptCheckpoint(
-                    f"{self._folder}: {name} has shape {list(entry.shape)}, config.json asks for "
-                    f"{list(shape)}; config.json and the weights do not fit together"
+                    f"{self._folder}: {name} has shape {list(entry.shape)}, config.json asks "
+                    f"for {list(shape)}; config.json and the weights do not fit together"
                 )
 
     def _read(self, name: str) -> Tensor:
@@ -159,7 +173,9 @@ class _Reader:
                 )
             tensor: Tensor = self._files[entry.path].get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CorruptCheckpoint(f"{entry.path} can't be read ({error}); download it again") from error
+            raise CorruptCheckpoint(
+                f"{entry.path} can't be read ({error}); download it again"
+            ) from error
         self._used.add(name)
         return tensor
 

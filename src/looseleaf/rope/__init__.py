@@ -1,7 +1,8 @@
-"""Where a key stands: which angle a position turns each pair of dims by, and what that does to identity.
+"""Where a key stands: the angle a position turns each pair of dims by, and a key's identity.
 
-A stored key is turned by its place in its own segment; the query comes to it. ``laws`` says how fast each
-pair turns, ``frames`` makes the table of a whole engine and the name of everything that changes a key.
+A stored key is turned by its place in its own segment; the query comes to it. ``laws`` says how
+fast each pair turns, ``frames`` makes the table of a whole engine and the name of everything that
+changes a key.
 """
 
 from looseleaf.rope.frames import build_rotation, query_scale, rope_fingerprint, softmax_scale

@@ -1,7 +1,7 @@
-"""The table that turns queries and keys, the name of everything that changes a stored key, and the scale.
+"""The table that turns queries and keys, the softmax scale, the name of what changes a key.
 
-A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` is that of a query at
-``p - offset`` and a key at ``j``. So one table of positions counted from 0 serves every frame.
+A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` is that of a query
+at ``p - offset`` and a key at ``j``. So one table of positions counted from 0 serves every frame.
 """
 
 import hashlib
@@ -32,15 +32,17 @@ def build_rotation(
 
 
 def softmax_scale(config: RopeConfig) -> float:
-    """What a plain ``q . k`` is multiplied with: the law's factor comes in with q and again with k."""
-    return config.head_dim**-0.5 * rope_frequencies(config).attention_factor ** 2
+    """What a plain ``q . k`` is multiplied with: the law's factor comes with q and with k."""
+    factor = rope_frequencies(config).attention_factor
+    return float(config.head_dim**-0.5 * factor**2)
 
 
 def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
-    """What each dim of a query is multiplied with before it turns, fp32, or None where that is all ones.
+    """What each dim of a query is multiplied with before it turns, fp32; None for all ones.
 
-    The factor in ``softmax_scale`` reaches every dim, but the law means it for those that turn. Where some
-    pass through (partial rotary with YaRN or LongRoPE), their share of the score is divided by it again.
+    The factor in ``softmax_scale`` reaches every dim, but the law means it for those that turn.
+    Where some pass through (partial rotary with YaRN or LongRoPE), their share of the score is
+    divided by it again.
     """
     factor = rope_frequencies(config).attention_factor
     if factor == 1.0 or config.rotary_dim == config.head_dim:
@@ -53,9 +55,9 @@ def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
 def rope_fingerprint(config: RopeConfig) -> bytes:
     """A digest of everything that changes a stored key; equal on every machine, for every process.
 
-    The frozen length counts exactly where it changes frequencies: LongRoPE has two regimes, dynamic NTK one
-    for each length past the original. The attention factor counts too: the hidden states behind the first
-    layer, and so their keys, depend on it.
+    The frozen length counts exactly where it changes frequencies: LongRoPE has two regimes, dynamic
+    NTK one for each length past the original. The attention factor counts too: the hidden states
+    behind the first layer, and so their keys, depend on it.
     """
     always = (config.head_dim, config.rotary_dim, config.interleaved, config.theta, config.law)
     extended = is_extended(config)
@@ -65,7 +67,12 @@ def rope_fingerprint(config: RopeConfig) -> bytes:
         "dynamic": (config.factor, config.max_position_embeddings, frozen_length(config))
         if extended
         else (),
-        "llama3": (config.factor, config.low_freq_factor, config.high_freq_factor, original_length(config)),
+        "llama3": (
+            config.factor,
+            config.low_freq_factor,
+            config.high_freq_factor,
+            original_length(config),
+        ),
         "yarn": (
             (config.factor, config.beta_fast, config.beta_slow),
             (config.truncate, original_length(config), rope_frequencies(config).attention_factor),

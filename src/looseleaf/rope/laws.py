@@ -1,8 +1,8 @@
 """The scaling laws of RoPE: from a configuration to one inverse frequency for each pair of dims.
 
-Everything is fp64 and in plain formulas; tables are made in ``frames``. A law that depends on the length
-of the sequence (``dynamic``, ``longrope``) is evaluated once, at the configuration's frozen length, because
-a key that was stored under one set of frequencies can't be read under another.
+Everything is fp64 and in plain formulas; tables are made in ``frames``. A law that depends on the
+length of the sequence (``dynamic``, ``longrope``) is evaluated once, at the configuration's frozen
+length, because a key that was stored under one set of frequencies can't be read under another.
 """
 
 import math
@@ -18,7 +18,7 @@ from looseleaf.errors import InvalidOption, UnsupportedModel
 
 
 class Frequencies(NamedTuple):
-    """Radians per position of each pair of dims, fp64, and the factor that belongs to q and to k each."""
+    """Radians per position of each pair, fp64, and the factor that belongs to q and k each."""
 
     inverse: Float[Tensor, " half_rotary_dim"]
     attention_factor: float
@@ -29,7 +29,9 @@ def rope_frequencies(config: RopeConfig) -> Frequencies:
     law = _LAWS.get(config.law)
     if law is None:
         known = ", ".join(_LAWS)
-        raise UnsupportedModel(f"RoPE law {config.law!r} is not implemented; Looseleaf knows {known}")
+        raise UnsupportedModel(
+            f"RoPE law {config.law!r} is not implemented; Looseleaf knows {known}"
+        )
     return law(config)
 
 
@@ -46,7 +48,7 @@ def original_length(config: RopeConfig) -> int:
 
 
 def is_extended(config: RopeConfig) -> bool:
-    """Whether the frozen length lies past what the length-dependent law calls its original range."""
+    """Whether the frozen length lies past the law's original range."""
     if config.law == "dynamic":
         return frozen_length(config) > config.max_position_embeddings
     return frozen_length(config) > original_length(config)
@@ -69,7 +71,9 @@ def _dynamic(config: RopeConfig) -> Frequencies:
     if not is_extended(config):
         return _default(config)
     if config.rotary_dim <= 2:
-        raise UnsupportedModel("dynamic NTK scaling needs a rotary_dim above 2; check the config.json")
+        raise UnsupportedModel(
+            "dynamic NTK scaling needs a rotary_dim above 2; check the config.json"
+        )
     stretch = frozen_length(config) / config.max_position_embeddings
     growth = config.factor * stretch - (config.factor - 1)
     exponent = config.rotary_dim / (config.rotary_dim - 2)
@@ -78,7 +82,9 @@ def _dynamic(config: RopeConfig) -> Frequencies:
 
 def _llama3(config: RopeConfig) -> Frequencies:
     if config.high_freq_factor <= config.low_freq_factor:
-        raise InvalidOption("llama3 RoPE needs high_freq_factor above low_freq_factor; check config.json")
+        raise InvalidOption(
+            "llama3 RoPE needs high_freq_factor above low_freq_factor; check config.json"
+        )
     plain = 1.0 / _periods(config, config.theta)
     turns = original_length(config) * plain / (2 * math.pi)
     # 0 below low_freq_factor turns over the original length, 1 above high_freq_factor
@@ -127,8 +133,8 @@ def _longrope(config: RopeConfig) -> Frequencies:
     factors = config.long_factor if is_extended(config) else config.short_factor
     if len(factors) != config.rotary_dim // 2:
         raise InvalidOption(
-            f"longrope's {name} has {len(factors)} values but the model turns {config.rotary_dim // 2} "
-            "pairs of dims; check rope_scaling in config.json"
+            f"longrope's {name} has {len(factors)} values but the model turns "
+            f"{config.rotary_dim // 2} pairs of dims; check rope_scaling in config.json"
         )
     periods = _periods(config, config.theta)
     inverse = 1.0 / (torch.tensor(factors, dtype=torch.float64) * periods)

@@ -1,0 +1,145 @@
+"""What config.json says, in either spelling, and what is refused with a sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
+from looseleaf.models import read_config
+from looseleaf.models.config_reader import parse_config
+
+BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def test_old_and_new_spelling_of_rope_are_one_configuration() -> None:
+    scaling = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    scaling["original_max_position_embeddings"] = 64
+    old = parse_config({**BASE, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}})
+    parameters = {"rope_type": "llama3", "rope_theta": 5e5, **scaling}
+    new = parse_config({**BASE, "rope_parameters": parameters})
+    assert old == new
+    assert (new.rope.theta, new.rope.law, new.rope.factor) == (5e5, "llama3", 8.0)
+
+
+def test_null_scaling_is_the_default_law() -> None:
+    assert parse_config({**BASE, "rope_scaling": None}).rope.law == "default"
+
+
+def test_head_dim_is_given_or_derived() -> None:
+    assert parse_config(BASE).head_dim == 16
+    assert parse_config({**BASE, "head_dim": None}).head_dim == 16
+    assert parse_config({**BASE, "head_dim": 24}).rope.rotary_dim == 24
+
+
+def test_kv_heads_default_to_query_heads() -> None:
+    raw = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+    assert parse_config(raw).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, ()),
+        ({"sliding_window": 8}, ()),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 4}, ()),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, (0, 0, 0, 8)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (8, 0, 8, 0),
+        ),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwen_windows(family: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert parse_config({**BASE, "model_type": family, **changes}).windows == windows
+
+
+def test_mistral_windows_every_layer_unless_null() -> None:
+    mistral = {**BASE, "model_type": "mistral"}
+    assert parse_config({**mistral, "sliding_window": 8}).windows == (8, 8, 8, 8)
+    assert parse_config({**mistral, "sliding_window": None}).windows == ()
+
+
+def test_phi_turns_half_of_each_head_by_default() -> None:
+    config = parse_config({**BASE, "model_type": "phi"})
+    assert (config.rope.rotary_dim, config.norm, config.parallel_residual) == (8, "layer", True)
+    assert (
+        parse_config({**BASE, "model_type": "phi", "partial_rotary_factor": 0.25}).rope.rotary_dim
+        == 4
+    )
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> None:
+    scaling = {"type": name, "short_factor": [1.0] * 8, "long_factor": [2] * 8}
+    raw = {**BASE, "model_type": "phi3", "rope_scaling": scaling}
+    rope = parse_config({**raw, "original_max_position_embeddings": 128}).rope
+    assert (rope.law, rope.factor, rope.long_factor) == ("longrope", 4.0, (2.0,) * 8)
+
+
+def test_an_unknown_family_names_the_known_ones() -> None:
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, mistral, phi, phi3, qwen2, qwen3"):
+        parse_config({**BASE, "model_type": "mamba"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_scaling": {"rope_type": "proportional"}}, "RoPE law 'proportional'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
+        ({"hidden_act": "relu2"}, "activation 'relu2'"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
+        (
+            {"model_type": "qwen3", "layer_types": ["linear_attention"] * 4},
+            "layer types .'linear_attention'",
+        ),
+    ],
+)
+def test_what_would_change_a_logit_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        parse_config({**BASE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": None}, "wrong kind"),
+        ({"num_hidden_layers": "many"}, "wrong kind"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs 'factor'"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "names 1 layers"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match=words):
+        parse_config({**BASE, **changes})
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"config.json lacks 'vocab_size'"):
+        parse_config({key: value for key, value in BASE.items() if key != "vocab_size"})
+
+
+def test_files_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"holds no config.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{ not json")
+    with pytest.raises(CorruptCheckpoint, match="can't be read as JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([BASE]))
+    with pytest.raises(CorruptCheckpoint, match="not a JSON object"):
+        read_config(tmp_path)

@@ -1,0 +1,336 @@
+"""User text never becomes a marker, streams equal whole decodes, templates equal Transformers'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from looseleaf.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidRequest,
+    UnsupportedModel,
+)
+from looseleaf.models import Tokenizer
+from looseleaf.models.chat_template import CLOSE, DOCUMENT_CUT, OPEN
+from tests.checkpoints import MARKERS, VOCAB_SIZE, write_tokenizer
+
+BEGIN, END, SYSTEM, USER, ASSISTANT = range(5)
+
+
+def load(folder: Path, **settings: Any) -> Tokenizer:
+    write_tokenizer(folder, **settings)
+    return Tokenizer(folder)
+
+
+def write_sentencepiece(folder: Path, style: str) -> Path:
+    """A SentencePiece-style tokenizer with byte fallback, in one of the spellings in the field."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "b", "▁a", "▁b", "ab", "▁ab", "é", "▁▁", "▁▁a"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    merges = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁a", "b"), ("▁", "▁"), ("▁▁", "a")]
+    backend = Backend(
+        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    start = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if style == "prepend":
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+        backend.decoder = decoders.Sequence([*start, decoders.Strip(" ", 1, 0)])
+    elif style == "plain":
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        backend.decoder = decoders.Sequence(start)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(tmp_path_factory.mktemp("byte_level"))
+
+
+@pytest.fixture(scope="session", params=["prepend", "plain", "metaspace"])
+def sentencepiece(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, Backend]:
+    folder = write_sentencepiece(tmp_path_factory.mktemp(request.param), request.param)
+    return Tokenizer(folder), Backend.from_file(str(folder / "tokenizer.json"))
+
+
+user_text = st.lists(
+    st.sampled_from([*MARKERS, OPEN, CLOSE, DOCUMENT_CUT, "<|", "|>", "end", " ", "\n", "é", "😀"])
+    | st.text(max_size=4),
+    max_size=8,
+).map("".join)
+
+
+@given(text=user_text)
+def test_user_text_never_becomes_a_marker_and_comes_back_whole(
+    text: str, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(text)
+    assert not tokenizer.special_token_ids.intersection(ids)
+    assert tokenizer.decode(ids) == text
+
+
+@given(before=user_text, after=user_text)
+def test_protected_text_inside_a_template_stays_text(
+    before: str, after: str, tokenizer: Tokenizer
+) -> None:
+    text = f"<|user|>{tokenizer.protect(before)}<|end|>{tokenizer.protect(after)}<|assistant|>"
+    ids = tokenizer.encode(text, special=True)
+    assert [i for i in ids if i in tokenizer.special_token_ids] == [USER, END, ASSISTANT]
+    assert ids == [USER, *tokenizer.encode(before), END, *tokenizer.encode(after), ASSISTANT]
+
+
+def test_template_text_yields_markers(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("<|user|><|end|>", special=True) == [USER, END]
+
+
+def test_nothing_is_added_implicitly(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, add_bos_token=True)
+    assert BEGIN not in tokenizer.encode("who")
+    assert BEGIN not in tokenizer.encode("who", special=True)
+
+
+@given(content=user_text)
+def test_a_message_can_not_forge_a_turn(content: str, tokenizer: Tokenizer) -> None:
+    (ids,) = tokenizer.encode_chat([{"role": "user", "content": content}])
+    markers = [i for i in ids if i in tokenizer.special_token_ids]
+    assert markers == [BEGIN, USER, END, ASSISTANT]
+    assert content.strip() in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("role", ["user|><|system", "", "two words", None, 3])
+def test_a_role_is_a_word(role: Any, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="role must be a word"):
+        tokenizer.encode_chat([{"role": role, "content": "who"}])
+
+
+def test_a_chat_is_cut_where_its_documents_stand(tokenizer: Tokenizer) -> None:
+    parts = ["who", {"type": "document"}, {"type": "text", "text": f"signs{DOCUMENT_CUT}"}]
+    runs = tokenizer.encode_chat([{"role": "user", "content": [*parts, {"type": "document"}]}])
+    assert runs[0] == [BEGIN, USER, *tokenizer.encode("who")]
+    assert runs[1] == tokenizer.encode(f"signs{DOCUMENT_CUT}")
+    assert runs[2][0] == END
+    assert len(runs) == 3
+
+
+def test_a_part_of_another_kind_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="'image_url'"):
+        tokenizer.encode_chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+@given(ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40), skip=st.booleans())
+def test_a_byte_level_stream_equals_the_library_s_whole_decode(
+    ids: list[int], skip: bool, tokenizer: Tokenizer
+) -> None:
+    stream = tokenizer.stream(skip_special=skip)
+    pieces = [stream.push(i) for i in ids]
+    whole = tokenizer._plain.decode(ids, skip_special_tokens=skip)
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids, skip) == whole
+
+
+@given(text=st.text())
+def test_a_byte_level_stream_holds_no_half_character(text: str, tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream()
+    pieces = [stream.push(i) for i in tokenizer.encode(text)]
+    assert "".join(pieces) == text
+    assert stream.finish() == ""
+    assert all("�" not in piece or "�" in text for piece in pieces)
+
+
+@given(text=st.text(st.sampled_from("ab é😀z"), max_size=12))
+def test_a_sentencepiece_stream_equals_the_library_s_whole_decode(
+    text: str, sentencepiece: tuple[Tokenizer, Backend]
+) -> None:
+    tokenizer, backend = sentencepiece
+    if isinstance(backend.decoder, decoders.Metaspace):
+        # that decoder knows no bytes, so only pieces of the vocabulary come back
+        text = "".join(character for character in text if character in "ab é")
+    ids = [1, *tokenizer.encode(text), 2]
+    stream = tokenizer.stream()
+    pieces = [stream.push(i) for i in ids]
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids) == backend.decode(ids)
+
+
+@given(ids=st.lists(st.integers(259, 268), max_size=12))
+def test_sentencepiece_spaces_are_the_library_s(
+    ids: list[int], sentencepiece: tuple[Tokenizer, Backend]
+) -> None:
+    tokenizer, backend = sentencepiece
+    assert tokenizer.decode(ids) == backend.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 268), max_size=20))
+def test_a_sentencepiece_stream_equals_its_whole_decode_for_any_bytes(
+    ids: list[int], sentencepiece: tuple[Tokenizer, Backend]
+) -> None:
+    tokenizer, _ = sentencepiece
+    stream = tokenizer.stream()
+    assert "".join([stream.push(i) for i in ids]) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
+    ids = [USER, *tokenizer.encode("who"), END]
+    assert tokenizer.decode(ids) == "who"
+    assert tokenizer.decode(ids, skip_special=False) == "<|user|>who<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("stated", "processor", "bos"),
+    [(True, False, BEGIN), (False, True, None), (None, True, BEGIN), (None, False, None)],
+)
+def test_bos_is_what_the_config_states_or_else_what_the_processor_adds(
+    stated: bool | None, processor: bool, bos: int | None, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, add_bos_token=stated)
+    if processor:
+        path = str(tmp_path / "tokenizer.json")
+        backend = Backend.from_file(path)
+        backend.post_processor = processors.TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[("<|begin|>", BEGIN)]
+        )
+        backend.save(path)
+    assert Tokenizer(tmp_path).bos_token_id == bos
+
+
+def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
+    assert load(tmp_path).eos_token_ids == {7, 8, 9, END}
+
+
+def test_documents_use_the_checkpoint_s_template(tmp_path: Path) -> None:
+    plain = load(tmp_path)
+    assert plain.decode(plain.encode_document("who <|end|>")) == "who <|end|>\n\n"
+    framed = load(tmp_path, document_template="<|system|>{text}<|end|>")
+    expected = [SYSTEM, *framed.encode("who <|end|> {text}"), END]
+    assert framed.encode_document("who <|end|> {text}") == expected
+
+
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}",
+    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+    "{{ m.content }}{% endfor %}",
+    "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n"
+    "{% endfor %}",
+    "named tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}{{ eos_token }}",
+    "date": "{{ strftime_now('%Y') }}",
+    "variables": "{{ enable_thinking }}{{ custom_instructions is defined }}",
+    "namespace": "{% set n = namespace(x=0) %}{% for m in messages %}"
+    "{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
+}
+MESSAGES = [
+    {"role": "system", "content": " Be <brief> & 'kind'. "},
+    {"role": "user", "content": "Who signs?\nÉ 😀"},
+    {"role": "assistant", "content": "Nobody."},
+]
+
+
+@pytest.mark.parametrize("where", ["config", "file", "named"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_rendering_equals_transformers(name: str, where: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = TEMPLATES[name]
+    given: Any = source if where == "config" else None
+    if where == "named":
+        given = [
+            {"name": "tool_use", "template": "unused" if name != "json" else source},
+            {"name": "default", "template": source},
+        ]
+    write_tokenizer(tmp_path, chat_template=given)
+    if where == "file":
+        (tmp_path / "chat_template.jinja").write_text(source)
+    tools = [{"type": "function", "function": {"name": "f"}}] if name == "json" else None
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    options: dict[str, Any] = {"add_generation_prompt": True, "enable_thinking": False}
+    expected = reference.apply_chat_template(MESSAGES, tokenize=False, tools=tools, **options)
+    assert Tokenizer(tmp_path).render_chat(MESSAGES, tools=tools, **options) == expected
+
+
+def test_encoding_a_chat_equals_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    ids = reference.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    assert tokenizer.encode_chat(MESSAGES) == [ids]
+
+
+def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="refuses the conversation: roles must alternate"):
+        tokenizer.render_chat(MESSAGES)
+
+
+def test_a_template_can_not_reach_python(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, chat_template="{{ ''.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        tokenizer.render_chat(MESSAGES)
+
+
+def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, chat_template=None)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        tokenizer.render_chat(MESSAGES)
+
+
+def test_markers_that_take_the_space_beside_them_do_so_in_protected_text_too(
+    tmp_path: Path,
+) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    source = json.loads(path.read_text())
+    source["added_tokens"][END]["rstrip"] = True
+    path.write_text(json.dumps(source))
+    tokenizer = Tokenizer(tmp_path)
+    text = "<|user|>who<|end|>\n <|assistant|>"
+    expected = tokenizer.encode(text, special=True)
+    protected = tokenizer.encode(text + tokenizer.protect("<|end|>"), special=True)
+    assert protected == [*expected, *tokenizer.encode("<|end|>")]
+
+
+def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"holds no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    write_tokenizer(tmp_path)
+    whole = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(whole[:100])
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json can't be read"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(whole)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer_config\.json can't be read as JSON"):
+        Tokenizer(tmp_path)
+
+
+def test_a_template_that_is_no_jinja_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"not valid Jinja \(line 1"):
+        load(tmp_path, chat_template="{% if %}")
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
+def test_a_decoder_that_is_not_implemented_is_refused(
+    decoder: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": decoder}))
+    with pytest.raises(UnsupportedModel, match="byte-level BPE"):
+        Tokenizer(tmp_path)

@@ -1,0 +1,183 @@
+"""Checkpoints that are broken are refused by name; good ones load whole, sharded or not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
+from looseleaf.models import load_weights, model_fingerprint, read_config
+from looseleaf.models.layers import DecoderWeights
+from looseleaf.models.weights import count_parameters
+from tests.checkpoints import make_checkpoint, make_model
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FIRST_Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("pristine"), "llama")
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "copy"))
+
+
+def load(folder: Path) -> DecoderWeights:
+    return load_weights(folder, read_config(folder), torch.float32)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def shard(folder: Path) -> Path:
+    """Splits the checkpoint in two files with an index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weight_map = {name: files[i % 2] for i, name in enumerate(tensors)}
+    for file in files:
+        save_file({n: t for n, t in tensors.items() if weight_map[n] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder / files[1]
+
+
+def test_projections_are_fused_and_count_all_parameters(folder: Path) -> None:
+    weights, tensors = load(folder), load_file(folder / WEIGHTS)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    assert torch.equal(weights.layers[0].qkv.weight, torch.cat([tensors[name] for name in names]))
+    assert count_parameters(weights) == sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
+    weights = load(make_checkpoint(tmp_path, "qwen3"))
+    assert weights.lm_head.weight is weights.embedding
+
+
+def test_sharded_and_single_checkpoints_load_the_same(folder: Path) -> None:
+    whole = load(folder)
+    shard(folder)
+    parts = load(folder)
+    assert torch.equal(parts.lm_head.weight, whole.lm_head.weight)
+    for one, other in zip(whole.layers, parts.layers, strict=True):
+        assert torch.equal(one.qkv.weight, other.qkv.weight)
+        assert torch.equal(one.down.weight, other.down.weight)
+
+
+def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:
+    weights = load_weights(folder, read_config(folder), torch.bfloat16)
+    assert weights.embedding.dtype == weights.layers[0].qkv.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:kept])
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors .*download it again"):
+        load(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.pop(FIRST_Q))
+    with pytest.raises(CorruptCheckpoint, match=f"lacks {FIRST_Q}"):
+        load(folder)
+
+
+def test_an_unknown_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"model.extra.weight": torch.ones(2)}))
+    with pytest.raises(CorruptCheckpoint, match=r"no place for: model\.extra\.weight"):
+        load(folder)
+
+
+def test_buffers_of_old_checkpoints_are_passed_over(folder: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(2)}))
+    load(folder)
+
+
+def test_a_tensor_of_the_wrong_shape_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({FIRST_Q: torch.ones(3, 5)}))
+    with pytest.raises(CorruptCheckpoint, match=rf"{FIRST_Q} has shape \[3, 5\]"):
+        load(folder)
+
+
+def test_quantised_tensors_are_refused(folder: Path) -> None:
+    quantise = {FIRST_Q: torch.ones(96, 64, dtype=torch.int8)}
+    rewrite(folder, lambda tensors: tensors.update(quantise))
+    with pytest.raises(UnsupportedModel, match="stored as I8; quantised checkpoints"):
+        load(folder)
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    shard(folder).unlink()
+    with pytest.raises(
+        CorruptCheckpoint, match=r"model-00002-of-00002\.safetensors, which is missing"
+    ):
+        load(folder)
+
+
+def test_an_index_of_tensors_that_no_file_holds_is_refused(folder: Path) -> None:
+    shard(folder)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["model.ghost"] = "model-00001-of-00002.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptCheckpoint, match=r"no file holds: model\.ghost"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not a safetensors index"),
+        ("{}", "not a safetensors index"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', "points outside its folder"),
+    ],
+)
+def test_an_index_that_makes_no_sense_is_refused(folder: Path, content: str, words: str) -> None:
+    (folder / INDEX).write_text(content)
+    with pytest.raises(CorruptCheckpoint, match=words):
+        load(folder)
+
+
+def test_pickles_are_refused(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match="pickle weights only, which can run code"):
+        load(folder)
+
+
+def test_a_folder_without_weights_says_so(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CheckpointNotFound, match="holds no"):
+        load(folder)
+
+
+def test_several_files_need_an_index(folder: Path) -> None:
+    shard(folder)
+    (folder / INDEX).unlink()
+    with pytest.raises(CorruptCheckpoint, match="holds 2 safetensors files but no"):
+        load(folder)
+
+
+def test_the_fingerprint_follows_the_content_not_the_folder(folder: Path, pristine: Path) -> None:
+    assert model_fingerprint(folder) == model_fingerprint(pristine)
+
+
+@pytest.mark.parametrize("change", ["weights", "config"])
+def test_another_model_has_another_fingerprint(folder: Path, change: str) -> None:
+    before = model_fingerprint(folder)
+    if change == "weights":
+        make_model("llama", seed=1).save_pretrained(folder)
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    assert model_fingerprint(folder) != before
