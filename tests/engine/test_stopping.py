@@ -17,13 +17,15 @@ def checker(*, limit: int = 100, **options: object) -> StopChecker:
 
 def stream(check: StopChecker, pieces: list[str]) -> list[str]:
     """What is streamed after each piece of text, until the output ends."""
-    taken = []
+    deltas = []
     for piece in pieces:
+        before = check.visible_text
         finish = check.push(7, piece)
-        taken.append(check.take())
+        assert check.visible_text.startswith(before)
+        deltas.append(check.visible_text[len(before) :])
         if finish:
             break
-    return taken
+    return deltas
 
 
 def cut_as_text(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -46,15 +48,15 @@ def test_stop_strings_cut_the_text_however_it_is_split(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
     check = checker(stop=stops, include_stop_str_in_output=include)
-    taken = stream(check, pieces)
+    streamed = "".join(stream(check, pieces))
     if check.finish is None:
         check.close("length")
-        taken.append(check.take())
+    assert check.visible_text.startswith(streamed)
     text, stop = cut_as_text("".join(pieces), stops, include)
     if stop is not None and include:
         # what follows a stop string within the same token is cut as well
         assert text.endswith(stop)
-    assert check.text == "".join(taken) == text
+    assert check.visible_text == check.text == text
     assert check.finish == (Finish("stop", stop) if stop else Finish("length"))
 
 
@@ -114,7 +116,7 @@ def test_length_ends_the_output_and_releases_what_is_held() -> None:
     check = checker(limit=2, stop="STOP")
     assert check.push(5, "a") is None
     assert check.push(5, "ST") == Finish("length")
-    assert check.take() == "aST"
+    assert check.visible_text == "aST"
 
 
 def test_a_stop_in_the_last_allowed_token_is_a_stop() -> None:
@@ -124,9 +126,7 @@ def test_a_stop_in_the_last_allowed_token_is_a_stop() -> None:
 
 def test_before_min_tokens_no_stop_string_counts() -> None:
     check = checker(min_tokens=2, stop="x")
-    for _ in range(2):
-        assert check.push(5, "x") is None
-        assert check.take() == "x"
+    assert stream(check, ["x", "x"]) == ["x", "x"]
     assert check.push(5, "ax") == Finish("stop", "x")
     assert check.text == "xxa"
 
@@ -141,7 +141,7 @@ def test_an_aborted_output_keeps_its_text() -> None:
     check = checker(stop="STOP")
     check.push(5, "a ST")
     assert check.close() == Finish("abort")
-    assert check.take() == "a ST"
+    assert check.visible_text == "a ST"
     assert check.close("length") == Finish("abort")
 
 

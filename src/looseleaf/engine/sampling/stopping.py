@@ -41,7 +41,6 @@ class StopChecker:
         self._longest = max(map(len, self._stop), default=0)
         self._include_stop = params.include_stop_str_in_output
         self._text = ""
-        self._num_released = 0
         self.num_tokens = 0
         self.finish: Finish | None = None
 
@@ -52,7 +51,7 @@ class StopChecker:
 
     @property
     def visible_text(self) -> str:
-        """The text so far without what is held back."""
+        """What may be streamed: the text so far without what is held back. It only ever grows."""
         return self._text[: len(self._text) - (0 if self.finish else self._num_held())]
 
     def push(self, token_id: int, text: str) -> Finish | None:
@@ -68,13 +67,6 @@ class StopChecker:
         if self.finish is None and self.num_tokens >= self._max_tokens:
             self.finish = Finish("length")
         return self.finish
-
-    def take(self) -> str:
-        """The text that may be streamed now and was not taken yet."""
-        end = len(self._text) - (0 if self.finish else self._num_held())
-        taken = self._text[self._num_released : end]
-        self._num_released = max(end, self._num_released)
-        return taken
 
     def close(self, reason: Literal["stop", "length", "abort"] = "abort") -> Finish:
         """End the output from outside and release what is held back; an earlier end stays."""
