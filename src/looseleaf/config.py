@@ -3,8 +3,8 @@
 One home for each default. Nothing here imports torch, so that reading a configuration is cheap.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from looseleaf.errors import InvalidOption
 
@@ -15,6 +15,11 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise InvalidOption(message)
+
+
+def _option(default: Any, help_text: str) -> Any:
+    """A field with its default and the help text that command lines show."""
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes it.
+    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes it."""
 
-    ``page_size`` is in tokens. ``prefix_caching`` publishes sealed text pages for reuse; documents are
-    always kept.
-    """
-
-    page_size: int = 16
-    num_pages: int | None = None
-    memory_gib: float | None = None
-    prefix_caching: bool = True
+    page_size: int = _option(16, "tokens per page: 16, 32 or 64")
+    num_pages: int | None = _option(None, "pages in the pool; default: as memory_gib says")
+    memory_gib: float | None = _option(None, "memory of the pool in GiB; default: what the device can spare")
+    prefix_caching: bool = _option(True, "keep full pages of text for requests that begin the same")
 
     def __post_init__(self) -> None:
         _require(self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}")
@@ -115,40 +116,40 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How requests share a step: at most ``max_num_seqs`` rows decode, ``max_num_batched_tokens`` run.
+    """How requests share a step."""
 
-    ``grouping`` lets rows that read the same pages share one work item, whatever their offsets; the
-    output is the same without it.
-    """
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    grouping: bool = True
+    max_num_seqs: int = _option(64, "sequences that run at once")
+    max_num_batched_tokens: int = _option(2048, "tokens that one step computes at most")
+    grouping: bool = _option(
+        True, "rows that read the same pages share one work item, whatever their offsets"
+    )
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs > 0, "max_num_seqs must be positive")
-        _require(self.max_num_batched_tokens > 0, "max_num_batched_tokens must be positive")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
+            f"{self.max_num_seqs}, or running sequences leave no room for new ones",
+        )
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything an engine is made from besides the model.
+    """Everything an engine is made from besides the model."""
 
-    ``max_model_len`` None takes the model's own limit. ``device`` and ``dtype`` ``auto`` pick a GPU if there
-    is one and the checkpoint's dtype (fp32 on CPUs without fast bf16). ``salt`` separates caches that must not
-    know of each other.
-    """
-
-    device: str = "auto"
-    dtype: DType = "auto"
-    max_model_len: int | None = None
-    salt: str = ""
-    seed: int = 0
+    device: str = _option("auto", "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
+    dtype: DType = _option(
+        "auto", "float32, float16 or bfloat16; auto: the checkpoint's, or float32 where that is faster"
+    )
+    max_model_len: int | None = _option(None, "tokens of prompt and answer together; default: the model's limit")
+    salt: str = _option("", "caches with different salts share nothing")
+    seed: int = _option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 
     def __post_init__(self) -> None:
         _require(self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive")
         _require(
-            self.dtype in ("auto", "float32", "float16", "bfloat16"), f"unknown dtype {self.dtype!r}"
+            self.dtype in ("auto", "float32", "float16", "bfloat16"),
+            f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",
         )

@@ -1,6 +1,6 @@
 """The offline face: prompts with documents in, answers out, in one call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -70,16 +70,26 @@ class LLM:
         return self._run([self.engine.prompts.from_messages(c) for c in batch], sampling_params)
 
     def stream(
-        self, parts: PromptParts, sampling_params: SamplingParams | None = None
+        self,
+        parts: PromptParts,
+        sampling_params: SamplingParams | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[RequestOutput]:
-        """The growing output of one tokenized prompt (`engine.prompts` makes them), step by step."""
+        """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
+
+        ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token is there.
+        """
         progress = self.engine.add(Request(self._next_id(), parts, sampling_params or SamplingParams()))
+        sequence = progress.outputs[0].sequence
         try:
             while not progress.finished:
-                if progress in self.engine.step():
-                    if progress.error is not None:
-                        raise progress.error
+                changed = self.engine.step()
+                if progress.error is not None:
+                    raise progress.error
+                if progress in changed:
                     yield progress.output()
+                elif on_prefill is not None:
+                    on_prefill(sequence.num_computed, sequence.num_tokens)
         finally:
             self.engine.abort(progress.request.request_id)
 

@@ -77,27 +77,17 @@ class PromptBuilder:
     ) -> PromptParts:
         made: list[TextPart | DocumentPart] = []
         text: list[int] = []
-        lead = lead_length
-        bos_length = 0
         for part in parts:
             if isinstance(part, list):
                 text += part
-                continue
-            if text:
-                made.append(TextPart(tuple(text)))
-            if lead is None:
-                lead = len(text)
-            if not made or len(made) == 1 and isinstance(made[0], TextPart):
-                bos_length = int(bool(text) and text[0] == self.tokenizer.bos_token_id)
-            text = []
-            number = sum(isinstance(p, DocumentPart) for p in made) + 1
-            made.append(
-                DocumentPart(
-                    tuple(self.tokenizer.encode_document(part.text)),
-                    lead if part.context == "lead" else bos_length,
-                    part.name or f"document {number}",
-                )
-            )
+            elif part.context == "prompt":
+                text += self.tokenizer.encode_document(part.text)
+            else:
+                if text:
+                    made.append(TextPart(tuple(text)))
+                text = []
+                first = made[0].tokens if made and isinstance(made[0], TextPart) else ()
+                made.append(self._document(part, first, lead_length, made))
         if not text:
             raise InvalidRequest(
                 "the prompt must end with text: put the question behind the documents"
@@ -105,6 +95,22 @@ class PromptBuilder:
                 else "the prompt is empty: give it some text"
             )
         return (*made, TextPart(tuple(text)))
+
+    def _document(
+        self,
+        document: Document,
+        first_text: tuple[int, ...],
+        lead_length: int | None,
+        before: Sequence[TextPart | DocumentPart],
+    ) -> DocumentPart:
+        number = sum(isinstance(part, DocumentPart) for part in before) + 1
+        bos_length = int(first_text[:1] == (self.tokenizer.bos_token_id,))
+        lead = len(first_text) if lead_length is None else lead_length
+        return DocumentPart(
+            tuple(self.tokenizer.encode_document(document.text)),
+            lead if document.context == "lead" else bos_length,
+            document.name or f"document {number}",
+        )
 
     def _checked_ids(self, part: object) -> list[int]:
         if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.sampling_params import SamplingParams
 
-DocumentContext = Literal["lead", "alone"]
+DocumentContext = Literal["lead", "alone", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,9 @@ class Document:
     """Text whose keys and values are computed once and read wherever it stands.
 
     ``context`` says what it sees when it is computed: ``lead``, everything before the first document of the
-    request (a system prompt, the chat header), or ``alone``, nothing but the beginning-of-sequence token of
-    models that have one. ``name`` shows up in reports and is no part of the text. The same text in the same
+    request (a system prompt, the chat header); ``alone``, nothing but the beginning-of-sequence token of
+    models that have one; or ``prompt``, all that stands before it, as if it were text: exact, but reused only
+    where the whole prompt begins the same. ``name`` shows up in reports and is no part of the text. The same text in the same
     context is the same segment.
     """
 
@@ -30,8 +31,8 @@ class Document:
         if not self.text.strip():
             which = f" {self.name!r}" if self.name else ""
             raise EmptyDocument(f"document{which} is empty: leave it out, or check the file it came from")
-        if self.context not in ("lead", "alone"):
-            raise InvalidOption(f"a document's context is 'lead' or 'alone', not {self.context!r}")
+        if self.context not in ("lead", "alone", "prompt"):
+            raise InvalidOption(f"a document's context is 'lead', 'alone' or 'prompt', not {self.context!r}")
 
 
 Part = str | Document | Sequence[int]

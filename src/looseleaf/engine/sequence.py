@@ -203,6 +203,15 @@ class Sequence:
         """Prompt and output."""
         return self.tail.start + self.tail.num_tokens
 
+    @property
+    def num_computed(self) -> int:
+        """Tokens of prompt and output whose keys and values are there, computed or reused."""
+        total = 0
+        for part in self.parts:
+            ready = isinstance(part, DocumentUse) and part.segment is not None and part.segment.ready
+            total += part.num_tokens if ready else part.computed
+        return total
+
     def append(self, token: int) -> None:
         """One more output token."""
         self.tail.tokens.append(token)

@@ -1,0 +1,53 @@
+"""``looseleaf ask``: one question about some documents."""
+
+from typing import Any
+
+import click
+
+from looseleaf.cli.answering import build_prompt, print_answer
+from looseleaf.cli.documents import read_documents
+from looseleaf.cli.options import engine_options, given
+from looseleaf.errors import InvalidRequest
+from looseleaf.sampling_params import SamplingParams
+
+
+@click.command()
+@click.argument("question")
+@click.option(
+    "-d", "--document", "names", multiple=True, metavar="FILE", help="a text file, a folder of them, or - for stdin"
+)
+@click.option("--system", help="a system prompt, read before the documents")
+@click.option(
+    "--context",
+    type=click.Choice(["lead", "alone", "prompt"]),
+    default="lead",
+    show_default=True,
+    help="what a document sees when it is computed: the text before the first document, nothing, or all before it",
+)
+@click.option("--max-tokens", default=256, show_default=True, help="longest answer")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
+@click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
+@engine_options
+def ask(
+    question: str,
+    names: tuple[str, ...],
+    system: str | None,
+    context: Any,
+    max_tokens: int,
+    temperature: float,
+    show_reuse: bool,
+    **options: Any,
+) -> None:
+    """Answer QUESTION from documents."""
+    if not question.strip():
+        raise InvalidRequest("the question is empty: ask something")
+    documents = read_documents(names, context)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    from looseleaf.engine.llm import LLM
+
+    llm = LLM(**given(options))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": [*documents, question]})
+    output = print_answer(llm, build_prompt(llm, messages), params)
+    if show_reuse:
+        click.echo(str(output.reuse), err=True)

@@ -1,0 +1,92 @@
+"""``looseleaf chat``: a conversation over documents, in the terminal."""
+
+from typing import Any
+
+import click
+
+from looseleaf.cli.answering import build_prompt, print_answer
+from looseleaf.cli.documents import read_documents
+from looseleaf.cli.options import engine_options, given
+from looseleaf.engine.request import Document
+from looseleaf.errors import LooseleafError
+from looseleaf.sampling_params import SamplingParams
+
+HELP = "/add FILE   add a document    /docs   list them    /reuse   last report    /new   forget    /quit"
+
+
+@click.command()
+@click.option(
+    "-d", "--document", "names", multiple=True, metavar="FILE", help="a text file, a folder of them, or - for stdin"
+)
+@click.option("--system", help="a system prompt, read before the documents")
+@click.option("--max-tokens", default=256, show_default=True, help="longest answer")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
+@engine_options
+def chat(
+    names: tuple[str, ...], system: str | None, max_tokens: int, temperature: float, **options: Any
+) -> None:
+    """Talk about documents. Each document is computed once, whatever is asked."""
+    documents = read_documents(names)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    from looseleaf.engine.llm import LLM
+
+    llm = LLM(**given(options))
+    click.echo(HELP)
+    Conversation(llm, system, documents, params).run()
+
+
+class Conversation:
+    """The turns so far. New documents enter with the next question, so that earlier turns stay as they are."""
+
+    def __init__(
+        self, llm: Any, system: str | None, documents: list[Document], params: SamplingParams
+    ) -> None:
+        self._llm, self._system, self._params = llm, system, params
+        self._documents = list(documents)
+        self._new = list(documents)
+        self._turns: list[dict[str, Any]] = []
+        self._report = "nothing was asked yet"
+
+    def run(self) -> None:
+        """Read lines until /quit or the end of the input."""
+        while True:
+            try:
+                line = click.prompt(">", prompt_suffix=" ", default="", show_default=False).strip()
+            except (click.Abort, EOFError):
+                click.echo()
+                return
+            if line == "/quit":
+                return
+            try:
+                self._command(line) if line.startswith("/") else self._ask(line)
+            except LooseleafError as error:
+                click.echo(f"looseleaf: {error}", err=True)
+
+    def _command(self, line: str) -> None:
+        word, _, argument = line.partition(" ")
+        if word == "/add" and argument:
+            found = read_documents([argument.strip()])
+            self._documents += found
+            self._new += found
+            click.echo(f"added {', '.join(str(d.name) for d in found)}")
+        elif word == "/docs":
+            click.echo("\n".join(f"{d.name}: {len(d.text)} characters" for d in self._documents) or "none")
+        elif word == "/reuse":
+            click.echo(self._report)
+        elif word == "/new":
+            self._turns, self._new = [], list(self._documents)
+        else:
+            click.echo(HELP)
+
+    def _ask(self, question: str) -> None:
+        if not question:
+            return
+        turn = {"role": "user", "content": [*self._new, question]}
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        output = print_answer(
+            self._llm, build_prompt(self._llm, [*system, *self._turns, turn]), self._params
+        )
+        # only an answered question becomes part of the conversation
+        self._turns += [turn, {"role": "assistant", "content": output.text}]
+        self._new = []
+        self._report = str(output.reuse)

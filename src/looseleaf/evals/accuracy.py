@@ -1,0 +1,99 @@
+"""Exact match on held-out worlds, by the public API only: the figures of the model card.
+
+Two ways of reading the same tokens: ``prompt``, where each document sees all before it (full attention), and
+``lead``, where each is encoded by itself and reused (plain reuse).
+"""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from looseleaf.engine.llm import LLM
+from looseleaf.engine.request import Document, DocumentContext
+from looseleaf.evals.world import Example, is_correct, make_example
+from looseleaf.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Right answers of one task under one document context, with a 95 % Wilson interval."""
+
+    model: str
+    task: str
+    hops: int | None
+    context: str
+    documents: int
+    questions: int
+    right: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.questions
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Bounds of the share that the sample leaves open."""
+        z, n, p = 1.96, self.questions, self.share
+        center = (p + z * z / (2 * n)) / (1 + z * z / n)
+        margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return max(0.0, center - margin), min(1.0, center + margin)
+
+
+def ask_examples(
+    llm: LLM,
+    examples: Sequence[Example],
+    context: DocumentContext,
+    on_answer: Callable[[int], None] | None = None,
+    batch: int = 16,
+) -> list[str]:
+    """The model's greedy answers, in chat form, ``batch`` questions at a time."""
+    params = SamplingParams(temperature=0.0, max_tokens=96)
+    answers: list[str] = []
+    for start in range(0, len(examples), batch):
+        conversations = [
+            [
+                {
+                    "role": "user",
+                    "content": [*(Document(d, context=context) for d in e.documents), e.question],
+                }
+            ]
+            for e in examples[start : start + batch]
+        ]
+        answers += [output.text for output in llm.chat(conversations, params)]
+        if on_answer is not None:
+            on_answer(len(answers))
+    return answers
+
+
+def measure(
+    llm: LLM,
+    model: str,
+    task: str,
+    *,
+    hops: int | None,
+    context: DocumentContext,
+    num_questions: int,
+    num_documents: int = 6,
+    first_seed: int = 0,
+    on_answer: Callable[[int], None] | None = None,
+) -> Accuracy:
+    """Accuracy of one task on held-out worlds ``first_seed`` and following."""
+    seeds = range(first_seed, first_seed + num_questions)
+    examples = [make_example(task, seed, num_documents=num_documents, hops=hops) for seed in seeds]
+    answers = ask_examples(llm, examples, context, on_answer)
+    right = sum(is_correct(e, answer) for e, answer in zip(examples, answers, strict=True))
+    return Accuracy(model, task, hops, context, num_documents, num_questions, right)
+
+
+def append_rows(path: Path, rows: Sequence[Accuracy], origin: dict[str, str]) -> None:
+    """Add measurements to a CSV file, each with where it was measured."""
+    names = [*origin, *(field.name for field in fields(Accuracy))]
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        if new:
+            writer.writeheader()
+        writer.writerows({**origin, **asdict(row)} for row in rows)
