@@ -24,11 +24,11 @@ def _option(default: Any, help_text: str) -> Any:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Which angle a position turns each pair of dims by. Field names follow Hugging Face's ``rope_scaling``.
+    """Which angle a position turns each pair of dims by. Field names follow Hugging Face's
+    ``rope_scaling``.
 
-    ``length`` is the sequence length that length-dependent laws (``dynamic``, ``longrope``) are frozen at;
-    it is part of the identity of every key stored under this configuration.
-    """
+    ``length`` is the sequence length that length-dependent laws (``dynamic``, ``longrope``) are
+    frozen at; it is part of the identity of every key stored under this configuration."""
 
     head_dim: int
     rotary_dim: int
@@ -59,9 +59,8 @@ class RopeConfig:
 class ModelConfig:
     """The shape of a decoder, whatever file it was read from.
 
-    ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is ``rms`` or
-    ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi).
-    """
+    ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is
+    ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi)."""
 
     family: str
     vocab_size: int
@@ -91,7 +90,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(
             self.num_qo_heads % self.num_kv_heads == 0,
-            f"{self.num_qo_heads} query heads can't be shared evenly by {self.num_kv_heads} KV heads",
+            f"{self.num_qo_heads} query heads can't evenly share {self.num_kv_heads} KV heads",
         )
 
     def window(self, layer: int) -> int:
@@ -101,15 +100,21 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes it."""
+    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes
+    it.
+    """
 
     page_size: int = _option(16, "tokens per page: 16, 32 or 64")
     num_pages: int | None = _option(None, "pages in the pool; default: as memory_gib says")
-    memory_gib: float | None = _option(None, "memory of the pool in GiB; default: what the device can spare")
+    memory_gib: float | None = _option(
+        None, "memory of the pool in GiB; default: what the device can spare"
+    )
     prefix_caching: bool = _option(True, "keep full pages of text for requests that begin the same")
 
     def __post_init__(self) -> None:
-        _require(self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}")
+        _require(
+            self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
+        )
         _require(self.num_pages is None or self.num_pages > 0, "num_pages must be positive")
         _require(self.memory_gib is None or self.memory_gib > 0, "memory_gib must be positive")
 
@@ -139,16 +144,21 @@ class EngineConfig:
 
     device: str = _option("auto", "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
     dtype: DType = _option(
-        "auto", "float32, float16 or bfloat16; auto: the checkpoint's, or float32 where that is faster"
+        "auto",
+        "float32, float16 or bfloat16; auto: the checkpoint's, or float32 where that is faster",
     )
-    max_model_len: int | None = _option(None, "tokens of prompt and answer together; default: the model's limit")
+    max_model_len: int | None = _option(
+        None, "tokens of prompt and answer together; default: the model's limit"
+    )
     salt: str = _option("", "caches with different salts share nothing")
     seed: int = _option(0, "where the random draws of requests without a seed start")
-    cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:
-        _require(self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive")
+        _require(
+            self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive"
+        )
         _require(
             self.dtype in ("auto", "float32", "float16", "bfloat16"),
             f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",

@@ -1,16 +1,16 @@
 """The errors of Looseleaf, one small tree. Every message says what to do.
 
-    LooseleafError
-    ├── InvalidRequest      this request can't be served as asked; others go on
-    │   ├── PromptTooLong       more tokens than the context holds
-    │   ├── EmptyDocument       a document without tokens
-    │   └── PoolTooSmall        more pages than the device pool has
-    ├── InvalidOption       a configuration value is unknown or out of range
-    ├── ModelError          a checkpoint can't be used
-    │   ├── CheckpointNotFound  no such folder or hub id
-    │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
-    │   └── UnsupportedModel    a family or feature Looseleaf does not implement
-    └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
+LooseleafError
+├── InvalidRequest      this request can't be served as asked; others go on
+│   ├── PromptTooLong       more tokens than the context holds
+│   ├── EmptyDocument       a document without tokens
+│   └── PoolTooSmall        more pages than the device pool has
+├── InvalidOption       a configuration value is unknown or out of range
+├── ModelError          a checkpoint can't be used
+│   ├── CheckpointNotFound  no such folder or hub id
+│   ├── CorruptCheckpoint   files missing, truncated or inconsistent
+│   └── UnsupportedModel    a family or feature Looseleaf does not implement
+└── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
 
 

@@ -1,8 +1,7 @@
 """The few types every part shares: the attention state, what a score is made of, how a query turns.
 
-Nothing here computes. The protocols have one method each, so that a policy can be written in one file
-and tested with a lambda.
-"""
+Nothing here computes. The protocols have one method each, so that a policy can be written in one
+file and tested with a lambda. """
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from torch import Tensor
 class AttnState(NamedTuple):
     """Attention of some rows over some set of keys, in the form that can be merged.
 
-    ``out`` is the softmax-weighted mean of the values, ``[rows, num_qo_heads, head_dim]``; ``lse`` the
-    natural-log sum of exponentiated scores, fp32, ``[rows, num_qo_heads]``. The empty set is
-    ``(0, -inf)``, the unit of the merge.
-    """
+    ``out`` is the softmax-weighted mean of the values, ``[rows, num_qo_heads, head_dim]``; ``lse``
+    the natural-log sum of exponentiated scores, fp32, ``[rows, num_qo_heads]``. The empty set is
+    ``(0, -inf)``, the unit of the merge. """
 
     out: Tensor
     lse: Tensor
@@ -28,10 +26,10 @@ class AttnState(NamedTuple):
 class Rotation:
     """The table by which queries and keys turn: unscaled cosines and sines, one row a position.
 
-    ``cos`` and ``sin`` are fp32 ``[positions, rotary_dim // 2]``; dims past ``rotary_dim`` pass through.
-    ``interleaved`` pairs dims ``(2i, 2i + 1)`` (GPT-J), otherwise ``(i, i + rotary_dim // 2)`` (NeoX).
-    An attention factor (YaRN, LongRoPE) is not in here: it belongs to the softmax scale, squared.
-    """
+    ``cos`` and ``sin`` are fp32 ``[positions, rotary_dim // 2]``; dims past ``rotary_dim`` pass
+    through. ``interleaved`` pairs dims ``(2i, 2i + 1)`` (GPT-J), otherwise ``(i, i + rotary_dim //
+    2)`` (NeoX). An attention factor (YaRN, LongRoPE) is not in here: it belongs to the softmax
+    scale, squared. """
 
     cos: Float[Tensor, "positions half_rotary_dim"]
     sin: Float[Tensor, "positions half_rotary_dim"]
@@ -46,11 +44,10 @@ class Rotation:
 class ScoreRule:
     """How the score of a query row and a key comes about, once both stand in the same frame.
 
-    ``score = cap(softmax_scale * q.k) - slope * (query_position - key_position)``, where
-    ``cap(x) = soft_cap * tanh(x / soft_cap)`` if ``soft_cap`` is not 0. With a ``window`` other than 0 a
-    row sees only keys less than ``window`` positions behind it. ``alibi_slopes`` is fp32
-    ``[num_qo_heads]`` or None. Positions are true positions in the sequence, never page slots.
-    """
+    ``score = cap(softmax_scale * q.k) - slope * (query_position - key_position)``, where ``cap(x) =
+    soft_cap * tanh(x / soft_cap)`` if ``soft_cap`` is not 0. With a ``window`` other than 0 a row
+    sees only keys less than ``window`` positions behind it. ``alibi_slopes`` is fp32
+    ``[num_qo_heads]`` or None. Positions are true positions in the sequence, never page slots. """
 
     softmax_scale: float
     soft_cap: float = 0.0
@@ -60,17 +57,19 @@ class ScoreRule:
 
 @runtime_checkable
 class Attend(Protocol):
-    """What a model calls for attention; the runner supplies it, the model knows nothing behind it."""
+    """What a model calls for attention; the runner supplies it, the model knows nothing behind it.
+    """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep this step's keys and values, and attend.
 
-        ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads, head_dim]``,
-        all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of ``q``.
-        """
+        ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
+        head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
+        ``q``. """
         ...
 
 
 LayerHook = Callable[[int, Tensor], Tensor]
-"""Called before each layer with its index and the hidden states ``[rows, hidden_size]``; what it returns,
-possibly fewer rows, is what the layer computes. Blend narrows the rows through it."""
+"""Called before each layer with its index and the hidden states ``[rows, hidden_size]``; what it
+returns, possibly fewer rows, is what the layer computes. Blend narrows the rows through it.
+"""

@@ -1,1 +1,3 @@
-"""The attention plan and its execution: who reads which pages together, then partial, then merge."""
+"""The attention plan and its execution: who reads which pages together, then partial, then
+merge.
+"""

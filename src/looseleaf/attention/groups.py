@@ -1,9 +1,8 @@
 """Who reads which pages together: the spans of all rows of a decode step, grouped into work items.
 
-Rows share an item when they read the same physical pages, whatever their offsets: a document at different
-places, a common system prompt, a forest of prefixes. Pages are shared physically only when their content
-and context are the same, so page numbers are all that must be compared.
-"""
+Rows share an item when they read the same physical pages, whatever their offsets: a document at
+different places, a common system prompt, a forest of prefixes. Pages are shared physically only
+when their content and context are the same, so page numbers are all that must be compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class ReadSpan:
-    """What one row reads of one segment or run: ``length`` keys in ``pages``, standing at ``offset`` (Δ).
+    """What one row reads of one segment or run: ``length`` keys in ``pages``, standing at
+    ``offset`` (Δ).
 
     The first ``sharable`` pages never change while the row lives, so other rows may hold them too.
     """
@@ -77,7 +77,9 @@ def _private_item(reader: _Reader, start: int) -> Item:
 
 
 def _split_forest(readers: list[_Reader], start: int, items: list[Item]) -> None:
-    """Items for ``readers``, who agree on all pages before ``start``: the stretch they share, then the rest."""
+    """Items for ``readers``, who agree on all pages before ``start``: the stretch they share, then
+    the rest.
+    """
     if len(readers) == 1:
         items.append(_private_item(readers[0], start))
         return
@@ -106,7 +108,5 @@ def _common_prefix(readers: list[_Reader], start: int) -> int:
     for other in readers[1:]:
         pages = other.span.pages
         if pages[start:limit] != first.pages[start:limit]:
-            limit = next(
-                n for n in range(start, limit) if pages[n] != first.pages[n]
-            )
+            limit = next(n for n in range(start, limit) if pages[n] != first.pages[n])
     return limit

@@ -1,8 +1,8 @@
 """Attention over the page pool: what a model's layers call, made for one step from its plan.
 
-Writes the step's keys and values to their slots, then answers the decode rows by work list and merge and
-the new rows by span list. On the CPU the lists are turned into batched products once per step.
-"""
+Writes the step's keys and values to their slots, then answers the decode rows by work list and
+merge and the new rows by span list. On the CPU the lists are turned into batched products once per
+step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,14 @@ from looseleaf.ops.rotate.cpu import make_turn, turn_heads
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import Attend, Rotation, ScoreRule
 
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """Attention of one model over one pool: its rotation table and the score rule of every layer."""
+    """Attention of one model over one pool: its rotation table and the score rule of every
+    layer.
+    """
 
     pool: PagePool
     rotation: Rotation
@@ -40,9 +41,8 @@ class PagedAttention:
     def step(self, plan: AttentionPlan, slots: Tensor, frame_positions: Tensor) -> Attend:
         """The attention of one step.
 
-        ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` say where each row's key and
-        value go, int64 ``[rows]``.
-        """
+        ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` say where each row's
+        key and value go, int64 ``[rows]``."""
         on_cpu = self.pool.kv.device.type == "cpu" and self.implementation in ("auto", "cpu")
         if on_cpu:
             return _CpuStep(self, plan, slots, frame_positions)
@@ -69,9 +69,7 @@ class _OpsStep:
             states = partial_attention(
                 q[:split], k_pages, v_pages, plan.work, owner.rotation, rule, implementation=chosen
             )
-            merge_states(
-                states, plan.work.row_state_indptr, out=out[:split], implementation=chosen
-            )
+            merge_states(states, plan.work.row_state_indptr, out=out[:split], implementation=chosen)
         if plan.spans is not None:
             state = prefill_attention(
                 q[split:], k_pages, v_pages, plan.spans, owner.rotation, rule, implementation=chosen
@@ -81,7 +79,9 @@ class _OpsStep:
 
 
 class _CpuStep:
-    """Lists prepared once per step and distinct score rule, then a few whole-tensor operations a layer."""
+    """Lists prepared once per step and distinct score rule, then a few whole-tensor operations a
+    layer.
+    """
 
     def __init__(
         self, attention: PagedAttention, plan: AttentionPlan, slots: Tensor, frame_positions: Tensor
@@ -96,7 +96,8 @@ class _CpuStep:
         self._index = (pages[:, None], torch.arange(num_kv_heads), (slots % page_size)[:, None])
         work, spans, rotation = plan.work, plan.spans, attention.rotation
         self._decode = _per_rule(
-            attention.rules, lambda rule: None if work is None else prepare(work, shape, rotation, rule)
+            attention.rules,
+            lambda rule: None if work is None else prepare(work, shape, rotation, rule),
         )
         self._prefill = _per_rule(
             attention.rules,
@@ -119,7 +120,9 @@ class _CpuStep:
 
 
 def _per_rule(rules: Sequence[ScoreRule], make: Callable[[ScoreRule], T]) -> list[T]:
-    """``make(rule)`` for every layer, made once per distinct window (rules differ in nothing else)."""
+    """``make(rule)`` for every layer, made once per distinct window (rules differ in nothing
+    else).
+    """
     made: dict[int, T] = {}
     for rule in rules:
         if rule.window not in made:

@@ -1,10 +1,12 @@
-"""The attention plan of one step: the work list of its decode rows and the span list of its new rows.
+"""The attention plan of one step: the work list of its decode rows and the span list of its new
+rows.
 
-Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the operators.
-"""
+Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
+operators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +44,8 @@ class PlanCounters:
 class AttentionPlan:
     """Decode rows come first in the step's rows, then the rows of the prefill chunks, in order.
 
-    ``work`` covers the first ``num_decode_rows`` rows, ``spans`` the others; either is None if it has none.
-    """
+    ``work`` covers the first ``num_decode_rows`` rows, ``spans`` the others; either is None if it
+    has none."""
 
     num_decode_rows: int
     work: WorkList | None
@@ -61,8 +63,9 @@ def make_plan(
     tile_rows: int = 64,
     device: torch.device | None = None,
 ) -> AttentionPlan:
-    """Plan a step. ``split_keys`` is the longest run of keys in an item, in tokens, a multiple of the page
-    size; ``tile_rows`` the most rows in a prefill tile."""
+    """Plan a step. ``split_keys`` is the longest run of keys in an item, in tokens, a multiple of
+    the page size; ``tile_rows`` the most rows in a prefill tile.
+    """
     target = device or torch.device("cpu")
     if not rows:
         return AttentionPlan(0, None, make_span_list(chunks, tile_rows=tile_rows, device=target))
@@ -85,10 +88,7 @@ def _split_item(item: Item, max_pages: int) -> list[Item]:
     if parts == 1:
         return [item]
     bounds = [pages * n // parts for n in range(parts + 1)]
-    return [
-        Item(item.pages[a:b], item.first_page + a, item.entries)
-        for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [Item(item.pages[a:b], item.first_page + a, item.entries) for a, b in pairwise(bounds)]
 
 
 def _int32(values: Sequence[int] | IntArray, device: torch.device) -> Tensor:

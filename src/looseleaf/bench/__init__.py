@@ -1,1 +1,3 @@
-"""Speed, measured against a baseline in the same run and appended to ``results/`` with its origin."""
+"""Speed, measured against a baseline in the same run and appended to ``results/`` with its
+origin.
+"""

@@ -1,4 +1,6 @@
-"""Where a figure comes from: commit, date, hardware, versions. Every row of results begins with it."""
+"""Where a figure comes from: commit, date, hardware, versions. Every row of results begins with
+it.
+"""
 
 import datetime
 import platform

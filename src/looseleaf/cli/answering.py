@@ -1,4 +1,6 @@
-"""One answer on a terminal: progress while documents are computed, text as it comes, the reuse report."""
+"""One answer on a terminal: progress while documents are computed, text as it comes, the reuse
+report.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -29,11 +31,19 @@ def print_answer(llm: LLM, parts: PromptParts, params: SamplingParams) -> Reques
 
     shown = ""
     output: RequestOutput | None = None
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} tokens"),
+    )
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("reading")
         for output in llm.stream(
-            parts, params, on_prefill=lambda done, total: bar.update(task, completed=done, total=total)
+            parts,
+            params,
+            on_prefill=lambda done, total: bar.update(task, completed=done, total=total),
         ):
             if not shown:
                 bar.stop()

@@ -14,7 +14,12 @@ from looseleaf.sampling_params import SamplingParams
 @click.command()
 @click.argument("question")
 @click.option(
-    "-d", "--document", "names", multiple=True, metavar="FILE", help="a text file, a folder of them, or - for stdin"
+    "-d",
+    "--document",
+    "names",
+    multiple=True,
+    metavar="FILE",
+    help="a text file, a folder of them, or - for stdin",
 )
 @click.option("--system", help="a system prompt, read before the documents")
 @click.option(
@@ -22,7 +27,8 @@ from looseleaf.sampling_params import SamplingParams
     type=click.Choice(["lead", "alone", "prompt"]),
     default="lead",
     show_default=True,
-    help="what a document sees when it is computed: the text before the first document, nothing, or all before it",
+    help="what a document sees when it is computed: the text before the first document, nothing, "
+    "or all before it",
 )
 @click.option("--max-tokens", default=256, show_default=True, help="longest answer")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")

@@ -11,12 +11,17 @@ from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError
 from looseleaf.sampling_params import SamplingParams
 
-HELP = "/add FILE   add a document    /docs   list them    /reuse   last report    /new   forget    /quit"
+HELP = "/add FILE: add a document   /docs: list them   /reuse: last report   /new: forget   /quit"
 
 
 @click.command()
 @click.option(
-    "-d", "--document", "names", multiple=True, metavar="FILE", help="a text file, a folder of them, or - for stdin"
+    "-d",
+    "--document",
+    "names",
+    multiple=True,
+    metavar="FILE",
+    help="a text file, a folder of them, or - for stdin",
 )
 @click.option("--system", help="a system prompt, read before the documents")
 @click.option("--max-tokens", default=256, show_default=True, help="longest answer")
@@ -36,7 +41,9 @@ def chat(
 
 
 class Conversation:
-    """The turns so far. New documents enter with the next question, so that earlier turns stay as they are."""
+    """The turns so far. New documents enter with the next question, so that earlier turns stay as
+    they are.
+    """
 
     def __init__(
         self, llm: Any, system: str | None, documents: list[Document], params: SamplingParams
@@ -70,7 +77,9 @@ class Conversation:
             self._new += found
             click.echo(f"added {', '.join(str(d.name) for d in found)}")
         elif word == "/docs":
-            click.echo("\n".join(f"{d.name}: {len(d.text)} characters" for d in self._documents) or "none")
+            click.echo(
+                "\n".join(f"{d.name}: {len(d.text)} characters" for d in self._documents) or "none"
+            )
         elif word == "/reuse":
             click.echo(self._report)
         elif word == "/new":

@@ -1,9 +1,8 @@
 """Documents from what a command line names: files, folders, standard input."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-
-import click
 
 from looseleaf.engine.request import Document, DocumentContext
 from looseleaf.errors import EmptyDocument, InvalidRequest
@@ -12,14 +11,15 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
 def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> list[Document]:
-    """The documents of ``names``, in order; a folder stands for its text files, ``-`` for standard input.
+    """The documents of ``names``, in order; a folder stands for its text files, ``-`` for standard
+    input.
 
     Raises InvalidRequest for a file that is missing or no text, EmptyDocument for one without any.
     """
     documents = []
     for name in names:
         if name == "-":
-            documents.append(_document("standard input", click.get_text_stream("stdin").read(), context))
+            documents.append(_document("standard input", sys.stdin.read(), context))
             continue
         documents += [_document(path.name, _read(path), context) for path in _files(Path(name))]
     return documents
@@ -29,7 +29,9 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
         if not found:
-            raise InvalidRequest(f"folder {path} holds no {', '.join(TEXT_SUFFIXES)} file: name files instead")
+            raise InvalidRequest(
+                f"folder {path} holds no {', '.join(TEXT_SUFFIXES)} file: name files instead"
+            )
         return found
     if not path.exists():
         raise InvalidRequest(f"no file {path}: check the path given with -d")
@@ -40,7 +42,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text: convert it to a text file first") from error
+        raise InvalidRequest(
+            f"{path} is not UTF-8 text: convert it to a text file first"
+        ) from error
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error.strerror}") from error
 

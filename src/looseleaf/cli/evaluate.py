@@ -1,11 +1,13 @@
 """``looseleaf eval``: how often a model is right on the generated tasks."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from looseleaf.cli.options import engine_options, given
+from looseleaf.engine.request import DocumentContext
 from looseleaf.errors import InvalidOption
 
 TASKS = ("lookup", "bridge", "chain", "unanswerable")
@@ -18,9 +20,11 @@ TASKS = ("lookup", "bridge", "chain", "unanswerable")
     "checkpoints",
     multiple=True,
     metavar="NAME",
-    help="reference checkpoints to measure, causal or block [default: both, unless --model is given]",
+    help="reference checkpoints, causal or block [default: both, unless --model is given]",
 )
-@click.option("--questions", default=200, show_default=True, help="questions per task and number of hops")
+@click.option(
+    "--questions", default=200, show_default=True, help="questions per task and number of hops"
+)
 @click.option("--documents", default=6, show_default=True, help="documents per question")
 @click.option("--first-seed", default=0, show_default=True, help="the first held-out world")
 @click.option("--output", type=click.Path(path_type=Path), help="CSV file to append the figures to")
@@ -37,8 +41,8 @@ def evaluate(
 ) -> None:
     """Measure exact match on held-out worlds, for TASKS (default: lookup, bridge and chain).
 
-    Each task is read twice: with full attention, and with documents encoded by themselves and reused.
-    """
+    Each task is read twice: with full attention, and with documents encoded by themselves and
+    reused."""
     from looseleaf.bench.origin import describe_origin
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.loading import reference_model
@@ -48,49 +52,59 @@ def evaluate(
     if questions < 1 or documents < 1:
         raise InvalidOption("--questions and --documents must be at least 1")
     if not 0 <= first_seed <= TRAINING_SEEDS_START - questions:
-        raise InvalidOption(f"held-out worlds have seeds 0 to {TRAINING_SEEDS_START - 1}: lower --first-seed")
+        raise InvalidOption(
+            f"held-out worlds have seeds 0 to {TRAINING_SEEDS_START - 1}: lower --first-seed"
+        )
     if model is not None and checkpoints:
         raise InvalidOption("give --model or --checkpoint, not both")
-    folders = {model: model} if model else {n: str(reference_model(n)) for n in checkpoints or ("causal", "block")}
+    folders = (
+        {model: model}
+        if model
+        else {n: str(reference_model(n)) for n in checkpoints or ("causal", "block")}
+    )
+    seeds = range(first_seed, first_seed + questions)
     rows = []
     for name, folder in folders.items():
         llm = LLM(folder, **given(options))
         for task in tasks or TASKS[:3]:
-            rows += _measure_task(llm, name, task, (questions, documents, first_seed))
+            rows += _measure_task(llm, name, task, seeds, documents)
     if output is not None:
         append_rows(output, rows, describe_origin())
 
 
-def _measure_task(llm: Any, name: str, task: str, size: tuple[int, int, int]) -> list[Any]:
+def _measure_task(llm: Any, name: str, task: str, seeds: range, documents: int) -> list[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
     from looseleaf.evals.accuracy import measure
     from looseleaf.evals.world import MAX_HOPS
 
-    questions, documents, first_seed = size
+    contexts: tuple[DocumentContext, ...] = ("prompt", "lead")
     rows = []
     for hops in range(1, MAX_HOPS + 1) if task == "chain" else (None,):
-        for context in ("prompt", "lead"):
+        for context in contexts:
             label = task if hops is None else f"{task}, {hops} hop{'s' if hops > 1 else ''}"
             with Progress(console=Console(stderr=True), transient=True) as bar:
-                job = bar.add_task(f"{name}: {label}, {context}", total=questions)
+                job = bar.add_task(f"{name}: {label}, {context}", total=len(seeds))
                 row = measure(
                     llm,
                     name,
                     task,
                     hops=hops,
-                    context=context,  # type: ignore[arg-type]
-                    num_questions=questions,
+                    context=context,
+                    seeds=seeds,
                     num_documents=documents,
-                    first_seed=first_seed,
-                    on_answer=lambda done, bar=bar, job=job: bar.update(job, completed=done),
+                    on_answer=partial(_advance, bar, job),
                 )
             low, high = row.interval
             reading = "full attention" if context == "prompt" else "documents reused"
             click.echo(
-                f"{name:8} {label:14} {reading:16} {row.share:6.1%}  ({row.right} of {row.questions}, "
-                f"95 % interval {low:.1%} to {high:.1%})"
+                f"{name:8} {label:14} {reading:16} {row.share:6.1%}  "
+                f"({row.right} of {row.questions}, 95 % interval {low:.1%} to {high:.1%})"
             )
             rows.append(row)
     return rows
+
+
+def _advance(bar: Any, job: Any, done: int) -> None:
+    bar.update(job, completed=done)

@@ -15,15 +15,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def engine_options(command: Command) -> Command:
     """Adds ``--model`` and a flag for every field of the engine's configuration.
 
-    The command gets them as keyword arguments of `looseleaf.LLM`; flags that were not given are left out.
-    """
+    The command gets them as keyword arguments of `looseleaf.LLM`; flags that were not given are
+    left out."""
     for section in (SchedulerConfig, CacheConfig, EngineConfig):
         hints = get_type_hints(section)
         for field in reversed(dataclasses.fields(section)):
             if "help" in field.metadata:
                 command = _flag(field, hints[field.name])(command)
     return click.option(
-        "--model", metavar="FOLDER|ID", help="checkpoint folder or hub id [default: the reference model]"
+        "--model",
+        metavar="FOLDER|ID",
+        help="checkpoint folder or hub id [default: the reference model]",
     )(command)
 
 

@@ -1,8 +1,8 @@
-"""Who gets pages: everything a sequence needs is reserved before it runs, and given back as a whole.
+"""Who gets pages: everything a sequence needs is reserved before it runs, and given back as a
+whole.
 
-A document that several sequences wait for is one unfinished segment with one owner, who computes it; if
-the owner leaves, a sequence that still waits takes over.
-"""
+A document that several sequences wait for is one unfinished segment with one owner, who computes
+it; if the owner leaves, a sequence that still waits takes over."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,9 @@ class Admission:
         return -(-num_tokens // self.page_size)
 
     def pages_needed(self, sequence: Sequence, num_new_tokens: int) -> int:
-        """Pages that the sequence holds when all of its documents and text are in, reusing nothing."""
+        """Pages that the sequence holds when all of its documents and text are in, reusing
+        nothing.
+        """
         documents = {use.key: use.num_tokens for use in sequence.documents}
         total = sum(self.pages_for(n) for n in documents.values())
         total += sum(self.pages_for(run.num_tokens) for run in sequence.runs[:-1])
@@ -52,7 +54,9 @@ class Admission:
         return False
 
     def admit(self, sequence: Sequence) -> ReuseReport | None:
-        """Take all pages for the prompt and its next token, or nothing: None if there are not enough."""
+        """Take all pages for the prompt and its next token, or nothing: None if there are not
+        enough.
+        """
         sources = self._acquire_documents(sequence)
         hits = {id(run): self._hit_pages(sequence, run) for run in sequence.runs}
         for segments in hits.values():
@@ -88,7 +92,9 @@ class Admission:
         return True
 
     def publish(self, sequence: Sequence, run: TextRun) -> None:
-        """Hand the run's full pages to the store, unless another sequence published the same first."""
+        """Hand the run's full pages to the store, unless another sequence published the same
+        first.
+        """
         if not self.prefix_caching:
             return
         for page in range(run.num_shared_pages(), run.computed // self.page_size):
@@ -100,7 +106,9 @@ class Admission:
                 )
 
     def release(self, sequence: Sequence) -> list[Segment]:
-        """Give back all that ``sequence`` holds; returns unfinished documents that now have no owner."""
+        """Give back all that ``sequence`` holds; returns unfinished documents that now have no
+        owner.
+        """
         for key in [k for k, s in self._in_flight.items() if s is sequence]:
             del self._in_flight[key]
         # the end first, so that what is evicted first is what depends on the rest

@@ -1,8 +1,7 @@
 """The asyncio face: the engine steps in a thread of its own, outputs arrive as they grow.
 
-Cancelling the task that reads a stream, or leaving its loop, aborts the request and frees its pages before
-the next step.
-"""
+Cancelling the task that reads a stream, or leaving its loop, aborts the request and frees its pages
+before the next step."""
 
 import asyncio
 import threading
@@ -25,7 +24,9 @@ _Outcome = RequestOutput | Exception
 
 
 class AsyncLLM:
-    """An engine for concurrent callers on one event loop. Close it when done, or use ``async with``."""
+    """An engine for concurrent callers on one event loop. Close it when done, or use ``async
+    with``.
+    """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
@@ -48,7 +49,10 @@ class AsyncLLM:
             self._thread.join()
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The growing output of a raw prompt; raises what `LLM.generate` raises."""
         return self._stream(self.engine.prompts.from_parts(prompt), sampling_params, request_id)
@@ -60,7 +64,9 @@ class AsyncLLM:
         request_id: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The growing answer to a conversation."""
-        return self._stream(self.engine.prompts.from_messages(messages), sampling_params, request_id)
+        return self._stream(
+            self.engine.prompts.from_messages(messages), sampling_params, request_id
+        )
 
     async def _stream(
         self, parts: PromptParts, sampling_params: SamplingParams | None, request_id: str | None

@@ -1,8 +1,7 @@
 """The engine: requests in, steps, outputs. It knows no HTTP, no threads and no process model.
 
-`step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps requests can
-be added and aborted.
-"""
+`step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps
+requests can be added and aborted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -107,8 +106,9 @@ class Engine:
         room = self.max_model_len - request.num_tokens
         if room < 1:
             raise PromptTooLong(
-                f"the prompt has {request.num_tokens} tokens, but the context holds {self.max_model_len} "
-                "with at least one of them for the answer: shorten the documents or raise max_model_len"
+                f"the prompt has {request.num_tokens} tokens, but the context holds "
+                f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
+                "or raise max_model_len"
             )
         params = request.params
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -116,7 +116,11 @@ class Engine:
         number = next(self._numbers)
         for index in range(params.n):
             sequence = Sequence(
-                request.request_id, index, request.parts, self._admission.keys, self._admission.page_size
+                request.request_id,
+                index,
+                request.parts,
+                self._admission.keys,
+                self._admission.page_size,
             )
             limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
             sampling = SamplingState(
@@ -127,9 +131,7 @@ class Engine:
                 child=index,
                 seed=self.config.seed + number,
             )
-            stop = StopChecker(
-                params, max_tokens=limit, eos_token_ids=self.tokenizer.eos_token_ids
-            )
+            stop = StopChecker(params, max_tokens=limit, eos_token_ids=self.tokenizer.eos_token_ids)
             stream = self.tokenizer.stream(params.skip_special_tokens)
             progress.outputs.append(OutputProgress(progress, sequence, sampling, stop, stream))
         self._requests[request.request_id] = progress
@@ -139,7 +141,9 @@ class Engine:
         return progress
 
     def abort(self, request_id: str) -> None:
-        """End a request and free all that it holds; an unknown id, or one that has ended, is no error."""
+        """End a request and free all that it holds; an unknown id, or one that has ended, is no
+        error.
+        """
         progress = self._requests.pop(request_id, None)
         for output in progress.outputs if progress else ():
             if not output.finished:
@@ -167,12 +171,16 @@ class Engine:
         outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
         if outputs:
             sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
-            for row, (output, token) in enumerate(zip(outputs, sampled.token_ids.tolist(), strict=True)):
+            for row, (output, token) in enumerate(
+                zip(outputs, sampled.token_ids.tolist(), strict=True)
+            ):
                 self._take(output, token, sampled.logprobs.get(row))
         return changed + list(dict.fromkeys(output.request for output in outputs))
 
     def check(self) -> None:
-        """Raise IntegrityError unless every page of the pool is accounted for. For tests, between steps."""
+        """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
+        steps.
+        """
         private = [
             page
             for sequence in self._scheduler.running
@@ -183,7 +191,9 @@ class Engine:
         self.store.check(private)
 
     def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
-        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too few."""
+        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
+        few.
+        """
         total = self.store.pool.num_pages
         least = self._admission.pages_needed(sequence, 1)
         most = self._admission.pages_needed(sequence, max_tokens)
@@ -191,9 +201,9 @@ class Engine:
         if wanted > total:
             page_size = self._admission.page_size
             raise PoolTooSmall(
-                f"the request needs {wanted} pages of {page_size} tokens for {sequence.num_prompt_tokens} prompt "
-                f"tokens and its answer, but the pool has {total}: "
-                "enlarge the cache, shorten the documents or lower max_tokens"
+                f"the request needs {wanted} pages of {page_size} tokens for "
+                f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
+                f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
             )
         if most <= total:
             return max_tokens
@@ -228,22 +238,23 @@ class Engine:
         """End a request that cannot be admitted though nobody else runs."""
         progress = self._outputs[sequence].request
         progress.error = PoolTooSmall(
-            f"the pool of {self.store.pool.num_pages} pages has too few left beside its pinned segments: "
-            "unpin some or enlarge the cache"
+            f"the pool of {self.store.pool.num_pages} pages has too few left beside its pinned "
+            "segments: unpin some or enlarge the cache"
         )
         self.abort(progress.request.request_id)
         return progress
 
     def _book_admissions(self, work: StepWork) -> None:
-        for sequence in work.preempted:
-            self.counters.preemptions += 1
+        self.counters.preemptions += len(work.preempted)
         for sequence, report in work.admitted:
             output = self._outputs[sequence]
             output.request.mark_admitted()
             if output.reuse is None:
                 output.reuse = report
             else:
-                again = report.text_tokens - report.text_tokens_cached + report.document_tokens_computed
+                again = (
+                    report.text_tokens - report.text_tokens_cached + report.document_tokens_computed
+                )
                 output.request.preempted_tokens += again
 
 

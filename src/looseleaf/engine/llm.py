@@ -1,7 +1,7 @@
 """The offline face: prompts with documents in, answers out, in one call."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ from looseleaf.engine.request import Document, Message, Prompt, PromptParts, Req
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
-_SECTIONS = {"cache": CacheConfig, "scheduler": SchedulerConfig}
+_SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig)
 
 
 class LLM:
     """A model with its engine and its cache of segments.
 
-    ``model`` is a folder or a hub id; None is the reference model that ships with the package. Options are
-    the fields of `EngineConfig`, `CacheConfig` and `SchedulerConfig`, e.g. ``LLM(num_pages=1000,
-    max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint that can't be used and
-    InvalidOption for an option that is unknown or out of range.
+    ``model`` is a folder or a hub id; None is the reference model that ships with the package.
+    Options are the fields of `EngineConfig`, `CacheConfig` and `SchedulerConfig`, e.g.
+    ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
+    that can't be used and InvalidOption for an option that is unknown or out of range.
 
         llm = LLM()
         handbook = Document(open("handbook.txt").read())
@@ -41,16 +41,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
-        A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat template is
-        applied: use `chat` for instruct models. Raises InvalidRequest before anything runs.
-        """
+        A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat
+        template is applied: use `chat` for instruct models. Raises InvalidRequest before anything
+        runs."""
         if isinstance(prompts, str):
             prompts = [prompts]
         for prompt in prompts:
             if isinstance(prompt, Document | int):
                 raise InvalidRequest(
-                    "generate takes a list of prompts: put the parts of one prompt into a list of their own, "
-                    "as in llm.generate([[document, 'question']])"
+                    "generate takes a list of prompts: put the parts of one prompt into a list of "
+                    "their own, as in llm.generate([[document, 'question']])"
                 )
         return self._run([self.engine.prompts.from_parts(p) for p in prompts], sampling_params)
 
@@ -65,7 +65,9 @@ class LLM:
         """
         several = [c for c in conversations if not isinstance(c, dict)]
         if several and len(several) != len(conversations):
-            raise InvalidRequest("chat takes one list of messages, or a list of such lists, not a mixture")
+            raise InvalidRequest(
+                "chat takes one list of messages, or a list of such lists, not a mixture"
+            )
         batch: Any = several or [conversations]
         return self._run([self.engine.prompts.from_messages(c) for c in batch], sampling_params)
 
@@ -77,9 +79,11 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
 
-        ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token is there.
-        """
-        progress = self.engine.add(Request(self._next_id(), parts, sampling_params or SamplingParams()))
+        ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
+        is there."""
+        progress = self.engine.add(
+            Request(self._next_id(), parts, sampling_params or SamplingParams())
+        )
         sequence = progress.outputs[0].sequence
         try:
             while not progress.finished:
@@ -101,7 +105,9 @@ class LLM:
         params = sampling_params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise InvalidRequest(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one or as many")
+            raise InvalidRequest(
+                f"{len(prompts)} prompts but {len(each)} sampling parameters: give one or as many"
+            )
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
@@ -120,17 +126,21 @@ class LLM:
 
 def make_config(options: dict[str, Any]) -> EngineConfig:
     """An `EngineConfig` from flat options; raises InvalidOption for a name that no section has."""
-    config = EngineConfig()
-    for name, section in _SECTIONS.items():
-        fields = section.__dataclass_fields__
-        own = {key: options[key] for key in options if key in fields}
-        config = replace(config, **{name: replace(getattr(config, name), **own)})
-        options = {key: value for key, value in options.items() if key not in own}
-    unknown = [key for key in options if key not in EngineConfig.__dataclass_fields__]
+    names: dict[type, set[str]] = {
+        section: {field.name for field in fields(section)} for section in _SECTIONS
+    }
+    known = set().union(*names.values()) - {"cache", "scheduler"}
+    unknown = sorted(set(options) - known)
     if unknown:
-        names = sorted(
-            {*EngineConfig.__dataclass_fields__, *CacheConfig.__dataclass_fields__, *SchedulerConfig.__dataclass_fields__}
-            - set(_SECTIONS)
+        raise InvalidOption(
+            f"unknown option {unknown[0]!r}: the options are {', '.join(sorted(known))}"
         )
-        raise InvalidOption(f"unknown option {unknown[0]!r}: the options are {', '.join(names)}")
-    return replace(config, **options)
+
+    def chosen(section: type) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name in names[section]}
+
+    return EngineConfig(
+        **chosen(EngineConfig),
+        cache=CacheConfig(**chosen(CacheConfig)),
+        scheduler=SchedulerConfig(**chosen(SchedulerConfig)),
+    )

@@ -56,7 +56,9 @@ def load_engine(
 def reference_model(name: str = "causal") -> Path:
     """The folder of a checkpoint that ships with the package: ``causal`` or ``block``."""
     if name not in REFERENCE_MODELS:
-        raise CheckpointNotFound(f"no reference model {name!r}: there are {', '.join(REFERENCE_MODELS)}")
+        raise CheckpointNotFound(
+            f"no reference model {name!r}: there are {', '.join(REFERENCE_MODELS)}"
+        )
     return Path(looseleaf.assets.__path__[0]) / name
 
 
@@ -68,7 +70,9 @@ def _pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidOption(f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto")
+        raise InvalidOption(
+            f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto"
+        )
     if device.type not in ("cpu", "cuda"):
         raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda")
     return device

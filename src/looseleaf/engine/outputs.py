@@ -11,8 +11,10 @@ DocumentSource = Literal["cached", "computed", "awaited"]
 
 @dataclass(frozen=True)
 class DocumentReuse:
-    """One document of a request: its tokens, and whether their keys and values were ``cached`` already,
-    ``computed`` by this request, or ``awaited`` from another request that was computing them."""
+    """One document of a request: its tokens, and whether their keys and values were ``cached``
+    already, ``computed`` by this request, or ``awaited`` from another request that was computing
+    them.
+    """
 
     name: str
     num_tokens: int
@@ -24,10 +26,9 @@ class DocumentReuse:
 class ReuseReport:
     """Where a prompt's keys and values came from, counted once, when the request was admitted.
 
-    Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of their own,
-    which is not the same thing and is never added to it. ``preempted_tokens`` were computed again after
-    the request had to make room.
-    """
+    Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of
+    their own, which is not the same thing and is never added to it. ``preempted_tokens`` were
+    computed again after the request had to make room."""
 
     documents: tuple[DocumentReuse, ...] = ()
     text_tokens: int = 0
@@ -62,24 +63,26 @@ class ReuseReport:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One output of a request. ``finish_reason`` is None while it grows, then stop, length or abort.
+    """One output of a request. ``finish_reason`` is None while it grows, then stop, length or
+    abort.
 
-    ``stop_reason`` is the stop string or stop token id that ended it. ``logprobs`` has one entry a token if
-    they were asked for.
-    """
+    ``stop_reason`` is the stop string or stop token id that ended it. ``logprobs`` has one entry a
+    token if they were asked for: the token itself, then the likeliest."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds since the request arrived: admission, first token, end. None until it happened."""
+    """Times in seconds since the request arrived: admission, first token, end. None until it
+    happened.
+    """
 
     admitted: float | None = None
     first_token: float | None = None

@@ -43,7 +43,9 @@ class OutputProgress:
             self.sequence.append(token)
 
     def completion(self) -> CompletionOutput:
-        """The output so far; text that may belong to a stop string is left out until that is known."""
+        """The output so far; text that may belong to a stop string is left out until that is
+        known.
+        """
         finish = self.stop.finish
         asked = self.request.request.params.logprobs is not None
         return CompletionOutput(
@@ -65,7 +67,7 @@ class RequestProgress:
     outputs: list[OutputProgress] = field(default_factory=list)
     preempted_tokens: int = 0
     error: LooseleafError | None = None
-    metrics: RequestMetrics = RequestMetrics()
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
     _arrived: float = field(default_factory=time.perf_counter)
 
     @property
@@ -87,7 +89,11 @@ class RequestProgress:
     def output(self) -> RequestOutput:
         """What the caller sees of it now."""
         reports = [output.reuse for output in self.outputs if output.reuse is not None]
-        reuse = replace(reports[0], preempted_tokens=self.preempted_tokens) if reports else ReuseReport()
+        reuse = (
+            replace(reports[0], preempted_tokens=self.preempted_tokens)
+            if reports
+            else ReuseReport()
+        )
         return RequestOutput(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.token_ids,

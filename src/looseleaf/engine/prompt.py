@@ -1,10 +1,10 @@
-"""From what a caller wrote to tokens: parts, chat messages, templates, BOS, and what documents may see.
+"""From what a caller wrote to tokens: parts, chat messages, templates, BOS, and what documents may
+see.
 
-The *lead* is the text before the first document. Documents are computed behind it by default: in chat it is
-the system prompt and the header of the first user turn, the same for every request of an application, so
-a document is still computed once; and it gives each document the beginning the model was trained to see,
-instead of one attention sink per document.
-"""
+The *lead* is the text before the first document. Documents are computed behind it by default: in
+chat it is the system prompt and the header of the first user turn, the same for every request of an
+application, so a document is still computed once; and it gives each document the beginning the
+model was trained to see, instead of one attention sink per document."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class PromptBuilder:
     def from_parts(self, prompt: Prompt) -> PromptParts:
         """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
 
-        Strings are template text, as in vLLM: markers in them are tokens. Documents never are. Raises
-        InvalidRequest if the prompt is empty, ends with a document, or holds something else.
+        Strings are template text, as in vLLM: markers in them are tokens. Documents never are.
+        Raises InvalidRequest if the prompt is empty, ends with a document, or holds something else.
         """
         parts: list[list[int] | Document] = []
         for part in [prompt] if isinstance(prompt, str) else prompt:
@@ -51,8 +51,8 @@ class PromptBuilder:
     def from_messages(self, messages: Sequence[Message]) -> PromptParts:
         """A conversation by the checkpoint's chat template, ready for the assistant's turn.
 
-        Text from users never yields markers. Documents inside a content list are placed where they stand.
-        """
+        Text from users never yields markers. Documents inside a content list are placed where they
+        stand."""
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
         documents: list[Document] = []
@@ -115,7 +115,8 @@ class PromptBuilder:
     def _checked_ids(self, part: object) -> list[int]:
         if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):
             raise InvalidRequest(
-                f"a prompt part is a string, a Document or a list of token ids, not {type(part).__name__}"
+                "a prompt part is a string, a Document or a list of token ids, "
+                f"not {type(part).__name__}"
             )
         ids = [int(i) for i in part]
         beyond = [i for i in ids if not 0 <= i < self.vocab_size]
@@ -127,7 +128,9 @@ class PromptBuilder:
 
 
 def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:
-    """``message`` with OpenAI-style content; its documents are appended to ``documents`` in order."""
+    """``message`` with OpenAI-style content; its documents are appended to ``documents`` in
+    order.
+    """
     content = message.get("content")
     if isinstance(content, Document):
         content = [content]

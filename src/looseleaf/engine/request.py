@@ -14,12 +14,12 @@ DocumentContext = Literal["lead", "alone", "prompt"]
 class Document:
     """Text whose keys and values are computed once and read wherever it stands.
 
-    ``context`` says what it sees when it is computed: ``lead``, everything before the first document of the
-    request (a system prompt, the chat header); ``alone``, nothing but the beginning-of-sequence token of
-    models that have one; or ``prompt``, all that stands before it, as if it were text: exact, but reused only
-    where the whole prompt begins the same. ``name`` shows up in reports and is no part of the text. The same text in the same
-    context is the same segment.
-    """
+    ``context`` says what it sees when it is computed: ``lead``, everything before the first
+    document of the request (a system prompt, the chat header); ``alone``, nothing but the
+    beginning-of-sequence token of models that have one; or ``prompt``, all that stands before it,
+    as if it were text: exact, but reused only where the whole prompt begins the same. ``name``
+    shows up in reports and is no part of the text. The same text in the same context is the same
+    segment."""
 
     text: str
     name: str | None = None
@@ -27,12 +27,18 @@ class Document:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise InvalidOption(f"a document's text must be a string, not {type(self.text).__name__}")
+            raise InvalidOption(
+                f"a document's text must be a string, not {type(self.text).__name__}"
+            )
         if not self.text.strip():
             which = f" {self.name!r}" if self.name else ""
-            raise EmptyDocument(f"document{which} is empty: leave it out, or check the file it came from")
+            raise EmptyDocument(
+                f"document{which} is empty: leave it out, or check the file it came from"
+            )
         if self.context not in ("lead", "alone", "prompt"):
-            raise InvalidOption(f"a document's context is 'lead', 'alone' or 'prompt', not {self.context!r}")
+            raise InvalidOption(
+                f"a document's context is 'lead', 'alone' or 'prompt', not {self.context!r}"
+            )
 
 
 Part = str | Document | Sequence[int]
@@ -42,8 +48,9 @@ Prompt = str | Sequence[Part]
 """A text, or a list of parts in the order in which the model reads them."""
 
 Message = Mapping[str, Any]
-"""A chat message: ``role``, and ``content`` that is a string, or a list of strings, documents and OpenAI's
-``{"type": "text", "text": ...}`` parts."""
+"""A chat message: ``role``, and ``content`` that is a string, or a list of strings, documents and
+OpenAI's ``{"type": "text", "text": ...}`` parts.
+"""
 
 
 @dataclass(frozen=True)

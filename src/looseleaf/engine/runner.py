@@ -1,8 +1,7 @@
 """Runs a step on the device: from scheduled work to tensors, through the model, to logits.
 
-The only part of the engine that touches tensors besides the sampler. Host work is done once a step; the
-layers share it.
-"""
+The only part of the engine that touches tensors besides the sampler. Host work is done once a step;
+the layers share it."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -46,7 +45,9 @@ class Runner:
         max_model_len: int,
         implementation: Implementation = "auto",
     ) -> "Runner":
-        """A runner whose pool has the size that ``config.cache`` asks for, or what fits the device."""
+        """A runner whose pool has the size that ``config.cache`` asks for, or what fits the
+        device.
+        """
         shape = model.config
         pool = PagePool(
             num_pages=_pool_pages(config.cache, config.scheduler, model, max_model_len),
@@ -150,7 +151,7 @@ def _pool_pages(
         pages = int(cache.memory_gib * _GIB) // per_page
         if pages == 0:
             raise InvalidOption(
-                f"memory_gib={cache.memory_gib} does not hold one page of {per_page} bytes: raise it"
+                f"memory_gib={cache.memory_gib} does not hold a page of {per_page} bytes: raise it"
             )
         return pages
     # never more than all sequences at full length could use, twice over for idle documents
@@ -159,7 +160,9 @@ def _pool_pages(
 
 
 def _spare_bytes(device: torch.device) -> int:
-    """What a pool may take when nobody said: most of a GPU's free memory, a quarter of the machine's."""
+    """What a pool may take when nobody said: most of a GPU's free memory, a quarter of the
+    machine's.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)

@@ -1,8 +1,9 @@
-"""Which sequences run in a step: continuous batching with chunked prefill, first come, first served.
+"""Which sequences run in a step: continuous batching with chunked prefill, first come, first
+served.
 
-A sequence is admitted when all that its prompt needs is reserved. When a growing output finds no page, the
-youngest sequence makes room and starts over later; the oldest can always finish, so nothing waits forever.
-"""
+A sequence is admitted when all that its prompt needs is reserved. When a growing output finds no
+page, the youngest sequence makes room and starts over later; the oldest can always finish, so
+nothing waits forever."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -20,9 +21,8 @@ from looseleaf.kv.store import Segment
 class StepWork:
     """A step: one row for each of ``decode``, then the rows of ``chunks``.
 
-    ``admitted`` are the sequences that entered with it, with what they reuse; ``refused`` those for which
-    the pool is too small even with nobody else in it.
-    """
+    ``admitted`` are the sequences that entered with it, with what they reuse; ``refused`` those for
+    which the pool is too small even with nobody else in it."""
 
     decode: list[Sequence]
     chunks: list[Chunk]
@@ -62,7 +62,9 @@ class Scheduler:
         sequence.phase = Phase.FINISHED
 
     def schedule(self) -> StepWork:
-        """Decode rows of all that decode, new admissions, and as much prefill as the budget leaves."""
+        """Decode rows of all that decode, new admissions, and as much prefill as the budget
+        leaves.
+        """
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
@@ -139,7 +141,9 @@ class Scheduler:
         return admitted
 
     def _refuse_hopeless(self) -> list[Sequence]:
-        """With nobody running, the first sequence in line could not be admitted and never will be."""
+        """With nobody running, the first sequence in line could not be admitted and never will
+        be.
+        """
         if not self.waiting:
             return []
         hopeless = self.waiting.popleft()

@@ -1,8 +1,8 @@
 """One output in the making: the parts of its prompt with their pages, and how far each is computed.
 
-A sequence computes its parts in an order that never waits in a circle: the lead, then the documents it
-owns, which see the lead only, then its other text, each run once all documents before it are ready.
-"""
+A sequence computes its parts in an order that never waits in a circle: the lead, then the documents
+it owns, which see the lead only, then its other text, each run once all documents before it are
+ready."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,9 +19,8 @@ from looseleaf.kv.store import Segment
 class TextRun:
     """A run of text that starts at position ``start`` behind the chain ``context``.
 
-    ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself. ``scheduled``
-    runs ahead of ``computed`` during a step.
-    """
+    ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
+    ``scheduled`` runs ahead of ``computed`` during a step."""
 
     start: int
     tokens: list[int]
@@ -50,7 +49,9 @@ class TextRun:
         while len(self._keys) <= page:
             n = len(self._keys)
             before = self._keys[-1] if self._keys else self.context
-            self._keys.append(keys.text_page(before, self.tokens[n * page_size : (n + 1) * page_size]))
+            self._keys.append(
+                keys.text_page(before, self.tokens[n * page_size : (n + 1) * page_size])
+            )
         return self._keys[page]
 
     def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -70,7 +71,9 @@ class TextRun:
 
 @dataclass(eq=False)
 class DocumentUse:
-    """A document at position ``start``; encoded at ``context_length``, behind that much of the lead."""
+    """A document at position ``start``; encoded at ``context_length``, behind that much of the
+    lead.
+    """
 
     start: int
     part: DocumentPart
@@ -144,11 +147,12 @@ class Phase(Enum):
 class Sequence:
     """One of a request's ``n`` outputs: the parts of its prompt, then the tokens it has produced.
 
-    The last run is the tail: it holds the end of the prompt and grows with the output. A sequence that was
-    preempted starts over with its output as part of the tail.
-    """
+    The last run is the tail: it holds the end of the prompt and grows with the output. A sequence
+    that was preempted starts over with its output as part of the tail."""
 
-    def __init__(self, request_id: str, index: int, parts: PromptParts, keys: KeySpace, page_size: int) -> None:
+    def __init__(
+        self, request_id: str, index: int, parts: PromptParts, keys: KeySpace, page_size: int
+    ) -> None:
         self.request_id = request_id
         self.index = index
         self.phase = Phase.WAITING
@@ -161,7 +165,9 @@ class Sequence:
         for part in parts:
             if isinstance(part, DocumentPart):
                 if part.context_length not in contexts:
-                    contexts[part.context_length] = self._context(part.context_length, keys, page_size)
+                    contexts[part.context_length] = self._context(
+                        part.context_length, keys, page_size
+                    )
                 key = keys.document(contexts[part.context_length], part.tokens)
                 self.parts.append(DocumentUse(self.num_prompt_tokens, part, key))
                 chain = keys.placed(chain, key)
@@ -208,7 +214,9 @@ class Sequence:
         """Tokens of prompt and output whose keys and values are there, computed or reused."""
         total = 0
         for part in self.parts:
-            ready = isinstance(part, DocumentUse) and part.segment is not None and part.segment.ready
+            ready = (
+                isinstance(part, DocumentUse) and part.segment is not None and part.segment.ready
+            )
             total += part.num_tokens if ready else part.computed
         return total
 
@@ -222,7 +230,9 @@ class Sequence:
         for part in self.parts:
             if part is run:
                 break
-            spans.append(part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens))
+            spans.append(
+                part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens)
+            )
         return tuple(spans)
 
     def decode_row(self) -> DecodeRow:
@@ -235,7 +245,9 @@ class Sequence:
         return DecodeRow(tail.start + tail.num_tokens - 1, (*self._spans, own))
 
     def pending(self) -> Iterator[TextRun | DocumentUse]:
-        """Parts that may be computed now, in order; a document not ready holds back the text behind it."""
+        """Parts that may be computed now, in order; a document not ready holds back the text behind
+        it.
+        """
         lead = self.lead
         if lead is not None and lead.scheduled < lead.num_tokens:
             yield lead

@@ -1,8 +1,7 @@
 """Exact match on held-out worlds, by the public API only: the figures of the model card.
 
-Two ways of reading the same tokens: ``prompt``, where each document sees all before it (full attention), and
-``lead``, where each is encoded by itself and reused (plain reuse).
-"""
+Two ways of reading the same tokens: ``prompt``, where each document sees all before it (full
+attention), and ``lead``, where each is encoded by itself and reused (plain reuse). """
 
 import csv
 import math
@@ -74,17 +73,15 @@ def measure(
     *,
     hops: int | None,
     context: DocumentContext,
-    num_questions: int,
+    seeds: range,
     num_documents: int = 6,
-    first_seed: int = 0,
     on_answer: Callable[[int], None] | None = None,
 ) -> Accuracy:
-    """Accuracy of one task on held-out worlds ``first_seed`` and following."""
-    seeds = range(first_seed, first_seed + num_questions)
+    """Accuracy of one task, one question for each of the held-out worlds ``seeds``."""
     examples = [make_example(task, seed, num_documents=num_documents, hops=hops) for seed in seeds]
     answers = ask_examples(llm, examples, context, on_answer)
     right = sum(is_correct(e, answer) for e, answer in zip(examples, answers, strict=True))
-    return Accuracy(model, task, hops, context, num_documents, num_questions, right)
+    return Accuracy(model, task, hops, context, num_documents, len(seeds), right)
 
 
 def append_rows(path: Path, rows: Sequence[Accuracy], origin: dict[str, str]) -> None:

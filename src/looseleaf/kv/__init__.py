@@ -1,1 +1,3 @@
-"""What is stored: segment identity, the page pool, and the store that knows who holds which page."""
+"""What is stored: segment identity, the page pool, and the store that knows who holds which
+page.
+"""

@@ -1,10 +1,9 @@
 """Identity of stored keys and values: a hash over what determines them, and nothing else.
 
-A key names the model, the RoPE frequencies, the stored dtype, the tenant's salt, the *context* the tokens
-could see when they were encoded, and the tokens (DESIGN §2). It never names a position: that is the
-frame's business. Two contents that saw different contexts are different segments, so an answer can't
-depend on what happened to be in the cache.
-"""
+A key names the model, the RoPE frequencies, the stored dtype, the tenant's salt, the *context* the
+tokens could see when they were encoded, and the tokens (DESIGN §2). It never names a position: that
+is the frame's business. Two contents that saw different contexts are different segments, so an
+answer can't depend on what happened to be in the cache."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,15 +31,23 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class KeySpace:
-    """All keys of one model, RoPE law, stored dtype and salt; ``root`` is the context of what saw nothing."""
+    """All keys of one model, RoPE law, stored dtype and salt; ``root`` is the context of what saw
+    nothing.
+    """
 
     root: SegmentKey
 
     @classmethod
-    def create(cls, *, model: bytes, rope: bytes, kv_dtype: str, salt: str, page_size: int) -> "KeySpace":
-        """The key space of a configuration. ``page_size`` counts, since text is kept page by page."""
+    def create(
+        cls, *, model: bytes, rope: bytes, kv_dtype: str, salt: str, page_size: int
+    ) -> "KeySpace":
+        """The key space of a configuration. ``page_size`` counts, since text is kept page by
+        page.
+        """
         return cls(
-            _digest(b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()])
+            _digest(
+                b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()]
+            )
         )
 
     def document(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:

@@ -1,7 +1,7 @@
 """The page pool: one tensor of fixed-size slots for keys and values, and which of them are taken.
 
-A page has one owner, a segment of the `SegmentStore` or a sequence's running tail; sharing is counted by
-the store, in references to segments. The pool knows neither, only which pages are free.
+A page has one owner, a segment of the `SegmentStore` or a sequence's running tail; sharing is
+counted by the store, in references to segments. The pool knows neither, only which pages are free.
 """
 
 from collections import Counter
@@ -17,9 +17,8 @@ from looseleaf.errors import IntegrityError, InvalidOption
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
 
-    Pages start zeroed and only finite numbers are written, so a slot beyond a segment's end can be read and
-    discarded. Raises InvalidOption for a pool without pages.
-    """
+    Pages start zeroed and only finite numbers are written, so a slot beyond a segment's end can be
+    read and discarded. Raises InvalidOption for a pool without pages."""
 
     def __init__(
         self,
@@ -37,7 +36,9 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.kv: Float[Tensor, "layers 2 pages kv_heads page_size head_dim"] = torch.zeros(
-            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim), dtype=dtype, device=device
+            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim),
+            dtype=dtype,
+            device=device,
         )
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
         self._free = list(range(num_pages - 1, -1, -1))
@@ -55,7 +56,10 @@ class PagePool:
 
     def layer(
         self, layer: int
-    ) -> tuple[Float[Tensor, "pages kv_heads page_size head_dim"], Float[Tensor, "pages kv_heads page_size head_dim"]]:
+    ) -> tuple[
+        Float[Tensor, "pages kv_heads page_size head_dim"],
+        Float[Tensor, "pages kv_heads page_size head_dim"],
+    ]:
         """K pages and V pages of one layer, views of the pool."""
         return self._layers[layer]
 
@@ -81,7 +85,9 @@ class PagePool:
             self._free.append(page)
 
     def check(self, owned: Iterable[int]) -> None:
-        """Raise IntegrityError unless ``owned``, each page once, and the free list are the whole pool."""
+        """Raise IntegrityError unless ``owned``, each page once, and the free list are the whole
+        pool.
+        """
         books = Counter(owned)
         books.update(self._free)
         twice = sorted(page for page, count in books.items() if count > 1)

@@ -1,8 +1,8 @@
 """The segment store: which segments are in the pool, who refers to them, and which go first.
 
-A segment that nobody refers to stays until its pages are needed; then the least recently used goes first.
-The store hands out pages: `reserve` evicts what it must, and takes all it was asked for or nothing.
-"""
+A segment that nobody refers to stays until its pages are needed; then the least recently used goes
+first. The store hands out pages: `reserve` evicts what it must, and takes all it was asked for or
+nothing."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,7 +15,8 @@ from looseleaf.kv.pool import PagePool
 
 @dataclass(eq=False)
 class Segment:
-    """An immutable run of ``length`` tokens in ``pages``; ``ready`` once its last key and value is written.
+    """An immutable run of ``length`` tokens in ``pages``; ``ready`` once its last key and value is
+    written.
 
     ``references`` counts the sequences that read it or wait for it. The store owns the
     pages for as long as the segment lives.
@@ -67,7 +68,9 @@ class SegmentStore:
         return self.pool.num_free + self._idle_pages
 
     def reserve(self, count: int) -> list[int] | None:
-        """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there are not so many."""
+        """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there
+        are not so many.
+        """
         if count > self.num_available:
             return None
         while self.pool.num_free < count:
@@ -94,7 +97,9 @@ class SegmentStore:
         return segment
 
     def release(self, segment: Segment) -> None:
-        """One reference less. The last one makes the segment idle, or drops it if it was never finished."""
+        """One reference less. The last one makes the segment idle, or drops it if it was never
+        finished.
+        """
         if segment.references < 1:
             raise IntegrityError("a segment was released more often than acquired")
         segment.references -= 1
@@ -129,15 +134,23 @@ class SegmentStore:
             self._evict_oldest()
 
     def check(self, private_pages: Iterable[int]) -> None:
-        """Raise IntegrityError unless segments and ``private_pages`` account for every page of the pool."""
+        """Raise IntegrityError unless segments and ``private_pages`` account for every page of the
+        pool.
+        """
         owned = [page for segment in self._segments.values() for page in segment.pages]
         self.pool.check([*owned, *private_pages])
-        idle = {k for k, s in self._segments.items() if s.references == 0 and not s.pinned and s.ready}
-        if idle != set(self._idle) or self._idle_pages != sum(len(s.pages) for s in self._idle.values()):
+        idle = {
+            k for k, s in self._segments.items() if s.references == 0 and not s.pinned and s.ready
+        }
+        if idle != set(self._idle) or self._idle_pages != sum(
+            len(s.pages) for s in self._idle.values()
+        ):
             raise IntegrityError("the list of idle segments does not match the references")
         unfinished = [s for s in self._segments.values() if not s.ready and s.references == 0]
         if unfinished:
-            raise IntegrityError(f"{len(unfinished)} unfinished segments have nobody who computes them")
+            raise IntegrityError(
+                f"{len(unfinished)} unfinished segments have nobody who computes them"
+            )
 
     def _settle(self, segment: Segment) -> None:
         if not segment.pinned:

@@ -1,8 +1,8 @@
-"""Attention over gathered pages on the CPU, with its log-sum-exp: the one product both CPU paths share.
+"""Attention over gathered pages on the CPU, with its log-sum-exp: the one product both CPU paths
+share.
 
-PyTorch's CPU flash attention does the work and returns the lse; a soft-cap, which it does not know, takes
-the plain route through fp32 scores.
-"""
+PyTorch's CPU flash attention does the work and returns the lse; a soft-cap, which it does not know,
+takes the plain route through fp32 scores. """
 
 from dataclasses import dataclass
 
@@ -19,10 +19,9 @@ from looseleaf.types import ScoreRule
 class KeyBlock:
     """Equal-length runs of pages for some items, and what each of their rows must not see.
 
-    ``gather`` indexes ``(page, kv_head)`` pairs as ``[items, kv_heads, pages]``, flat. ``bias`` is added to
-    the scores, broadcastable to ``[items, kv_heads, rows, keys]``, None if all is visible. ``blind`` marks
-    rows without any key, ``[items, 1, rows]``, None if there are none.
-    """
+    ``gather`` indexes ``(page, kv_head)`` pairs as ``[items, kv_heads, pages]``, flat. ``bias`` is
+    added to the scores, broadcastable to ``[items, kv_heads, rows, keys]``, None if all is visible.
+    ``blind`` marks rows without any key, ``[items, 1, rows]``, None if there are none. """
 
     num_items: int
     gather: Tensor
@@ -40,8 +39,10 @@ class KeyBlock:
         num_kv_heads: int,
         rule: ScoreRule,
     ) -> "KeyBlock":
-        """From pages ``[items, pages]`` and visibility ``[items, rows, keys]``; each row stands for the
-        ``group`` query heads of a KV head. ``distance`` (query minus key position) is needed for ALiBi."""
+        """From pages ``[items, pages]`` and visibility ``[items, rows, keys]``; each row stands for
+        the ``group`` query heads of a KV head. ``distance`` (query minus key position) is needed
+        for ALiBi.
+        """
         heads = np.arange(num_kv_heads)
         gather = (pages[:, None] * num_kv_heads + heads[:, None]).reshape(-1)
         blind_rows = ~visible.any(-1)
@@ -87,7 +88,8 @@ def flash_attention_cpu(
     keys: KeyBlock,
     rule: ScoreRule,
 ) -> tuple[Float[Tensor, "items heads rows head_dim"], Float[Tensor, "items heads rows"]]:
-    """Attention of every item's rows over its own run; ``q`` is turned into the run's frame already.
+    """Attention of every item's rows over its own run; ``q`` is turned into the run's frame
+    already.
 
     The output has the dtype of ``q``; rows that see nothing get ``(0, -inf)``.
     """
@@ -103,7 +105,9 @@ def attend_dense(
     blind: Tensor | None = None,
     causal: bool = False,
 ) -> tuple[Float[Tensor, "items heads rows head_dim"], Float[Tensor, "items heads rows"]]:
-    """Attention with its lse. ``causal`` (no bias then) lets row i see keys up to i, from the first."""
+    """Attention with its lse. ``causal`` (no bias then) lets row i see keys up to i, from the
+    first.
+    """
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
     if rule.soft_cap:

@@ -1,9 +1,9 @@
 """Attention of query rows over page runs: one partial state for every (item, row) of a work list.
 
-One launch over all items, shared or private, grouped or split along the keys; `merge_states` joins the
-states of a row. This is flash-decoding, RelayAttention (arXiv 2402.14808 §3) and cascade attention at once,
-with a frame per row (LazyAttention, arXiv 2606.04302): rows share an item whatever their offsets.
-"""
+One launch over all items, shared or private, grouped or split along the keys; `merge_states` joins
+the states of a row. This is flash-decoding, RelayAttention (arXiv 2402.14808 §3) and cascade
+attention at once, with a frame per row (LazyAttention, arXiv 2606.04302): rows share an item
+whatever their offsets. """
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,12 +28,11 @@ def partial_attention(
 ) -> AttnState:
     """The partial states of ``work``: fp32 ``out`` ``[states, heads, head_dim]`` and ``lse``.
 
-    ``q`` is unrotated. Row ``r`` sees key ``j`` of an item (frame position ``p_j``) if ``0 <= p_j < bound``,
-    the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule has a window. A key
-    that is not visible is not read as a number: its page may hold anything, NaN included.
-    ``slot_positions`` is needed if any item is explicit. Feed the result to `merge_states` with
-    ``work.row_state_indptr``.
-    """
+    ``q`` is unrotated. Row ``r`` sees key ``j`` of an item (frame position ``p_j``) if ``0 <= p_j <
+    bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
+    has a window. A key that is not visible is not read as a number: its page may hold anything, NaN
+    included. ``slot_positions`` is needed if any item is explicit. Feed the result to
+    `merge_states` with ``work.row_state_indptr``. """
     chosen = choose(implementation, q, cpu="cpu")
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton

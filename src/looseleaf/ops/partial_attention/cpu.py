@@ -1,11 +1,10 @@
-"""Partial attention on the CPU: items of like shape in one batched product, no loop over pages or heads.
+"""Partial attention on the CPU: items of like shape in one batched product, no loop over pages or
+heads.
 
-`prepare` runs once per step, `run_buckets` once per layer. Items are padded to the longest of their bucket;
-keys that a row must not see get a bias of -inf. The pool holds finite numbers only, so a padded slot costs
-time but never an answer. Answers to `partial_attention_reference`.
-"""
+`prepare` runs once per step, `run_buckets` once per layer. Items are padded to the longest of their
+bucket; keys that a row must not see get a bias of -inf. The pool holds finite numbers only, so a
+padded slot costs time but never an answer. Answers to `partial_attention_reference`. """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +27,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Bucket:
     """``num_items`` items, padded to ``num_rows`` rows and equal page counts.
 
-    ``row_index`` is None if the rows are all query rows in their order; ``entries`` lists which padded
-    (item, row) pairs are real, None if all are.
-    """
+    ``row_index`` is None if the rows are all query rows in their order; ``entries`` lists which
+    padded (item, row) pairs are real, None if all are. """
 
     num_items: int
     num_rows: int
@@ -42,11 +40,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class PreparedWork:
-    """A work list as buckets. ``order[state]`` is where a state comes out when buckets are run in turn.
+    """A work list as buckets. ``order[state]`` is where a state comes out when buckets are run in
+    turn.
 
-    ``merge_index`` ``[rows, states]`` and ``merge_hidden`` are the same for whole rows, padded with hidden
-    ones; ``merge_index`` is None if every row has exactly one state, in order.
-    """
+    ``merge_index`` ``[rows, states]`` and ``merge_hidden`` are the same for whole rows, padded with
+    hidden ones; ``merge_index`` is None if every row has exactly one state, in order. """
 
     buckets: tuple[Bucket, ...]
     order: Tensor
@@ -118,7 +116,8 @@ def _run_bucket(
     items, rows = bucket.num_items, bucket.num_rows
     wanted = q if bucket.row_index is None else q.index_select(0, bucket.row_index)
     turned = turn_heads(wanted, bucket.turn).view(items, rows, num_kv_heads, group, head_dim)
-    # query heads that share a KV head become rows of one product: keys are read once for all of them
+    # query heads that share a KV head become rows of one product: keys are read once for all of
+    # them
     packed = turned.transpose(1, 2).reshape(items, num_kv_heads, rows * group, head_dim)
     out, lse = flash_attention_cpu(packed, k_pages, v_pages, bucket.keys, rule)
     out = out.view(items, num_kv_heads, rows, group, head_dim).transpose(1, 2)

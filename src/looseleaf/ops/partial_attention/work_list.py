@@ -1,8 +1,8 @@
 """The work list of decode attention: page runs of segments times the query rows that read them.
 
-Plain int32 tensors of fixed capacity with counts on the device, so that a step replays as a CUDA graph
-and later policies (patches, selection, revision) fill the same arrays, from the host or from a kernel.
-"""
+Plain int32 tensors of fixed capacity with counts on the device, so that a step replays as a CUDA
+graph and later policies (patches, selection, revision) fill the same arrays, from the host or from
+a kernel. """
 
 from dataclasses import dataclass
 
@@ -12,25 +12,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WorkList:
-    """Items in CSR form: item ``i`` reads a run of pages for a run of entries; an entry is one query row.
+    """Items in CSR form: item ``i`` reads a run of pages for a run of entries; an entry is one
+    query row.
 
     Item ``i`` (of ``num_items[0]``; the arrays may be longer):
 
-    - pages ``item_page_indptr[i] : item_page_indptr[i + 1]`` into ``page_indices`` (physical page) and
-      ``page_positions`` (frame position of the page's first slot: selected pages need not be neighbours)
+    - pages ``item_page_indptr[i] : item_page_indptr[i + 1]`` into ``page_indices`` (physical page)
+      and ``page_positions`` (frame position of the page's first slot: selected pages need not be
+      neighbours)
     - entries ``item_entry_indptr[i] : item_entry_indptr[i + 1]``
     - ``item_kv_head[i]``: the one KV head it is for, or -1 for all (selection is per KV head)
-    - ``item_explicit[i]``: 1 if key positions are read from ``slot_positions[page, slot]`` (a patch; unused
-      slots hold -1), 0 if they are ``page_positions + slot``
+    - ``item_explicit[i]``: 1 if key positions are read from ``slot_positions[page, slot]`` (a
+      patch; unused slots hold -1), 0 if they are ``page_positions + slot``
 
     Entry ``e``:
 
     - ``entry_row[e]``: which query row
     - ``entry_offset[e]``: Δ, where the segment's frame stands for that row; the query is rotated by
       ``row_positions[row] - Δ``
-    - ``entry_bound[e]``: keys at frame positions >= bound are not visible (segment length and causality)
-    - ``entry_mask[e]``: -1, or the word of ``mask_words`` where this row's bitmap over frame positions
-      begins; a set bit hides the key (it was replaced by the row's patch)
+    - ``entry_bound[e]``: keys at frame positions >= bound are not visible (segment length and
+      causality)
+    - ``entry_mask[e]``: -1, or the word of ``mask_words`` where this row's bitmap over frame
+      positions begins; a set bit hides the key (it was replaced by the row's patch)
     - ``entry_state[e]``: which partial state it writes; the states of row ``r`` are
       ``row_state_indptr[r] : row_state_indptr[r + 1]``
 

@@ -1,9 +1,8 @@
 """Attention of new rows over spans of pages, each span in its own frame, by the rule key <= query.
 
-Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees keys at
-positions up to its own and nothing else, and no mask is materialised. The query turns once per span
-(notes/sharing §1; LazyAttention turns every key tile instead).
-"""
+Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees
+keys at positions up to its own and nothing else, and no mask is materialised. The query turns once
+per span (notes/sharing §1; LazyAttention turns every key tile instead). """
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,10 +27,10 @@ def prefill_attention(
 ) -> AttnState:
     """One state a row: ``out`` in the dtype of ``q``, ``lse`` fp32.
 
-    ``q`` is unrotated; the keys of this step are in the pages already. A row sees key ``p`` of a span if
-    ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0), its mask bit is
-    clear, and ``row_position - Δ - p < window`` when the rule has one. A row without keys: ``(0, -inf)``.
-    """
+    ``q`` is unrotated; the keys of this step are in the pages already. A row sees key ``p`` of a
+    span if ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0),
+    its mask bit is clear, and ``row_position - Δ - p < window`` when the rule has one. A row
+    without keys: ``(0, -inf)``. """
     chosen = choose(implementation, q, cpu="cpu")
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton

@@ -1,9 +1,8 @@
 """Prefill attention on the CPU: one dense product per request and span, states merged per row.
 
-What a span needs is decided once per step: all of it is visible (a document before the question), its end
-is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches). Answers to
-`prefill_attention_reference`.
-"""
+What a span needs is decided once per step: all of it is visible (a document before the question),
+its end is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches).
+Answers to `prefill_attention_reference`. """
 
 from dataclasses import dataclass
 
@@ -26,9 +25,8 @@ IntArray = npt.NDArray[np.int64]
 class PreparedSpan:
     """One span as its request's rows read it: keys ``[0, seen)`` freely, then the rest.
 
-    ``causal_from`` is where a causal diagonal starts that ends with the last row, None if there is none;
-    otherwise the block's bias hides what must be hidden.
-    """
+    ``causal_from`` is where a causal diagonal starts that ends with the last row, None if there is
+    none; otherwise the block's bias hides what must be hidden. """
 
     turn: Turn
     keys: KeyBlock

@@ -1,8 +1,8 @@
-"""The span list of prefill attention: tiles of new rows, each request with the spans that they may read.
+"""The span list of prefill attention: tiles of new rows, each request with the spans that they may
+read.
 
-Same arrays-with-counts form as the decode work list, for the same reason: it replays as a CUDA graph and
-blend fills it with rows that have gaps and keys that carry explicit positions.
-"""
+Same arrays-with-counts form as the decode work list, for the same reason: it replays as a CUDA
+graph and blend fills it with rows that have gaps and keys that carry explicit positions. """
 
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpanList:
-    """Tile ``t`` (of ``num_tiles[0]``) holds rows of one request; the request's spans are what they read.
+    """Tile ``t`` (of ``num_tiles[0]``) holds rows of one request; the request's spans are what they
+    read.
 
     - ``tile_row_indptr[t] : tile_row_indptr[t + 1]``: the tile's rows, sorted by position
     - ``tile_request[t]``: the request ``u`` they belong to; ``row_positions`` are true positions
@@ -20,14 +21,13 @@ class SpanList:
 
     Span ``s``:
 
-    - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` into ``page_indices``; the n-th page of a span
-      holds frame positions from ``n * page_size``
+    - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` into ``page_indices``; the n-th page
+      of a span holds frame positions from ``n * page_size``
     - ``span_offset[s]``: Δ; a key at frame position ``p`` truly stands at ``Δ + p``
     - ``span_length[s]``: how many keys (slots, for an explicit span) the span has
     - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
-    - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions begins; a set
-      bit hides the key from this request
-    """
+    - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
+      begins; a set bit hides the key from this request """
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]

@@ -1,8 +1,8 @@
-"""Rotation on the CPU, split in two: angles once per step, then a few whole-tensor operations per layer.
+"""Rotation on the CPU, split in two: angles once per step, then a few whole-tensor operations per
+layer.
 
-Sines carry the sign of the pairing, so that turning is ``x * cos + partner(x) * sin`` with no slicing when
-all dims turn. Answers to `rotate_reference`.
-"""
+Sines carry the sign of the pairing, so that turning is ``x * cos + partner(x) * sin`` with no
+slicing when all dims turn. Answers to `rotate_reference`. """
 
 from dataclasses import dataclass
 
@@ -15,7 +15,9 @@ from looseleaf.types import Rotation
 
 @dataclass(frozen=True)
 class Turn:
-    """The angles of some positions: full-width cosines and signed sines, fp32 ``[tokens, 1, rotary_dim]``."""
+    """The angles of some positions: full-width cosines and signed sines, fp32 ``[tokens, 1,
+    rotary_dim]``.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -23,7 +25,9 @@ class Turn:
 
 
 def make_turn(positions: Int[Tensor, " tokens"], rotation: Rotation) -> Turn:
-    """The angles of ``positions``; negative ones (rows before a frame, which see none of it) count as 0."""
+    """The angles of ``positions``; negative ones (rows before a frame, which see none of it) count
+    as 0.
+    """
     index = positions.clamp_min(0)
     cos, sin = rotation.cos.index_select(0, index), rotation.sin.index_select(0, index)
     if rotation.interleaved:
@@ -36,7 +40,8 @@ def make_turn(positions: Int[Tensor, " tokens"], rotation: Rotation) -> Turn:
 def turn_heads(
     x: Float[Tensor, "tokens heads head_dim"], turn: Turn
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """``x`` turned by the angles of its tokens; computed in fp32, returned in the dtype of ``x``."""
+    """``x`` turned by the angles of its tokens; computed in fp32, returned in the dtype of ``x``.
+    """
     rotary_dim = turn.cos.shape[-1]
     head = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
     wide = head.float()
