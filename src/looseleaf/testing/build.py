@@ -13,6 +13,7 @@ from looseleaf.testing.scene import (
     Shape,
     rotation_table,
     turned_at,
+    visible_keys,
 )
 from looseleaf.types import ScoreRule
 
@@ -127,10 +128,23 @@ class SceneBuilder:
             slopes = 2.0 ** (-8.0 * steps / shape.num_qo_heads)
         scale = shape.softmax_scale or shape.head_dim**-0.5
         rule = ScoreRule(scale, shape.soft_cap, shape.window, slopes)
-        return Scene(
+        scene = Scene(
             shape, q, row_positions, readings, self.frequencies, rotation, rule,
             k_pages, v_pages, slot_positions,
         )  # fmt: skip
+        self._poison_unseen(scene)
+        return scene
+
+    def _poison_unseen(self, scene: Scene) -> None:
+        """Not even a stored key may be read as a number if no row sees it."""
+        seen = {id(s): torch.zeros_like(s.k[..., 0], dtype=torch.bool) for s in self.segments}
+        for reading in scene.readings:
+            seen[id(reading.placement.segment)] |= visible_keys(scene, reading)
+        for segment in self.segments:
+            at, head = torch.nonzero(~seen[id(segment)], as_tuple=True)
+            page = torch.tensor(segment.pages, device=at.device)[at // self.shape.page_size]
+            scene.k_pages[page, head, at % self.shape.page_size] = torch.nan
+            scene.v_pages[page, head, at % self.shape.page_size] = torch.nan
 
     def _pages(self) -> tuple[Tensor, Tensor, Tensor]:
         """All segments at shuffled pages of a pool that holds NaN wherever no key was stored."""

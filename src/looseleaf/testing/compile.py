@@ -16,8 +16,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 H100 = GPUTarget("cuda", 90, 32)
-H100_SHARED_BYTES = 227 * 1024
-"""What one program may have on an H100 or H200."""
 
 _POINTERS = {
     torch.float32: "*fp32",

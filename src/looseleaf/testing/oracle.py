@@ -7,7 +7,7 @@ whose error sets the budget of a kernel.
 import torch
 from torch import Tensor
 
-from looseleaf.testing.scene import Placement, Reading, Scene, turned_at
+from looseleaf.testing.scene import Placement, Reading, Scene, turned_at, visible_keys
 from looseleaf.types import AttnState
 
 
@@ -34,9 +34,7 @@ class _Oracle:
         k = torch.cat([self.keys(r.placement) for r in readings]).repeat_interleave(group, 1)
         v = torch.cat([r.placement.segment.v for r in readings]).repeat_interleave(group, 1)
         true = torch.cat([r.placement.offset + r.placement.segment.positions for r in readings])
-        visible = torch.cat([self.visible(r) for r in readings]).repeat_interleave(group, 1)
-        if rule.window:
-            visible = visible & (position - true < rule.window)[:, None]
+        visible = torch.cat([visible_keys(scene, r) for r in readings]).repeat_interleave(group, 1)
         here = torch.tensor([position], device=k.device)
         q = turned_at(
             scene.q[row : row + 1].to(wide), here, scene.frequencies, scene.shape.interleaved
@@ -61,18 +59,3 @@ class _Oracle:
             turned = turned_at(k, true, self.scene.frequencies, self.scene.shape.interleaved)
             self.turned[at] = turned.to(self.dtype)
         return self.turned[at]
-
-    def visible(self, reading: Reading) -> Tensor:
-        """Which keys ``[keys, kv_heads]`` bound, hidden positions and selection leave."""
-        segment, hidden = reading.placement.segment, reading.placement.hidden
-        positions = segment.positions
-        seen = positions < reading.bound
-        if hidden:
-            seen = seen & ~torch.isin(positions, torch.tensor(list(hidden), device=seen.device))
-        visible = seen[:, None].repeat(1, self.scene.shape.num_kv_heads)
-        if segment.selected is not None:
-            ordinal = torch.arange(len(seen), device=seen.device) // self.scene.shape.page_size
-            for head, pages in enumerate(segment.selected):
-                kept = torch.tensor(pages, dtype=torch.long, device=seen.device)
-                visible[:, head] &= torch.isin(ordinal, kept)
-        return visible

@@ -89,6 +89,25 @@ class Scene:
     slot_positions: Tensor
 
 
+def visible_keys(scene: Scene, reading: Reading) -> Tensor:
+    """Which keys ``[keys, kv_heads]`` bound, window, hidden positions and selection leave."""
+    placement, segment = reading.placement, reading.placement.segment
+    seen = segment.positions < reading.bound
+    if scene.rule.window:
+        distance = scene.row_positions[reading.row] - placement.offset - segment.positions
+        seen = seen & (distance < scene.rule.window)
+    if placement.hidden:
+        hidden = torch.tensor(sorted(placement.hidden), device=seen.device)
+        seen = seen & ~torch.isin(segment.positions, hidden)
+    visible = seen[:, None].repeat(1, scene.shape.num_kv_heads)
+    if segment.selected is not None:
+        ordinal = torch.arange(segment.length, device=seen.device) // scene.shape.page_size
+        for head, pages in enumerate(segment.selected):
+            kept = torch.tensor(pages, dtype=torch.long, device=seen.device)
+            visible[:, head] &= torch.isin(ordinal, kept)
+    return visible
+
+
 def turned_at(x: Tensor, positions: Tensor, frequencies: Tensor, interleaved: bool) -> Tensor:
     """RoPE as a product of complex numbers, in the dtype of ``x`` from fp64 angles."""
     angles = positions.to(torch.float64)[:, None, None] * frequencies

@@ -1,4 +1,4 @@
-"""The shapes every attention test runs over: one named row for each thing that could go wrong alone."""
+"""The shapes that attention tests run over: a named row for each thing that could go wrong."""
 
 from looseleaf.testing.scene import Shape
 

@@ -43,7 +43,8 @@ def _merge_states_kernel(
     if carried_out is not None:
         peak = tl.load(carried_lse + row * stride_carried_lse_row + head * stride_carried_lse_head)
         p_carried = carried_out + row * stride_carried_row + head * stride_carried_head
-        acc = tl.load(p_carried + o_d, mask=m_d & (peak > float("-inf")), other=0.0).to(tl.float32)
+        m_carried = m_d & (acc + peak > float("-inf"))
+        acc = tl.load(p_carried + o_d, mask=m_carried, other=0.0).to(tl.float32)
         total = tl.where(peak > float("-inf"), 1.0, 0.0)
 
     for first in range(start, stop, BLOCK_S):

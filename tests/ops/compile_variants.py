@@ -1,0 +1,76 @@
+"""Compiles what the launchers launch for an H100 and prints one JSON line a kernel.
+
+Run in a process of its own by `test_compile.py`: triton must not be interpreted here.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import torch
+
+from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
+from looseleaf.ops.partial_attention.kernel import (
+    _partial_attention_kernel,
+    partial_attention_triton,
+)
+from looseleaf.ops.prefill_attention.kernel import (
+    _prefill_attention_kernel,
+    prefill_attention_triton,
+)
+from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
+from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
+from looseleaf.testing.build import SceneBuilder
+from looseleaf.testing.compile import Compiled, compiling
+from looseleaf.testing.lists import span_list, work_list
+from looseleaf.testing.scene import Shape
+from looseleaf.types import AttnState
+
+FEATURES = Shape(masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True)
+SHAPES = {
+    "bf16-64": Shape(dtype=torch.bfloat16),
+    "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
+    "bf16-80-features": replace(FEATURES, dtype=torch.bfloat16, head_dim=80, rotary_dim=32),
+    "fp16-256": Shape(dtype=torch.float16, head_dim=256, page_size=64),
+    "fp16-128-features": replace(FEATURES, dtype=torch.float16, head_dim=128),
+    "fp32-32-mqa": Shape(num_qo_heads=7, num_kv_heads=1, head_dim=32, page_size=32),
+    "fp32-96-features": replace(FEATURES, head_dim=96),
+    "fp32-256": Shape(head_dim=256),
+}
+KERNELS = (
+    _merge_states_kernel,
+    _partial_attention_kernel,
+    _prefill_attention_kernel,
+    _rotate_kernel,
+    _store_kv_kernel,
+)
+
+
+def compiled(shape: Shape) -> Iterator[Compiled]:
+    """All five operators on a scene of this shape."""
+    # many rows, so that the widest tiles are compiled
+    shape = replace(shape, num_requests=40, longest_tail=8)
+    with compiling(*KERNELS) as kernels:
+        scene = SceneBuilder(0, shape).decode()
+        rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
+        work = work_list(scene)
+        partial_attention_triton(scene.q, scene.k_pages, scene.v_pages, work, *rest)
+        state = AttnState(torch.zeros(1, *scene.q.shape[1:]), torch.zeros(1, scene.q.shape[1]))
+        out = torch.empty_like(scene.q)
+        merge_states_triton(state, work.row_state_indptr, state, out)
+        positions = torch.arange(len(scene.q))
+        rotate_triton(scene.q, positions, scene.rotation)
+        k = scene.q[:, : shape.num_kv_heads]
+        store_kv_triton(k, k, positions, positions, scene.rotation, scene.k_pages, scene.v_pages)
+
+        scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
+        rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
+        spans = span_list(scene, rows_of, spans_of, tile_rows=64)
+        prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+    yield from kernels
+
+
+if __name__ == "__main__":
+    for name, shape in SHAPES.items():
+        for kernel in compiled(shape):
+            print(json.dumps({"shape": name} | asdict(kernel)), flush=True)

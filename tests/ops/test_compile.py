@@ -1,0 +1,27 @@
+"""Every kernel compiles for an H100, down to the binary, on a machine that has none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import looseleaf
+
+H100_SHARED_BYTES = 227 * 1024
+
+
+def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
+    script = Path(__file__).with_name("compile_variants.py")
+    environment = os.environ | {"PYTHONPATH": str(Path(looseleaf.__file__).parents[1])}
+    # neither interpreted, nor dependent on how the environment wants multiply-adds fused
+    for name in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION"):
+        environment.pop(name, None)
+    command = [sys.executable, "-W", "error", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(kernels) == 8 * 5
+    for kernel in kernels:
+        assert kernel["binary_bytes"] > 0, kernel
+        assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel
