@@ -69,16 +69,16 @@ class SegmentStore:
 
     def reserve(self, count: int) -> list[int] | None:
         """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there
-        are not so many.
-        """
-        if count > self.num_available:
+        are not so many."""
+        if not self._make_free(count):
             return None
-        while self.pool.num_free < count:
-            self._evict_oldest()
-        pages = self.pool.allocate(count)
-        if pages is None:
-            raise IntegrityError("idle segments freed fewer pages than they hold")
-        return pages
+        return self._handed_out(self.pool.allocate(count))
+
+    def reserve_next(self, page: int) -> list[int] | None:
+        """One page as by `reserve`, the neighbour behind ``page`` if it is free."""
+        if not self._make_free(1):
+            return None
+        return self._handed_out(self.pool.allocate_next(page))
 
     def insert(self, key: SegmentKey, length: int, pages: Iterable[int], *, ready: bool) -> Segment:
         """A new segment that takes ``pages`` over from the caller, with one reference to it."""
@@ -123,7 +123,9 @@ class SegmentStore:
         segment.pinned = True
 
     def unpin(self, segment: Segment) -> None:
-        """Let a pinned segment be evicted again."""
+        """Let a pinned segment be evicted again; one that is not pinned stays as it is."""
+        if not segment.pinned:
+            return
         segment.pinned = False
         if segment.references == 0 and segment.ready:
             self._settle(segment)
@@ -151,6 +153,18 @@ class SegmentStore:
             raise IntegrityError(
                 f"{len(unfinished)} unfinished segments have nobody who computes them"
             )
+
+    def _make_free(self, count: int) -> bool:
+        if count > self.num_available:
+            return False
+        while self.pool.num_free < count:
+            self._evict_oldest()
+        return True
+
+    def _handed_out(self, pages: list[int] | None) -> list[int]:
+        if pages is None:
+            raise IntegrityError("idle segments freed fewer pages than they hold")
+        return pages
 
     def _settle(self, segment: Segment) -> None:
         if not segment.pinned:
