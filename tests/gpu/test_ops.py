@@ -18,7 +18,7 @@ from looseleaf.ops.store_kv import store_kv
 from looseleaf.testing.budget import assert_state_within_budget, assert_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Scene, Shape, rotation_table, turned_at
 from looseleaf.types import AttnState
@@ -77,7 +77,7 @@ def attended(scene: Scene, work: WorkList, carried: AttnState | None = None) -> 
 def test_decode_attends_within_the_budget_grouped_or_not(variant: str) -> None:
     scene = SceneBuilder(1, VARIANTS[variant]).decode()
     dtype = scene.shape.dtype
-    truth, plain = dense_attention(scene), dense_attention(scene, dtype)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     for grouped, pages in [(True, None), (False, 7)]:
         work = work_list(scene, grouped=grouped, pages_per_item=pages)
         assert_state_within_budget(attended(scene, work), truth, plain, dtype)
@@ -94,26 +94,26 @@ def test_prefill_attends_within_the_budget(variant: str) -> None:
             scene.slot_positions, "triton",
         )  # fmt: skip
     assert actual.out.dtype == dtype
-    truth, plain = dense_attention(scene), dense_attention(scene, dtype)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     assert_state_within_budget(actual, truth, plain, dtype)
 
 
 def test_pages_may_be_selected_per_kv_head() -> None:
     scene = SceneBuilder(3, replace(LARGE, per_head=True)).decode()
-    truth, plain = dense_attention(scene), dense_attention(scene, BF16)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     assert_state_within_budget(attended(scene, work_list(scene)), truth, plain, BF16)
 
 
 def test_an_item_may_have_hundreds_of_rows() -> None:
     scene = SceneBuilder(4, replace(LARGE, num_requests=200, num_documents=1)).decode()
-    truth, plain = dense_attention(scene), dense_attention(scene, BF16)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     assert_state_within_budget(attended(scene, work_list(scene)), truth, plain, BF16)
 
 
 def test_a_row_may_start_from_a_carried_state() -> None:
     """What one half of the readings gives is carried into the other half."""
     scene = SceneBuilder(5, LARGE).decode()
-    truth, plain = dense_attention(scene), dense_attention(scene, BF16)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     half = len(scene.readings) // 2
     carried = attended_in_fp32(replace(scene, readings=scene.readings[:half]))
     rest = replace(scene, readings=scene.readings[half:])
@@ -168,7 +168,7 @@ def test_addresses_go_past_two_to_the_31() -> None:
     capacity = 2**31 // scene.k_pages[0].numel() + pages + 1
     shift = capacity - pages
     pools = [torch.zeros(capacity, *inner, dtype=BF16, device="cuda") for _ in range(2)]
-    truth, plain = dense_attention(scene), dense_attention(scene, BF16)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     for segment in builder.segments:
         segment.pages = [page + shift for page in segment.pages]
         at = torch.arange(segment.length, device="cuda")
@@ -196,11 +196,14 @@ def test_a_captured_step_replays_over_new_lists() -> None:
     scenes = [SceneBuilder(seed, LARGE).decode() for seed in (8, 9)]
     lists = [work_list(scene, pages_per_item=4) for scene in scenes]
     rows = max(len(scene.row_positions) for scene in scenes)
-    static = padded(scenes[0], lists[0], scenes[1], lists[1], rows)
+    static = Capacity(scenes[0], lists[0], scenes[1], lists[1], rows)
+
+    # positions differ from scene to scene, angles do not
+    rotation = max((scene.rotation for scene in scenes), key=lambda table: len(table.cos))
 
     def step() -> AttnState:
         states = partial_attention(
-            static.q, static.k_pages, static.v_pages, static.work, scenes[0].rotation,
+            static.q, static.k_pages, static.v_pages, static.work, rotation,
             scenes[0].rule, None, "triton",
         )  # fmt: skip
         return merge_states(states, static.work.row_state_indptr, implementation="triton")
@@ -211,7 +214,7 @@ def test_a_captured_step_replays_over_new_lists() -> None:
         replay()
         count = len(scene.row_positions)
         state = AttnState(result.out[:count].to(BF16), result.lse[:count])
-        truth, plain = dense_attention(scene), dense_attention(scene, BF16)
+        truth, plain = dense_attention(scene), plain_attention(scene)
         assert_state_within_budget(state, truth, plain, BF16)
         assert (result.lse[count:] == -torch.inf).all()
 
@@ -229,7 +232,7 @@ def captured(step: Callable[[], AttnState]) -> tuple[Callable[[], None], AttnSta
     return graph.replay, result
 
 
-class padded:
+class Capacity:
     """Tensors of fixed capacity that hold one of two scenes at a time."""
 
     def __init__(

@@ -15,7 +15,7 @@ from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import work_list
-from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Scene, Shape
 from looseleaf.testing.variants import VARIANTS
@@ -91,7 +91,7 @@ def test_kernel_attends_within_the_budget(variant: str, grouped: bool) -> None:
     scene = decode_scene(2, replace(VARIANTS[variant], dtype=dtype, num_requests=3))
     work = work_list(scene, grouped=grouped, pages_per_item=None if grouped else 2)
     actual = attended(scene, work, "triton")
-    plain = dense_attention(scene, dtype)
+    plain = plain_attention(scene)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 
@@ -114,7 +114,7 @@ def test_an_item_may_have_any_number_of_rows(implementation: str) -> None:
     work = work_list(scene)
     assert int((work.item_entry_indptr[1:4] - work.item_entry_indptr[:3]).max()) < 200
     actual = attended(scene, work, implementation)
-    truth, plain = dense_attention(scene), dense_attention(scene, torch.float32)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     assert_state_within_budget(actual, truth, plain, torch.float32)
 
 

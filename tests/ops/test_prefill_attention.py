@@ -11,7 +11,7 @@ from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import span_list
-from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Placement, Scene, Shape
 from looseleaf.testing.variants import VARIANTS
@@ -84,7 +84,7 @@ def test_kernel_attends_within_the_budget(variant: str) -> None:
     scene, rows_of, spans_of = prefill_scene(2, shape)
     actual = attended(scene, span_list(scene, rows_of, spans_of, tile_rows=16), "triton")
     assert actual.out.dtype == dtype
-    plain = dense_attention(scene, dtype)
+    plain = plain_attention(scene)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 
@@ -95,7 +95,7 @@ def test_kernel_takes_tiles_of_any_size(tile_rows: int) -> None:
     )
     scene, rows_of, spans_of = prefill_scene(3, shape)
     spans = span_list(scene, rows_of, spans_of, tile_rows=tile_rows)
-    truth, plain = dense_attention(scene), dense_attention(scene, torch.float32)
+    truth, plain = dense_attention(scene), plain_attention(scene)
     assert_state_within_budget(attended(scene, spans, "triton"), truth, plain, torch.float32)
 
 

@@ -10,7 +10,10 @@ from looseleaf.types import AttnState
 
 
 def assert_within_budget(actual: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
-    """``actual`` errs against the fp64 ``truth`` no more than ``plain`` in ``dtype`` suggests."""
+    """``actual`` errs against the fp64 ``truth`` no more than ``plain`` in ``dtype`` suggests.
+
+    ``plain`` may have a leading dimension of samples.
+    """
     assert not actual.isnan().any(), "NaN: something was not written, or read that must not be"
     band = torch.finfo(dtype).eps * _largest(truth)
     budget = 2 * _largest(plain.double() - truth) + band
@@ -27,8 +30,8 @@ def assert_state_within_budget(
     assert not actual.out[empty].any(), "an empty state has an output"
     assert actual.lse.dtype == torch.float32
     there = ~empty
-    assert_within_budget(actual.lse[there], truth.lse[there], plain.lse[there], torch.float32)
-    assert_within_budget(actual.out[there], truth.out[there], plain.out[there], dtype)
+    assert_within_budget(actual.lse[there], truth.lse[there], plain.lse[..., there], torch.float32)
+    assert_within_budget(actual.out[there], truth.out[there], plain.out[..., there, :], dtype)
 
 
 def _largest(x: Tensor) -> float:

@@ -90,11 +90,7 @@ class SceneBuilder:
                 position = max(0, tail.offset + tail.segment.length - 1 - back)
                 row = len(row_positions)
                 row_positions.append(position)
-                for placement in placements:
-                    bound = position - placement.offset + 1
-                    if not placement.segment.explicit:
-                        bound = min(bound, placement.segment.length)
-                    readings.append(Reading(row, placement, bound))
+                readings += [causal(row, position, placement) for placement in placements]
         return self._scene(row_positions, readings)
 
     def prefill(self) -> tuple[Scene, list[list[int]], list[list[Placement]]]:
@@ -110,7 +106,7 @@ class SceneBuilder:
             rows = list(range(len(row_positions), len(row_positions) + len(chosen)))
             row_positions += chosen
             for row, position in zip(rows, chosen, strict=True):
-                readings += [Reading(row, p, position - p.offset + 1) for p in placements]
+                readings += [causal(row, position, placement) for placement in placements]
             rows_of.append(rows)
             spans_of.append(placements)
         return self._scene(row_positions, readings), rows_of, spans_of
@@ -171,3 +167,11 @@ class SceneBuilder:
                 slots[torch.tensor(segment.pages, device=shape.device)] = -1
                 slots[page, at % shape.page_size] = segment.positions.int()
         return k_pages, v_pages, slots
+
+
+def causal(row: int, position: int, placement: Placement) -> Reading:
+    """The row reads what stands at its position or before it, as far as the segment goes."""
+    bound = position - placement.offset + 1
+    if not placement.segment.explicit:
+        bound = min(bound, placement.segment.length)
+    return Reading(row, placement, bound)

@@ -11,9 +11,22 @@ from looseleaf.testing.scene import Placement, Reading, Scene, turned_at, visibl
 from looseleaf.types import AttnState
 
 
-def dense_attention(scene: Scene, dtype: torch.dtype = torch.float64) -> AttnState:
-    """The state of every row of the scene over all that it reads, computed in ``dtype``."""
-    oracle = _Oracle(scene, dtype)
+def plain_attention(scene: Scene) -> AttnState:
+    """The dense attention in the dtype of the scene, ``[samples, rows, …]``.
+
+    One sample of a rounding error says little about its size. Attention does not change when rows
+    and keys move together, but its rounding does: three moves are three samples.
+    """
+    states = [dense_attention(scene, scene.shape.dtype, shift) for shift in (0, 11, 23)]
+    return AttnState(torch.stack([s.out for s in states]), torch.stack([s.lse for s in states]))
+
+
+def dense_attention(scene: Scene, dtype: torch.dtype = torch.float64, shift: int = 0) -> AttnState:
+    """The state of every row of the scene over all that it reads, computed in ``dtype``.
+
+    ``shift`` moves rows and keys together before they turn.
+    """
+    oracle = _Oracle(scene, dtype, shift)
     states = [
         oracle.row([r for r in scene.readings if r.row == row], row)
         for row in range(len(scene.row_positions))
@@ -22,8 +35,8 @@ def dense_attention(scene: Scene, dtype: torch.dtype = torch.float64) -> AttnSta
 
 
 class _Oracle:
-    def __init__(self, scene: Scene, dtype: torch.dtype) -> None:
-        self.scene, self.dtype = scene, dtype
+    def __init__(self, scene: Scene, dtype: torch.dtype, shift: int) -> None:
+        self.scene, self.dtype, self.shift = scene, dtype, shift
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.turned: dict[tuple[int, int], Tensor] = {}
 
@@ -35,7 +48,7 @@ class _Oracle:
         v = torch.cat([r.placement.segment.v for r in readings]).repeat_interleave(group, 1)
         true = torch.cat([r.placement.offset + r.placement.segment.positions for r in readings])
         visible = torch.cat([visible_keys(scene, r) for r in readings]).repeat_interleave(group, 1)
-        here = torch.tensor([position], device=k.device)
+        here = torch.tensor([position + self.shift], device=k.device)
         q = turned_at(
             scene.q[row : row + 1].to(wide), here, scene.frequencies, scene.shape.interleaved
         )[0].to(dtype)
@@ -56,6 +69,8 @@ class _Oracle:
         if at not in self.turned:
             true = placement.offset + placement.segment.positions
             k = placement.segment.k.to(self.wide)
-            turned = turned_at(k, true, self.scene.frequencies, self.scene.shape.interleaved)
+            turned = turned_at(
+                k, true + self.shift, self.scene.frequencies, self.scene.shape.interleaved
+            )
             self.turned[at] = turned.to(self.dtype)
         return self.turned[at]
