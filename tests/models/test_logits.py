@@ -25,10 +25,10 @@ SPLITS = ([48], [20, 20, 8], [36] + [1] * 12)
 PAIRS = [(family, law) for family in FAMILIES for law in ROPE_LAWS if supports(family, law)]
 
 
-def load(folder: Path, length: int) -> Decoder:
+def load(folder: Path, length: int, packed: bool = True) -> Decoder:
     config = read_config(folder)
     config = dataclasses.replace(config, rope=dataclasses.replace(config.rope, length=length))
-    return Decoder(config, load_weights(folder, config, torch.float32))
+    return Decoder(config, load_weights(folder, config, torch.float32, packed=packed))
 
 
 def logits_in_chunks(decoder: Decoder, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
@@ -55,6 +55,16 @@ def test_logits_equal_transformers_in_prefill_chunks_and_decode(
     decoder = load(write_checkpoint(tmp_path, model), LENGTH)
     for chunks in SPLITS:
         assert worst(logits_in_chunks(decoder, tokens, chunks), reference) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    tokens = torch.arange(LENGTH)
+    with torch.inference_mode():
+        reference = model(tokens[None]).logits[0]
+    decoder = load(write_checkpoint(tmp_path, model), LENGTH, packed=False)
+    assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])

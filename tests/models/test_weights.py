@@ -1,6 +1,7 @@
 """Checkpoints that are broken are refused by name; good ones load whole, sharded or not."""
 
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models import load_weights, model_fingerprint, read_config
 from looseleaf.models.layers import DecoderWeights
-from looseleaf.models.weights import count_parameters
+from looseleaf.models.linear import add_project, project, unpack
 from tests.checkpoints import make_checkpoint, make_model
 
 WEIGHTS = "model.safetensors"
@@ -31,7 +32,7 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> DecoderWeights:
-    return load_weights(folder, read_config(folder), torch.float32)
+    return load_weights(folder, read_config(folder), torch.float32, packed=False)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -52,11 +53,31 @@ def shard(folder: Path) -> Path:
     return folder / files[1]
 
 
-def test_projections_are_fused_and_count_all_parameters(folder: Path) -> None:
+def test_projections_are_fused(folder: Path) -> None:
     weights, tensors = load(folder), load_file(folder / WEIGHTS)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     assert torch.equal(weights.layers[0].qkv.weight, torch.cat([tensors[name] for name in names]))
-    assert count_parameters(weights) == sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_a_packed_matrix_multiplies_like_a_plain_one(folder: Path) -> None:
+    config = read_config(folder)
+    plain = load(folder).layers[0]
+    packed = load_weights(folder, config, torch.float32).layers[0]
+    assert torch.equal(unpack(packed.qkv.weight), plain.qkv.weight)
+    hidden, residual = torch.randn(5, 64), torch.randn(5, 64)
+    inner = torch.randn(5, 96)
+    torch.testing.assert_close(project(hidden, packed.qkv), project(hidden, plain.qkv))
+    torch.testing.assert_close(
+        add_project(residual, inner, packed.down), add_project(residual, inner, plain.down)
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="packing is for x86")
+def test_matrices_are_packed_on_this_machine(folder: Path) -> None:
+    weights = load_weights(folder, read_config(folder), torch.float32)
+    assert weights.lm_head.weight.is_mkldnn
+    assert all(layer.qkv.weight.is_mkldnn for layer in weights.layers)
+    assert not weights.embedding.is_mkldnn
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:

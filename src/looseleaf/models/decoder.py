@@ -13,11 +13,10 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import (
     DecoderWeights,
     LayerWeights,
-    add_projection,
     apply_activation,
     apply_norm,
-    apply_projection,
 )
+from looseleaf.models.linear import add_project, project
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
@@ -55,22 +54,20 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
         """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
-        return apply_projection(hidden, self.weights.lm_head)
+        return project(hidden, self.weights.lm_head)
 
     def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, attend: Attend) -> Tensor:
         config = self.config
         normed = apply_norm(hidden, layer.input_norm, config)
-        attended = add_projection(
-            hidden, self._attention(index, layer, normed, attend), layer.output
-        )
+        attended = add_project(hidden, self._attention(index, layer, normed, attend), layer.output)
         if layer.mlp_norm is not None:
             normed = apply_norm(attended, layer.mlp_norm, config)
-        inner = apply_activation(apply_projection(normed, layer.gate_up), config)
-        return add_projection(attended, inner, layer.down)
+        inner = apply_activation(project(normed, layer.gate_up), config)
+        return add_project(attended, inner, layer.down)
 
     def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
         rows, config = normed.shape[0], self.config
-        heads = apply_projection(normed, layer.qkv).view(rows, -1, config.head_dim)
+        heads = project(normed, layer.qkv).view(rows, -1, config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)

@@ -7,15 +7,15 @@ CPU the count of operations is the speed.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from looseleaf.config import ModelConfig
+from looseleaf.models.linear import Projection
 
 
-class Projection(NamedTuple):
-    """A linear map: ``weight [out_features, in_features]``, ``bias [out_features]`` or None."""
+class Norm(NamedTuple):
+    """Weight and, for layer norm, bias ``[features]``."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -29,10 +29,10 @@ class LayerWeights:
     where attention and MLP read the same normed input.
     """
 
-    input_norm: Projection
+    input_norm: Norm
     qkv: Projection
     output: Projection
-    mlp_norm: Projection | None
+    mlp_norm: Norm | None
     gate_up: Projection
     down: Projection
     q_norm: Tensor | None = None
@@ -45,26 +45,15 @@ class DecoderWeights:
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Projection
+    final_norm: Norm
     lm_head: Projection
 
 
-def apply_norm(hidden: Tensor, norm: Projection, config: ModelConfig) -> Tensor:
+def apply_norm(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     """RMS norm or layer norm over the last dim, as ``config.norm`` says."""
     if config.norm == "rms":
         return functional.rms_norm(hidden, norm.weight.shape, norm.weight, config.norm_eps)
     return functional.layer_norm(hidden, norm.weight.shape, norm.weight, norm.bias, config.norm_eps)
-
-
-def apply_projection(hidden: Tensor, projection: Projection) -> Tensor:
-    """``hidden @ weight.T + bias``."""
-    return functional.linear(hidden, projection.weight, projection.bias)
-
-
-def add_projection(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
-    """``residual + hidden @ weight.T + bias``, with the sum inside the matrix product."""
-    summed = torch.addmm(residual, hidden, projection.weight.t())
-    return summed if projection.bias is None else summed.add_(projection.bias)
 
 
 def apply_activation(hidden: Tensor, config: ModelConfig) -> Tensor:

@@ -6,7 +6,6 @@ two copies.
 """
 
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from torch import Tensor
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint import TensorEntry, list_tensors, model_fingerprint, some
-from looseleaf.models.layers import DecoderWeights, LayerWeights, Projection
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.linear import Projection, pack
 
 __all__ = ["load_weights", "model_fingerprint"]
 
@@ -27,14 +27,19 @@ _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    packed: bool = True,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
+    ``packed`` lets matrices take the layout that this machine multiplies by fastest, if it has one.
     Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off.
     """
     entries = list_tensors(folder)
-    with _Reader(folder, entries, dtype, torch.device(device)) as reader:
+    with _Reader(folder, entries, (dtype, torch.device(device)), packed) as reader:
         weights = _assemble(reader, config)
         reader.check_all_used(config)
     return weights
@@ -46,7 +51,7 @@ def _assemble(reader: "_Reader", config: ModelConfig) -> DecoderWeights:
     embedding = reader.fused(["model.embed_tokens.weight"], [(vocab, hidden)])
     if config.tie_word_embeddings:
         bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
-        lm_head = Projection(embedding, bias)
+        lm_head = reader.settle(Projection(embedding, bias))
     else:
         lm_head = reader.projection(["lm_head"], [vocab], hidden, config.lm_head_bias)
     layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.num_layers))
@@ -94,11 +99,11 @@ class _Reader:
         self,
         folder: Path,
         entries: dict[str, TensorEntry],
-        dtype: torch.dtype,
-        device: torch.device,
+        place: tuple[torch.dtype, torch.device],
+        packed: bool,
     ) -> None:
-        self._folder, self._entries = folder, entries
-        self._dtype, self._device = dtype, device
+        self._folder, self._entries, self._packed = folder, entries, packed
+        self._dtype, self._device = place
         self._stack, self._files = ExitStack(), dict[Path, Any]()
         self._used: set[str] = set()
 
@@ -112,17 +117,19 @@ class _Reader:
         weight = self.fused(
             [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
         )
-        if not bias:
-            return Projection(weight)
-        return Projection(
-            weight, self.fused([n + ".bias" for n in names], [(size,) for size in sizes])
-        )
+        offset = [name + ".bias" for name in names]
+        shapes = [(size,) for size in sizes]
+        return self.settle(Projection(weight, self.fused(offset, [*shapes]) if bias else None))
 
-    def norm(self, name: str, size: int, config: ModelConfig) -> Projection:
+    def settle(self, projection: Projection) -> Projection:
+        """``projection`` in the layout it will be read in; a packed one is a copy."""
+        return pack(projection) if self._packed else projection
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
         weight = self.fused([name + ".weight"], [(size,)])
         if config.norm == "rms":
-            return Projection(weight)
-        return Projection(weight, self.fused([name + ".bias"], [(size,)]))
+            return Norm(weight)
+        return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         """The tensors ``names`` of the given shapes, one below the other."""
@@ -178,19 +185,3 @@ class _Reader:
             ) from error
         self._used.add(name)
         return tensor
-
-
-def count_parameters(weights: DecoderWeights) -> int:
-    """How many numbers the model has; a tied head counts once."""
-    return sum(tensor.numel() for tensor in {id(t): t for t in _tensors(weights)}.values())
-
-
-def _tensors(weights: DecoderWeights) -> Iterator[Tensor]:
-    yield weights.embedding
-    projections = [weights.final_norm, weights.lm_head]
-    for layer in weights.layers:
-        projections += [layer.input_norm, layer.qkv, layer.output, layer.gate_up, layer.down]
-        projections += [layer.mlp_norm] if layer.mlp_norm is not None else []
-        yield from (norm for norm in (layer.q_norm, layer.k_norm) if norm is not None)
-    for projection in projections:
-        yield from (tensor for tensor in projection if tensor is not None)
