@@ -62,7 +62,9 @@ class Admission:
         for segments in hits.values():
             for segment in segments:
                 self.store.acquire(segment)
-        missing = {use.key: use for use in sequence.documents if use.segment is None}
+        # of a document that stands in the prompt twice, the first use computes it
+        uses = reversed(sequence.documents)
+        missing = {use.key: use for use in uses if use.segment is None}
         needs = [self.pages_for(use.num_tokens) for use in missing.values()]
         needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
         pages = self.store.reserve(sum(needs))

@@ -84,7 +84,9 @@ class Runner:
         hidden = self.model.forward(tokens, attend)
         wanted = _logit_rows(work)
         if wanted is not None:
-            hidden = hidden.index_select(0, torch.tensor(wanted, device=device))
+            # a step may end no prompt: an empty list alone would be of floats
+            rows = torch.tensor(wanted, dtype=torch.int64, device=device)
+            hidden = hidden.index_select(0, rows)
         return self.model.logits(hidden), plan.counters
 
     def _rows(self, work: StepWork) -> tuple[Tensor, Tensor, Tensor]:
