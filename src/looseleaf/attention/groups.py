@@ -2,7 +2,8 @@
 
 Rows share an item when they read the same physical pages, whatever their offsets: a document at
 different places, a common system prompt, a forest of prefixes. Pages are shared physically only
-when their content and context are the same, so page numbers are all that must be compared."""
+when their content and context are the same, so page numbers are all that must be compared.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,15 @@ class ReadSpan:
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One query row: its position and the spans it reads, each wholly visible to it."""
+    """One query row: its position, the settled spans before its tail, and the tail.
+
+    ``settled`` is the same object at every step of the row's life, so that a grouping can be kept
+    from step to step; the tail grows. All of both is visible to the row.
+    """
 
     position: int
-    spans: tuple[ReadSpan, ...]
+    settled: tuple[ReadSpan, ...]
+    tail: ReadSpan
 
 
 class Entry(NamedTuple):
@@ -48,55 +54,78 @@ class Item:
     entries: list[Entry]
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Items of settled spans and of what tails have in common; ``tail_starts[row]`` is the page
+    from which a row reads its tail alone.
+    """
+
+    items: list[Item]
+    tail_starts: list[int]
+
+
 class _Reader(NamedTuple):
     row: int
     span: ReadSpan
+    is_tail: bool
 
 
-def group_rows(rows: Sequence[DecodeRow], *, grouping: bool) -> list[Item]:
-    """The work items of a step. Without ``grouping`` each (row, span) is an item of its own."""
-    items: list[Item] = []
+def group_rows(rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
+    """The groups of a step. Without ``grouping`` each (row, span) is an item of its own."""
+    groups = Groups([], [0] * len(rows))
     by_first_page: dict[int, list[_Reader]] = {}
     for index, row in enumerate(rows):
-        for span in row.spans:
-            if span.length == 0:
-                continue
-            if grouping and span.sharable:
-                by_first_page.setdefault(span.pages[0], []).append(_Reader(index, span))
-            else:
-                items.append(_private_item(_Reader(index, span), 0))
+        readers = [_Reader(index, span, False) for span in row.settled if span.length]
+        readers.append(_Reader(index, row.tail, True))
+        for reader in readers:
+            if grouping and reader.span.sharable:
+                by_first_page.setdefault(reader.span.pages[0], []).append(reader)
+            elif not reader.is_tail:
+                groups.items.append(_alone(reader, 0))
     for readers in by_first_page.values():
-        _split_forest(readers, 0, items)
-    return items
+        _split_forest(readers, 0, groups)
+    return groups
 
 
-def _private_item(reader: _Reader, start: int) -> Item:
+def tail_items(rows: Sequence[DecodeRow], groups: Groups) -> list[Item]:
+    """What each row reads alone of its tail: at least its own newest key."""
+    return [
+        _alone(_Reader(index, row.tail, True), start)
+        for index, (row, start) in enumerate(zip(rows, groups.tail_starts, strict=True))
+    ]
+
+
+def _alone(reader: _Reader, start: int) -> Item:
     span = reader.span
     entry = Entry(reader.row, span.offset, span.length)
     return Item(span.pages[start:] if start else span.pages, start, [entry])
 
 
-def _split_forest(readers: list[_Reader], start: int, items: list[Item]) -> None:
+def _split_forest(readers: list[_Reader], start: int, groups: Groups) -> None:
     """Items for ``readers``, who agree on all pages before ``start``: the stretch they share, then
-    the rest.
-    """
+    the rest."""
     if len(readers) == 1:
-        items.append(_private_item(readers[0], start))
+        _leave(readers[0], start, groups)
         return
     stop = _common_prefix(readers, start)
-    if stop > start:
-        entries = [Entry(r.row, r.span.offset, r.span.length) for r in readers]
-        items.append(Item(readers[0].span.pages[start:stop], start, entries))
+    entries = [Entry(r.row, r.span.offset, r.span.length) for r in readers]
+    groups.items.append(Item(readers[0].span.pages[start:stop], start, entries))
     branches: dict[int, list[_Reader]] = {}
     for reader in readers:
-        if len(reader.span.pages) <= stop:
-            continue
         if stop < reader.span.sharable:
             branches.setdefault(reader.span.pages[stop], []).append(reader)
         else:
-            items.append(_private_item(reader, stop))
+            _leave(reader, stop, groups)
     for branch in branches.values():
-        _split_forest(branch, stop, items)
+        _split_forest(branch, stop, groups)
+
+
+def _leave(reader: _Reader, start: int, groups: Groups) -> None:
+    """From page ``start`` the reader is on its own."""
+    if reader.is_tail:
+        groups.tail_starts[reader.row] = start
+    elif start < len(reader.span.pages):
+        groups.items.append(_alone(reader, start))
 
 
 def _common_prefix(readers: list[_Reader], start: int) -> int:

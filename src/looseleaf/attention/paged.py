@@ -1,52 +1,109 @@
-"""Attention over the page pool: what a model's layers call, made for one step from its plan.
+"""Attention over the page pool: what a model's layers call, made for one step from its rows.
 
 Writes the step's keys and values to their slots, then answers the decode rows by work list and
-merge and the new rows by span list. On the CPU the lists are turned into batched products once per
-step."""
+merge and the new rows by span list. On the CPU the same work is done by batched products.
+"""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from looseleaf.attention.plan import AttentionPlan
+from looseleaf.attention.cpu_step import CpuAttention
+from looseleaf.attention.groups import DecodeRow, Groups, group_rows
+from looseleaf.attention.plan import AttentionPlan, PrefillChunk, make_plan
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import partial_attention
-from looseleaf.ops.partial_attention.cpu import attend_rows_cpu, prepare
 from looseleaf.ops.prefill_attention import prefill_attention
-from looseleaf.ops.prefill_attention.cpu import prepare_prefill, run_prefill
-from looseleaf.ops.rotate.cpu import make_turn, turn_heads
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import Attend, Rotation, ScoreRule
 
-T = TypeVar("T")
+# long enough to fill a tile many times over, short enough that one span feeds many processors
+_SPLIT_KEYS = 512
+_TILE_ROWS = 64
+
+
+@dataclass
+class PlanCounters:
+    """What the plan chose, summed over steps: items that read settled pages, and how many of them
+    serve several rows at once."""
+
+    items: int = 0
+    grouped_items: int = 0
+    grouped_rows: int = 0
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """A step's rows: those that decode, then those of the chunks, and where their keys go.
+
+    ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` are int64 ``[rows]`` on
+    the pool's device."""
+
+    decode: Sequence[DecodeRow]
+    chunks: Sequence[PrefillChunk]
+    slots: Tensor
+    frame_positions: Tensor
+
+
+@dataclass(eq=False)
 class PagedAttention:
-    """Attention of one model over one pool: its rotation table and the score rule of every
-    layer.
+    """Attention of one model over one pool: its rotation table and the score rule of every layer.
+
+    The grouping of decode rows is kept while the same rows go on.
     """
 
     pool: PagePool
     rotation: Rotation
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
+    grouping: bool = True
     implementation: Implementation = "auto"
+    counters: PlanCounters = field(default_factory=PlanCounters)
+    _settled: list[object] = field(default_factory=list)
+    _groups: Groups = field(default_factory=lambda: Groups([], []))
 
-    def step(self, plan: AttentionPlan, slots: Tensor, frame_positions: Tensor) -> Attend:
-        """The attention of one step.
-
-        ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` say where each row's
-        key and value go, int64 ``[rows]``."""
+    def __post_init__(self) -> None:
         on_cpu = self.pool.kv.device.type == "cpu" and self.implementation in ("auto", "cpu")
+        self._cpu = None
         if on_cpu:
-            return _CpuStep(self, plan, slots, frame_positions)
-        return _OpsStep(self, plan, slots, frame_positions)
+            self._cpu = CpuAttention(self.pool, self.rotation, self.rules, self.num_qo_heads)
+
+    def step(self, rows: StepRows) -> Attend:
+        """The attention of one step, for the model to call layer by layer."""
+        groups = self._group(rows.decode)
+        if self._cpu is not None:
+            return self._cpu.step(
+                rows.decode, groups, rows.chunks, rows.slots, rows.frame_positions
+            )
+        plan = make_plan(
+            rows.decode,
+            groups,
+            rows.chunks,
+            page_size=self.pool.page_size,
+            split_keys=_SPLIT_KEYS,
+            tile_rows=_TILE_ROWS,
+            device=self.pool.kv.device,
+        )
+        return _OpsStep(self, plan, rows.slots, rows.frame_positions)
+
+    def _group(self, rows: Sequence[DecodeRow]) -> Groups:
+        """The groups of ``rows``; the same object as long as the settled spans are the same."""
+        settled = [row.settled for row in rows]
+        same = len(settled) == len(self._settled) and all(
+            new is old for new, old in zip(settled, self._settled, strict=True)
+        )
+        if not same:
+            self._settled = list(settled)
+            self._groups = group_rows(rows, grouping=self.grouping)
+        shared = [item for item in self._groups.items if len(item.entries) > 1]
+        self.counters.items += len(self._groups.items)
+        self.counters.grouped_items += len(shared)
+        self.counters.grouped_rows += sum(len(item.entries) for item in shared)
+        return self._groups
 
 
 @dataclass(frozen=True)
@@ -69,62 +126,11 @@ class _OpsStep:
             states = partial_attention(
                 q[:split], k_pages, v_pages, plan.work, owner.rotation, rule, implementation=chosen
             )
-            merge_states(states, plan.work.row_state_indptr, out=out[:split], implementation=chosen)
+            indptr = plan.work.row_state_indptr
+            merge_states(states, indptr, out=out[:split], implementation=chosen)
         if plan.spans is not None:
             state = prefill_attention(
                 q[split:], k_pages, v_pages, plan.spans, owner.rotation, rule, implementation=chosen
             )
             out[split:] = state.out
         return out
-
-
-class _CpuStep:
-    """Lists prepared once per step and distinct score rule, then a few whole-tensor operations a
-    layer.
-    """
-
-    def __init__(
-        self, attention: PagedAttention, plan: AttentionPlan, slots: Tensor, frame_positions: Tensor
-    ) -> None:
-        self._attention = attention
-        self._split = plan.num_decode_rows
-        pool = attention.pool
-        num_kv_heads, page_size = pool.kv.shape[3], pool.page_size
-        shape = (attention.num_qo_heads, num_kv_heads, page_size)
-        self._turn = make_turn(frame_positions, attention.rotation)
-        pages = torch.div(slots, page_size, rounding_mode="floor")
-        self._index = (pages[:, None], torch.arange(num_kv_heads), (slots % page_size)[:, None])
-        work, spans, rotation = plan.work, plan.spans, attention.rotation
-        self._decode = _per_rule(
-            attention.rules,
-            lambda rule: None if work is None else prepare(work, shape, rotation, rule),
-        )
-        self._prefill = _per_rule(
-            attention.rules,
-            lambda rule: None if spans is None else prepare_prefill(spans, shape, rotation, rule),
-        )
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_pages, v_pages = self._attention.pool.layer(layer)
-        rule = self._attention.rules[layer]
-        k_pages.index_put_(self._index, turn_heads(k, self._turn).to(k_pages.dtype))
-        v_pages.index_put_(self._index, v.to(v_pages.dtype))
-        decode, prefill, split = self._decode[layer], self._prefill[layer], self._split
-        if prefill is None:
-            assert decode is not None
-            return attend_rows_cpu(q, k_pages, v_pages, decode, rule)
-        new = run_prefill(q[split:], k_pages, v_pages, prefill, rule).out.to(q.dtype)
-        if decode is None:
-            return new
-        return torch.cat([attend_rows_cpu(q[:split], k_pages, v_pages, decode, rule), new])
-
-
-def _per_rule(rules: Sequence[ScoreRule], make: Callable[[ScoreRule], T]) -> list[T]:
-    """``make(rule)`` for every layer, made once per distinct window (rules differ in nothing
-    else).
-    """
-    made: dict[int, T] = {}
-    for rule in rules:
-        if rule.window not in made:
-            made[rule.window] = make(rule)
-    return [made[rule.window] for rule in rules]

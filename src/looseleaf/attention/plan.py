@@ -5,7 +5,7 @@ Host work, once a step and shared by all layers; what comes out are plain int32 
 operators."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Entry, Item, ReadSpan, group_rows
+from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item, ReadSpan, tail_items
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 
@@ -32,53 +32,41 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True)
-class PlanCounters:
-    """What the planner chose in one step; the engine adds them up and exports them."""
-
-    items: int = 0
-    grouped_items: int = 0
-    grouped_rows: int = 0
-
-
-@dataclass(frozen=True)
 class AttentionPlan:
     """Decode rows come first in the step's rows, then the rows of the prefill chunks, in order.
 
     ``work`` covers the first ``num_decode_rows`` rows, ``spans`` the others; either is None if it
-    has none."""
+    has none.
+    """
 
     num_decode_rows: int
     work: WorkList | None
     spans: SpanList | None
-    counters: PlanCounters = field(default_factory=PlanCounters)
 
 
 def make_plan(
     rows: Sequence[DecodeRow],
+    groups: Groups,
     chunks: Sequence[PrefillChunk],
     *,
     page_size: int,
-    grouping: bool = True,
-    split_keys: int = 1 << 30,
-    tile_rows: int = 64,
-    device: torch.device | None = None,
+    split_keys: int,
+    tile_rows: int,
+    device: torch.device,
 ) -> AttentionPlan:
-    """Plan a step. ``split_keys`` is the longest run of keys in an item, in tokens, a multiple of
-    the page size; ``tile_rows`` the most rows in a prefill tile.
+    """Plan a step of ``rows``, grouped as ``groups`` say, and ``chunks``.
+
+    ``split_keys`` is the longest run of keys in an item, in tokens, a multiple of the page size;
+    ``tile_rows`` the most rows in a prefill tile.
     """
-    target = device or torch.device("cpu")
-    if not rows:
-        return AttentionPlan(0, None, make_span_list(chunks, tile_rows=tile_rows, device=target))
-    items = group_rows(rows, grouping=grouping)
-    shared = [item for item in items if len(item.entries) > 1]
-    counters = PlanCounters(len(items), len(shared), sum(len(item.entries) for item in shared))
-    items = [part for item in items for part in _split_item(item, split_keys // page_size)]
-    return AttentionPlan(
-        len(rows),
-        make_work_list(items, rows, page_size=page_size, device=target),
-        make_span_list(chunks, tile_rows=tile_rows, device=target) if chunks else None,
-        counters,
-    )
+    work = spans = None
+    if rows:
+        items = [*groups.items, *tail_items(rows, groups)]
+        items = [part for item in items for part in _split_item(item, split_keys // page_size)]
+        work = make_work_list(items, rows, page_size=page_size, device=device)
+    if chunks:
+        spans = make_span_list(chunks, tile_rows=tile_rows, device=device)
+    return AttentionPlan(len(rows), work, spans)
 
 
 def _split_item(item: Item, max_pages: int) -> list[Item]:

@@ -86,7 +86,7 @@ class Admission:
         tail = sequence.tail
         if tail.num_tokens <= len(tail.pages) * self.page_size:
             return True
-        page = self.store.reserve(1)
+        page = self.store.reserve_next(tail.pages[-1])
         if page is None:
             return False
         tail.pages += page

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
-from looseleaf.attention.plan import PlanCounters
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.progress import OutputProgress, RequestProgress
@@ -31,20 +30,12 @@ from looseleaf.models.tokenizer import Tokenizer
 
 @dataclass
 class EngineCounters:
-    """Sums since the engine was made; the store counts hits, misses and evictions."""
+    """Sums since the engine was made. The store counts hits and evictions, the attention groups."""
 
     steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    items: int = 0
-    grouped_items: int = 0
-    grouped_rows: int = 0
-
-    def add_plan(self, plan: PlanCounters) -> None:
-        self.items += plan.items
-        self.grouped_items += plan.grouped_items
-        self.grouped_rows += plan.grouped_rows
 
 
 @dataclass(frozen=True)
@@ -158,14 +149,13 @@ class Engine:
         if work.empty:
             return changed
         try:
-            logits, plan = self.runner.run(work)
+            logits = self.runner.run(work)
         except Exception:
             # nothing of the step is booked: its requests end, and their pages come back
             for sequence in {*work.decode, *(chunk.sequence for chunk in work.chunks)}:
                 self.abort(sequence.request_id)
             raise
         self.counters.steps += 1
-        self.counters.add_plan(plan)
         self.counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
         self._scheduler.complete(work)
         outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]

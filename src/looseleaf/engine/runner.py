@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import PlanCounters, make_plan
+from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Chunk, Sequence
@@ -24,8 +23,6 @@ from looseleaf.rope.frames import build_rotation, softmax_scale
 from looseleaf.types import ScoreRule
 
 _GIB = 1 << 30
-# long enough to fill a tile many times over, short enough that one long span feeds many processors
-_GPU_SPLIT_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class Runner:
     model: Decoder
     pool: PagePool
     attention: PagedAttention
-    grouping: bool
 
     @classmethod
     def create(
@@ -63,31 +59,25 @@ class Runner:
             rotation=build_rotation(shape.rope, max_model_len, model.device),
             rules=_score_rules(shape),
             num_qo_heads=shape.num_qo_heads,
+            grouping=config.scheduler.grouping,
             implementation=implementation,
         )
-        return cls(model, pool, attention, config.scheduler.grouping)
+        return cls(model, pool, attention)
 
     @torch.inference_mode()
-    def run(self, work: StepWork) -> tuple[Float[Tensor, "rows vocab_size"], PlanCounters]:
+    def run(self, work: StepWork) -> Float[Tensor, "rows vocab_size"]:
         """Compute a step. The logits are of the decode rows, then of chunks that end a prompt."""
-        device = self.model.device
-        plan = make_plan(
-            [sequence.decode_row() for sequence in work.decode],
-            [chunk.prefill() for chunk in work.chunks],
-            page_size=self.pool.page_size,
-            grouping=self.grouping,
-            split_keys=1 << 30 if device.type == "cpu" else _GPU_SPLIT_KEYS,
-            device=device,
-        )
         tokens, slots, frame_positions = self._rows(work)
-        attend = self.attention.step(plan, slots, frame_positions)
+        decode = [sequence.decode_row() for sequence in work.decode]
+        chunks = [chunk.prefill() for chunk in work.chunks]
+        attend = self.attention.step(StepRows(decode, chunks, slots, frame_positions))
         hidden = self.model.forward(tokens, attend)
         wanted = _logit_rows(work)
         if wanted is not None:
             # a step may end no prompt: an empty list alone would be of floats
-            rows = torch.tensor(wanted, dtype=torch.int64, device=device)
+            rows = torch.tensor(wanted, dtype=torch.int64, device=hidden.device)
             hidden = hidden.index_select(0, rows)
-        return self.model.logits(hidden), plan.counters
+        return self.model.logits(hidden)
 
     def _rows(self, work: StepWork) -> tuple[Tensor, Tensor, Tensor]:
         """Token, slot and frame position of every row of the step."""

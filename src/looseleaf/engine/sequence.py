@@ -159,7 +159,8 @@ class Sequence:
         self.parts: list[TextRun | DocumentUse] = []
         self.owned: list[DocumentUse] = []
         self.num_prompt_tokens = 0
-        self._spans: tuple[ReadSpan, ...] | None = None
+        self._settled: tuple[ReadSpan, ...] | None = None
+        self._num_shared = 0
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
         for part in parts:
@@ -237,12 +238,12 @@ class Sequence:
 
     def decode_row(self) -> DecodeRow:
         """The row of the newest token, which sees everything up to itself."""
-        if self._spans is None:
-            self._spans = self.spans_before(self.tail)
+        if self._settled is None:
+            self._settled = self.spans_before(self.tail)
             self._num_shared = self.tail.num_shared_pages()
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
-        return DecodeRow(tail.start + tail.num_tokens - 1, (*self._spans, own))
+        return DecodeRow(self.num_tokens - 1, self._settled, own)
 
     def pending(self) -> Iterator[TextRun | DocumentUse]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
@@ -272,5 +273,5 @@ class Sequence:
             else:
                 part.segment = None
         self.owned = []
-        self._spans = None
+        self._settled = None
         self.phase = Phase.WAITING

@@ -7,18 +7,28 @@ counted by the store, in references to segments. The pool knows neither, only wh
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.errors import IntegrityError, InvalidOption
 
+LayerPages = tuple[
+    Float[Tensor, "pages kv_heads page_size head_dim"],
+    Float[Tensor, "pages kv_heads page_size head_dim"],
+]
+
 
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
 
     Pages start zeroed and only finite numbers are written, so a slot beyond a segment's end can be
-    read and discarded. Raises InvalidOption for a pool without pages."""
+    read and discarded. On a GPU a page is one stretch of memory; on the CPU all pages of a KV head
+    are, so that a run of neighbouring pages is read without a copy. Raises InvalidOption for a pool
+    without pages.
+    """
 
     def __init__(
         self,
@@ -32,70 +42,95 @@ class PagePool:
         device: torch.device,
     ) -> None:
         if num_pages < 1:
-            raise InvalidOption("the page pool needs at least one page: give the cache more memory")
+            raise InvalidOption("the pool needs at least one page: give the cache more memory")
         self.num_pages = num_pages
         self.page_size = page_size
-        self.kv: Float[Tensor, "layers 2 pages kv_heads page_size head_dim"] = torch.zeros(
-            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        self.kv: Float[Tensor, "layers 2 pages kv_heads page_size head_dim"]
+        if device.type == "cpu":
+            shape = (num_layers, 2, num_kv_heads, num_pages, page_size, head_dim)
+            self.kv = _lazy_zeros(shape, dtype).transpose(2, 3)
+        else:
+            shape = (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim)
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._taken = bytearray(num_pages)
+        self._is_free = np.ones(num_pages, dtype=np.bool_)
+        self._num_free = num_pages
 
     @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
-        return len(self._free)
+        return self._num_free
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes of K and V of all layers in one page."""
         return self.kv[:, :, 0].numel() * self.kv.element_size()
 
-    def layer(
-        self, layer: int
-    ) -> tuple[
-        Float[Tensor, "pages kv_heads page_size head_dim"],
-        Float[Tensor, "pages kv_heads page_size head_dim"],
-    ]:
+    def layer(self, layer: int) -> LayerPages:
         """K pages and V pages of one layer, views of the pool."""
         return self._layers[layer]
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages, or None (and nothing taken) if so many are not free."""
-        if count > len(self._free):
+        """``count`` pages, or None (and nothing taken) if so many are not free.
+
+        Neighbours if possible, in the middle of the longest free run: what is allocated is read as
+        one run, and has room to grow into.
+        """
+        if count > self._num_free:
             return None
         if count == 0:
             return []
-        pages = self._free[: -count - 1 : -1]
-        del self._free[-count:]
-        for page in pages:
-            self._taken[page] = 1
-        return pages
+        starts, lengths = self._free_runs()
+        longest = int(lengths.argmax())
+        if lengths[longest] >= count:
+            start = int(starts[longest])
+            start += (int(lengths[longest]) - count) // 2 if start > 0 or count == 1 else 0
+            pages = np.arange(start, start + count)
+        else:
+            pages = np.flatnonzero(self._is_free)[:count]
+        return self._take(pages)
+
+    def allocate_next(self, page: int) -> list[int] | None:
+        """One page, the neighbour behind ``page`` if it is free; None if no page is."""
+        behind = page + 1
+        if behind < self.num_pages and self._is_free[behind]:
+            return self._take(np.array([behind]))
+        return self.allocate(1)
 
     def free(self, pages: Iterable[int]) -> None:
         """Give pages back. Raises IntegrityError for a page that is free already."""
-        # backwards, so that a run that is freed and taken again stays a run
-        for page in reversed(list(pages)):
-            if not self._taken[page]:
+        for page in pages:
+            if self._is_free[page]:
                 raise IntegrityError(f"page {page} was freed twice")
-            self._taken[page] = 0
-            self._free.append(page)
+            self._is_free[page] = True
+            self._num_free += 1
 
     def check(self, owned: Iterable[int]) -> None:
-        """Raise IntegrityError unless ``owned``, each page once, and the free list are the whole
-        pool.
-        """
+        """Raise IntegrityError unless ``owned``, each page once, and the free ones are the pool."""
         books = Counter(owned)
-        books.update(self._free)
+        books.update(np.flatnonzero(self._is_free).tolist())
         twice = sorted(page for page, count in books.items() if count > 1)
         if twice:
             raise IntegrityError(f"pages with two owners, or free and owned: {twice[:8]}")
         lost = sorted(set(range(self.num_pages)) - set(books))
         if lost:
             raise IntegrityError(f"{len(lost)} pages lost, among them {lost[:8]}")
-        wrong = [page for page in self._free if self._taken[page]]
-        if wrong:
-            raise IntegrityError(f"pages free and marked as taken: {wrong[:8]}")
+        if self._num_free != int(self._is_free.sum()):
+            raise IntegrityError("the count of free pages is wrong")
+
+    def _take(self, pages: npt.NDArray[np.intp]) -> list[int]:
+        self._is_free[pages] = False
+        self._num_free -= len(pages)
+        taken: list[int] = pages.tolist()
+        return taken
+
+    def _free_runs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        edges = np.diff(self._is_free.astype(np.int8), prepend=0, append=0)
+        starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        return starts, stops - starts
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost memory only once they are written."""
+    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -1,8 +1,9 @@
-"""Attention over gathered pages on the CPU, with its log-sum-exp: the one product both CPU paths
-share.
+"""Attention over runs of pages on the CPU, with its log-sum-exp: what all CPU paths share.
 
 PyTorch's CPU flash attention does the work and returns the lse; a soft-cap, which it does not know,
-takes the plain route through fp32 scores. """
+takes the plain route through fp32 scores. A single run of neighbouring pages is read in place if
+the pool keeps the pages of a head together; anything else is gathered first.
+"""
 
 from dataclasses import dataclass
 
@@ -14,86 +15,125 @@ from torch import Tensor
 
 from looseleaf.types import ScoreRule
 
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Head counts and how pages lie in memory: the (page, KV head) pair is row ``page * page_stride
+    + head * head_stride`` of ``page_size * head_dim`` numbers."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    page_size: int
+    page_stride: int
+    head_stride: int
+
+    @classmethod
+    def of(
+        cls, pages: Float[Tensor, "pages kv_heads page_size head_dim"], heads: int
+    ) -> "PageLayout":
+        """The layout of ``pages`` as read by ``heads`` query heads."""
+        _, num_kv_heads, page_size, head_dim = pages.shape
+        row = page_size * head_dim
+        strides = pages.stride(0) // row, pages.stride(1) // row
+        return cls(heads, num_kv_heads, page_size, *strides)
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    def rows(self, pages: IntArray) -> Tensor:
+        """Memory rows of pages ``[items, pages]`` as ``[items, kv_heads, pages]``, flat."""
+        heads = np.arange(self.num_kv_heads)[:, None] * self.head_stride
+        return torch.from_numpy((pages[:, None] * self.page_stride + heads).reshape(-1))
+
+
+def page_memory(
+    pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+) -> Float[Tensor, "1 outer slots head_dim"]:
+    """``pages`` as they lie in memory, a view: outer is the KV head if the pages of a head lie
+    together, else the page."""
+    memory = pages.transpose(0, 1) if pages.stride(0) <= pages.stride(1) else pages
+    return memory.reshape(1, memory.shape[0], -1, memory.shape[-1])
+
 
 @dataclass(frozen=True)
 class KeyBlock:
     """Equal-length runs of pages for some items, and what each of their rows must not see.
 
-    ``gather`` indexes ``(page, kv_head)`` pairs as ``[items, kv_heads, pages]``, flat. ``bias`` is
-    added to the scores, broadcastable to ``[items, kv_heads, rows, keys]``, None if all is visible.
-    ``blind`` marks rows without any key, ``[items, 1, rows]``, None if there are none. """
+    ``first_slot`` is set for one run of neighbouring pages, which is read in place; otherwise
+    ``rows`` lists memory rows as ``[items, kv_heads, pages]``, flat. ``bias`` is added to the
+    scores, broadcastable to ``[items, heads, rows, keys]``, None if all is visible. ``blind`` marks
+    rows without any key, ``[items, 1, rows]``, None if there are none.
+    """
 
     num_items: int
-    gather: Tensor
-    bias: Tensor | None
-    blind: Tensor | None
+    num_keys: int
+    layout: PageLayout
+    first_slot: int | None
+    rows: Tensor | None
+    bias: Tensor | None = None
+    blind: Tensor | None = None
 
     @classmethod
     def create(
         cls,
-        *,
-        pages: npt.NDArray[np.int64],
-        visible: npt.NDArray[np.bool_],
-        distance: npt.NDArray[np.int64] | None,
-        group: int,
-        num_kv_heads: int,
-        rule: ScoreRule,
+        pages: IntArray,
+        layout: PageLayout,
+        num_keys: int,
+        bias: Tensor | None = None,
+        blind: Tensor | None = None,
     ) -> "KeyBlock":
-        """From pages ``[items, pages]`` and visibility ``[items, rows, keys]``; each row stands for
-        the ``group`` query heads of a KV head. ``distance`` (query minus key position) is needed
-        for ALiBi.
-        """
-        heads = np.arange(num_kv_heads)
-        gather = (pages[:, None] * num_kv_heads + heads[:, None]).reshape(-1)
-        blind_rows = ~visible.any(-1)
-        blind = None
-        if blind_rows.any():
-            blind = torch.from_numpy(np.repeat(blind_rows, group, axis=1))[:, None]
-        bias = _bias(visible, distance, group, rule)
-        return cls(len(pages), torch.from_numpy(gather), bias, blind)
+        """The first ``num_keys`` keys of each row of pages ``[items, pages]``."""
+        items = len(pages)
+        if items == 1 and layout.page_stride == 1 and (pages[0, 1:] - pages[0, :-1] == 1).all():
+            first = int(pages[0, 0]) * layout.page_size
+            return cls(items, num_keys, layout, first, None, bias, blind)
+        return cls(items, num_keys, layout, None, layout.rows(pages), bias, blind)
 
-    def read(self, pages: Float[Tensor, "pages kv_heads page_size head_dim"]) -> Tensor:
-        """The run of every item: ``[items, kv_heads, keys, head_dim]``."""
-        _, num_kv_heads, page_size, head_dim = pages.shape
-        rows = pages.view(-1, page_size * head_dim).index_select(0, self.gather)
-        return rows.view(self.num_items, num_kv_heads, -1, head_dim)
+    def read(
+        self, memory: Float[Tensor, "1 outer slots head_dim"]
+    ) -> Float[Tensor, "items kv_heads keys head_dim"]:
+        """The run of every item out of `page_memory`, a view where that is possible."""
+        if self.rows is None:
+            assert self.first_slot is not None
+            return memory.narrow(2, self.first_slot, self.num_keys)
+        head_dim = memory.shape[-1]
+        row = self.layout.page_size * head_dim
+        gathered = memory.view(-1, row).index_select(0, self.rows)
+        runs = gathered.view(self.num_items, self.layout.num_kv_heads, -1, head_dim)
+        return runs.narrow(2, 0, self.num_keys)
 
 
-def _bias(
-    visible: npt.NDArray[np.bool_],
-    distance: npt.NDArray[np.int64] | None,
-    group: int,
-    rule: ScoreRule,
-) -> Tensor | None:
+def visibility_bias(
+    visible: BoolArray, distance: IntArray | None, group: int, rule: ScoreRule
+) -> tuple[Tensor | None, Tensor | None]:
+    """``bias`` and ``blind`` of a `KeyBlock` from visibility ``[items, rows, keys]``.
+
+    Each row stands for ``group`` query heads. ``distance`` (query minus key position) is needed if
+    the rule has ALiBi slopes.
+    """
+    blind_rows = ~visible.any(-1)
+    blind = None
+    if blind_rows.any():
+        blind = torch.from_numpy(np.repeat(blind_rows, group, axis=1))[:, None]
     if rule.alibi_slopes is not None and distance is not None:
         items, rows, keys = visible.shape
         slopes = rule.alibi_slopes.view(-1, 1, group, 1)
         bias = -slopes * torch.from_numpy(distance)[:, None, :, None].float()
         bias.masked_fill_(torch.from_numpy(~visible)[:, None, :, None], -torch.inf)
-        return bias.reshape(items, -1, rows * group, keys)
+        return bias.reshape(items, -1, rows * group, keys), blind
     if visible.all():
-        return None
+        return None, blind
     if visible.shape[1] > 1 and (visible == visible[:, :1]).all():
         visible = visible[:, :1]
     if visible.shape[1] > 1:
         visible = np.repeat(visible, group, axis=1)
-    bias = torch.zeros(visible.shape)
-    return bias.masked_fill_(torch.from_numpy(~visible), -torch.inf)[:, None]
-
-
-def flash_attention_cpu(
-    q: Float[Tensor, "items heads rows head_dim"],
-    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    keys: KeyBlock,
-    rule: ScoreRule,
-) -> tuple[Float[Tensor, "items heads rows head_dim"], Float[Tensor, "items heads rows"]]:
-    """Attention of every item's rows over its own run; ``q`` is turned into the run's frame
-    already.
-
-    The output has the dtype of ``q``; rows that see nothing get ``(0, -inf)``.
-    """
-    return attend_dense(q, keys.read(k_pages), keys.read(v_pages), rule, keys.bias, keys.blind)
+    hidden = torch.from_numpy(~visible)
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None], blind
 
 
 def attend_dense(
@@ -105,8 +145,10 @@ def attend_dense(
     blind: Tensor | None = None,
     causal: bool = False,
 ) -> tuple[Float[Tensor, "items heads rows head_dim"], Float[Tensor, "items heads rows"]]:
-    """Attention with its lse. ``causal`` (no bias then) lets row i see keys up to i, from the
-    first.
+    """Attention with its lse; ``q`` stands in the frame of the keys.
+
+    ``causal`` (no bias then) lets row i see keys up to i, from the first. The output has the dtype
+    of ``q``; rows that see nothing get ``(0, -inf)``.
     """
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)

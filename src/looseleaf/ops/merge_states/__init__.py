@@ -1,7 +1,7 @@
 """Attention over a union of disjoint key sets, from the attention over each: the log-sum-exp merge.
 
 Rows take a varying number of states, listed in CSR form, and may start from a carried state. The
-merge commutes, associates and has ``(0, -inf)`` as its unit (DESIGN §1). """
+merge commutes, associates and has ``(0, -inf)`` as its unit (DESIGN §1)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,7 +23,7 @@ def merge_states(
     ``states.out`` is ``[states, heads, head_dim]``, ``states.lse`` fp32 ``[states, heads]``; both
     may have capacity past the last one used, never read. ``carried`` has one state a row and joins
     it. The result's ``out`` is in the dtype of ``out``, which is written if given, else of
-    ``states.out``. No state, or only empty ones: ``(0, -inf)``. """
+    ``states.out``. No state, or only empty ones: ``(0, -inf)``."""
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 

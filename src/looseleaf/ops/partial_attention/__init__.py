@@ -3,7 +3,7 @@
 One launch over all items, shared or private, grouped or split along the keys; `merge_states` joins
 the states of a row. This is flash-decoding, RelayAttention (arXiv 2402.14808 §3) and cascade
 attention at once, with a frame per row (LazyAttention, arXiv 2606.04302): rows share an item
-whatever their offsets. """
+whatever their offsets."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,7 +32,7 @@ def partial_attention(
     bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
     has a window. A key that is not visible is not read as a number: its page may hold anything, NaN
     included. ``slot_positions`` is needed if any item is explicit. Feed the result to
-    `merge_states` with ``work.row_state_indptr``. """
+    `merge_states` with ``work.row_state_indptr``."""
     chosen = choose(implementation, q, cpu="cpu")
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton

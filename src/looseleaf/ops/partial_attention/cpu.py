@@ -1,55 +1,66 @@
 """Partial attention on the CPU: items of like shape in one batched product, no loop over pages or
 heads.
 
-`prepare` runs once per step, `run_buckets` once per layer. Items are padded to the longest of their
-bucket; keys that a row must not see get a bias of -inf. The pool holds finite numbers only, so a
-padded slot costs time but never an answer. Answers to `partial_attention_reference`. """
+`prepare` turns a work list into buckets, `run_buckets` runs them for a layer. Items are padded to
+the longest of their bucket; keys that a row must not see get a bias of -inf. The pool holds finite
+numbers only, so a padded slot costs time but never an answer. Without a window or ALiBi, buckets
+stay right while their rows move on, so a decode loop prepares what is settled once. Answers to
+`partial_attention_reference`.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.flash_cpu import KeyBlock, flash_attention_cpu
+from looseleaf.ops.flash_cpu import (
+    BoolArray,
+    IntArray,
+    KeyBlock,
+    PageLayout,
+    attend_dense,
+    page_memory,
+    visibility_bias,
+)
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.rotate.cpu import Turn, make_turn, turn_heads
+from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Bucket:
     """``num_items`` items, padded to ``num_rows`` rows and equal page counts.
 
-    ``row_index`` is None if the rows are all query rows in their order; ``entries`` lists which
-    padded (item, row) pairs are real, None if all are. """
+    ``rows`` and ``offsets`` are the padded entries' query rows and Δ, flat; ``entries`` lists which
+    of them are real, None if all are.
+    """
 
     num_items: int
     num_rows: int
-    row_index: Tensor | None
-    turn: Turn
+    rows: Tensor
+    offsets: Tensor
     keys: KeyBlock
     entries: Tensor | None
+
+    def turn(self, row_positions: Int[Tensor, " rows"], table: TurnTable) -> Turn:
+        """The angles of the entries; a row before a frame sees nothing of it and has none."""
+        frame_rows = row_positions.index_select(0, self.rows) - self.offsets
+        return table.at(frame_rows.clamp_min_(0))
 
 
 @dataclass(frozen=True)
 class PreparedWork:
-    """A work list as buckets. ``order[state]`` is where a state comes out when buckets are run in
-    turn.
-
-    ``merge_index`` ``[rows, states]`` and ``merge_hidden`` are the same for whole rows, padded with
-    hidden ones; ``merge_index`` is None if every row has exactly one state, in order. """
+    """A work list as buckets. ``order[state]`` is where a state comes out of `run_buckets`."""
 
     buckets: tuple[Bucket, ...]
-    order: Tensor
-    merge_index: Tensor | None
-    merge_hidden: Tensor | None
+    order: IntArray
+
+    def turns(self, row_positions: Int[Tensor, " rows"], table: TurnTable) -> list[Turn]:
+        """The angles of every bucket, for rows at ``row_positions``."""
+        return [bucket.turn(row_positions, table) for bucket in self.buckets]
 
 
 def partial_attention_cpu(
@@ -62,81 +73,83 @@ def partial_attention_cpu(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.partial_attention`; prepares and runs in one call."""
-    _, num_kv_heads, page_size, _ = k_pages.shape
-    shape = (q.shape[1], num_kv_heads, page_size)
-    prepared = prepare(work, shape, rotation, rule, slot_positions)
-    out, lse = run_buckets(q, k_pages, v_pages, prepared, rule)
-    return AttnState(
-        out.float().index_select(0, prepared.order), lse.index_select(0, prepared.order)
-    )
-
-
-def attend_rows_cpu(
-    q: Float[Tensor, "rows qo_heads head_dim"],
-    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    prepared: PreparedWork,
-    rule: ScoreRule,
-) -> Float[Tensor, "rows qo_heads head_dim"]:
-    """Partial attention and merge, one output a row in the dtype of ``q``."""
-    out, lse = run_buckets(q, k_pages, v_pages, prepared, rule)
-    if prepared.merge_index is None:
-        return out
-    rows, states = prepared.merge_index.shape
-    flat = prepared.merge_index.view(-1)
-    lse = lse.index_select(0, flat).view(rows, states, -1)
-    if prepared.merge_hidden is not None:
-        lse = lse.masked_fill(prepared.merge_hidden[..., None], -torch.inf)
-    # softmax over states is the merge; a row always has a key, its own, so it is never 0 / 0
-    weight = lse.softmax(1)[..., None]
-    parts = out.index_select(0, flat).view(rows, states, *out.shape[1:])
-    return (parts * weight).sum(1).to(q.dtype)
+    prepared = prepare(work, PageLayout.of(k_pages, q.shape[1]), rule, slot_positions)
+    out = torch.zeros(work.state_capacity, *q.shape[1:])
+    lse = torch.full(out.shape[:2], -torch.inf)
+    if prepared.buckets:
+        turns = prepared.turns(work.row_positions.long(), TurnTable.create(rotation))
+        k_memory, v_memory = page_memory(k_pages), page_memory(v_pages)
+        done, done_lse = run_buckets(q, k_memory, v_memory, prepared, turns, rule)
+        written = torch.from_numpy(np.flatnonzero(prepared.order >= 0))
+        order = torch.from_numpy(prepared.order).index_select(0, written)
+        out[written] = done.float().index_select(0, order)
+        lse[written] = done_lse.index_select(0, order)
+    return AttnState(out, lse)
 
 
 def run_buckets(
     q: Float[Tensor, "rows qo_heads head_dim"],
-    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    k_memory: Float[Tensor, "1 outer slots head_dim"],
+    v_memory: Float[Tensor, "1 outer slots head_dim"],
     prepared: PreparedWork,
+    turns: list[Turn],
     rule: ScoreRule,
 ) -> tuple[Float[Tensor, "states qo_heads head_dim"], Float[Tensor, "states qo_heads"]]:
-    """All real entries of all buckets, in bucket order: output in the dtype of ``q``, lse fp32."""
-    done = [_run_bucket(q, k_pages, v_pages, bucket, rule) for bucket in prepared.buckets]
+    """All real entries of all buckets, in bucket order: output in the dtype of ``q``, lse fp32.
+
+    Keys and values come as `page_memory`.
+    """
+    pairs = zip(prepared.buckets, turns, strict=True)
+    done = [_run_bucket(q, k_memory, v_memory, bucket, turn, rule) for bucket, turn in pairs]
     if len(done) == 1:
         return done[0]
     return torch.cat([out for out, _ in done]), torch.cat([lse for _, lse in done])
 
 
 def _run_bucket(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, bucket: Bucket, rule: ScoreRule
+    q: Tensor, k_memory: Tensor, v_memory: Tensor, bucket: Bucket, turn: Turn, rule: ScoreRule
 ) -> tuple[Tensor, Tensor]:
-    num_qo_heads, head_dim = q.shape[1:]
-    num_kv_heads = k_pages.shape[1]
-    group = num_qo_heads // num_kv_heads
-    items, rows = bucket.num_items, bucket.num_rows
-    wanted = q if bucket.row_index is None else q.index_select(0, bucket.row_index)
-    turned = turn_heads(wanted, bucket.turn).view(items, rows, num_kv_heads, group, head_dim)
-    # query heads that share a KV head become rows of one product: keys are read once for all of
-    # them
-    packed = turned.transpose(1, 2).reshape(items, num_kv_heads, rows * group, head_dim)
-    out, lse = flash_attention_cpu(packed, k_pages, v_pages, bucket.keys, rule)
-    out = out.view(items, num_kv_heads, rows, group, head_dim).transpose(1, 2)
-    lse = lse.reshape(items, num_kv_heads, rows, group).transpose(1, 2)
-    out = out.reshape(items * rows, num_qo_heads, head_dim)
-    lse = lse.reshape(items * rows, num_qo_heads)
+    turned = turn_heads(q.index_select(0, bucket.rows), turn)
+    packed = pack_groups(turned, bucket.num_items, bucket.keys.layout.num_kv_heads)
+    k, v = bucket.keys.read(k_memory), bucket.keys.read(v_memory)
+    out, lse = unpack_groups(
+        *attend_dense(packed, k, v, rule, bucket.keys.bias, bucket.keys.blind), bucket.num_rows
+    )
     if bucket.entries is None:
         return out, lse
     return out.index_select(0, bucket.entries), lse.index_select(0, bucket.entries)
 
 
+def pack_groups(
+    q: Float[Tensor, "items_rows qo_heads head_dim"], items: int, num_kv_heads: int
+) -> Float[Tensor, "items kv_heads rows_group head_dim"]:
+    """Query heads that share a KV head as rows of one product: keys are read once for all."""
+    _, num_qo_heads, head_dim = q.shape
+    grouped = q.view(items, -1, num_kv_heads, num_qo_heads // num_kv_heads, head_dim)
+    return grouped.transpose(1, 2).reshape(items, num_kv_heads, -1, head_dim)
+
+
+def unpack_groups(
+    out: Float[Tensor, "items kv_heads rows_group head_dim"],
+    lse: Float[Tensor, "items kv_heads rows_group"],
+    rows: int,
+) -> tuple[Float[Tensor, "items_rows qo_heads head_dim"], Float[Tensor, "items_rows qo_heads"]]:
+    """The inverse of `pack_groups` for an attention's output and lse."""
+    items, num_kv_heads, packed, head_dim = out.shape
+    group = packed // rows
+    out = out.view(items, num_kv_heads, rows, group, head_dim).transpose(1, 2)
+    lse = lse.view(items, num_kv_heads, rows, group).transpose(1, 2)
+    heads = num_kv_heads * group
+    return out.reshape(items * rows, heads, head_dim), lse.reshape(items * rows, heads)
+
+
 def prepare(
     work: WorkList,
-    shape: tuple[int, int, int],
-    rotation: Rotation,
+    layout: PageLayout,
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> PreparedWork:
-    """Buckets of a work list for ``shape`` = (query heads, KV heads, page size).
+    """The buckets of a work list over pages of ``layout``.
 
     Raises InvalidOption for items of single KV heads, which the CPU path does not batch.
     """
@@ -146,24 +159,13 @@ def prepare(
     buckets: list[Bucket] = []
     states: list[IntArray] = []
     for items in _bucket_items(lists):
-        bucket, written = _prepare_bucket(items, lists, shape, rotation, rule)
+        bucket, written = _prepare_bucket(items, lists, layout, rule)
         buckets.append(bucket)
         states.append(written)
     place = np.concatenate(states) if states else np.zeros(0, np.int64)
-    order = np.empty_like(place)
+    order = np.full(work.state_capacity, -1, dtype=np.int64)
     order[place] = np.arange(len(place))
-    merge_index, hidden = _merge_index(lists.row_state_indptr, order)
-    return PreparedWork(tuple(buckets), torch.from_numpy(order), merge_index, hidden)
-
-
-def _merge_index(indptr: IntArray, order: IntArray) -> tuple[Tensor | None, Tensor | None]:
-    counts = np.diff(indptr)
-    if (counts == 1).all() and (order == np.arange(len(order))).all():
-        return None, None
-    width = np.arange(max(1, counts.max(initial=1)))
-    hidden = width >= counts[:, None]
-    index = order[np.minimum(indptr[:-1, None] + width, len(order) - 1)]
-    return torch.from_numpy(index), torch.from_numpy(hidden) if hidden.any() else None
+    return PreparedWork(tuple(buckets), order)
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,6 @@ class _HostLists:
     entry_state: IntArray
     mask_words: IntArray
     row_positions: IntArray
-    row_state_indptr: IntArray
     slot_positions: IntArray | None
 
     @classmethod
@@ -206,7 +207,6 @@ class _HostLists:
             host(work.entry_state),
             host(work.mask_words),
             host(work.row_positions),
-            host(work.row_state_indptr),
             None if slot_positions is None else host(slot_positions),
         )
 
@@ -227,60 +227,39 @@ def _bucket_items(lists: _HostLists) -> list[IntArray]:
                 buckets[-1].append(item)
                 continue
         buckets.append([item])
-    # state order follows item order where it can, so that plain decode needs no permutation
-    return [np.sort(np.array(bucket)) for bucket in buckets]
+    return [np.array(bucket) for bucket in buckets]
 
 
 def _prepare_bucket(
-    items: IntArray,
-    lists: _HostLists,
-    shape: tuple[int, int, int],
-    rotation: Rotation,
-    rule: ScoreRule,
+    items: IntArray, lists: _HostLists, layout: PageLayout, rule: ScoreRule
 ) -> tuple[Bucket, IntArray]:
-    num_qo_heads, num_kv_heads, page_size = shape
     first, count = lists.item_page_indptr[items], np.diff(lists.item_page_indptr)[items]
     column = np.arange(count.max())
     real_page = column < count[:, None]  # [items, pages]
-    # a padded page repeats the item's first: it is finite, it is this item's own, and it is hidden
+    # a padded page repeats the item's first: it is finite, this item's own, and hidden
     cell = np.where(real_page, first[:, None] + column, first[:, None])
-    key_positions = _key_positions(cell, real_page, items, lists, page_size)
-    entry_first, entry_count = (
-        lists.item_entry_indptr[items],
-        np.diff(lists.item_entry_indptr)[items],
-    )
+    key_positions = _key_positions(cell, real_page, items, lists, layout.page_size)
+    entry_first = lists.item_entry_indptr[items]
+    entry_count = np.diff(lists.item_entry_indptr)[items]
     entry_column = np.arange(entry_count.max())
-    real_entry = entry_column < entry_count[:, None]
-    entry = np.where(real_entry, entry_first[:, None] + entry_column, entry_first[:, None])
+    real = entry_column < entry_count[:, None]
+    entry = np.where(real, entry_first[:, None] + entry_column, entry_first[:, None])
     rows, offsets = lists.entry_row[entry], lists.entry_offset[entry]
-    frame_rows = (
-        lists.row_positions[rows] - offsets
-    )  # [items, rows], the query's place in the frame
+    frame_rows = lists.row_positions[rows] - offsets  # [items, rows], the query in the frame
     visible = _visible(key_positions, frame_rows, entry, lists, rule)
-    keys = KeyBlock.create(
-        pages=lists.pages[cell],
-        visible=visible,
-        distance=frame_rows[..., None] - key_positions[:, None]
-        if rule.alibi_slopes is not None
-        else None,
-        group=num_qo_heads // num_kv_heads,
-        num_kv_heads=num_kv_heads,
-        rule=rule,
+    distance = (
+        frame_rows[..., None] - key_positions[:, None] if rule.alibi_slopes is not None else None
     )
-    flat_rows = rows.reshape(-1)
-    whole = (
-        len(flat_rows) == len(lists.row_positions)
-        and (flat_rows == np.arange(len(flat_rows))).all()
-    )
+    bias, blind = visibility_bias(visible, distance, layout.group, rule)
     bucket = Bucket(
         num_items=len(items),
         num_rows=len(entry_column),
-        row_index=None if whole else torch.from_numpy(flat_rows),
-        turn=make_turn(torch.from_numpy(frame_rows.reshape(-1)), rotation),
-        keys=keys,
-        entries=None if real_entry.all() else torch.from_numpy(np.flatnonzero(real_entry)),
+        rows=torch.from_numpy(rows.reshape(-1)),
+        offsets=torch.from_numpy(offsets.reshape(-1)),
+        keys=KeyBlock.create(lists.pages[cell], layout, key_positions.shape[1], bias, blind),
+        entries=None if real.all() else torch.from_numpy(np.flatnonzero(real)),
     )
-    return bucket, lists.entry_state[entry][real_entry]
+    return bucket, lists.entry_state[entry][real]
 
 
 def _key_positions(

@@ -2,7 +2,7 @@
 
 Plain int32 tensors of fixed capacity with counts on the device, so that a step replays as a CUDA
 graph and later policies (patches, selection, revision) fill the same arrays, from the host or from
-a kernel. """
+a kernel."""
 
 from dataclasses import dataclass
 

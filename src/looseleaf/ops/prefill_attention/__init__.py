@@ -2,7 +2,7 @@
 
 Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees
 keys at positions up to its own and nothing else, and no mask is materialised. The query turns once
-per span (notes/sharing §1; LazyAttention turns every key tile instead). """
+per span (notes/sharing §1; LazyAttention turns every key tile instead)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,7 +30,7 @@ def prefill_attention(
     ``q`` is unrotated; the keys of this step are in the pages already. A row sees key ``p`` of a
     span if ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0),
     its mask bit is clear, and ``row_position - Δ - p < window`` when the rule has one. A row
-    without keys: ``(0, -inf)``. """
+    without keys: ``(0, -inf)``."""
     chosen = choose(implementation, q, cpu="cpu")
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton

@@ -2,35 +2,39 @@
 
 What a span needs is decided once per step: all of it is visible (a document before the question),
 its end is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches).
-Answers to `prefill_attention_reference`. """
+Answers to `prefill_attention_reference`."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.flash_cpu import KeyBlock, attend_dense
+from looseleaf.ops.flash_cpu import (
+    BoolArray,
+    IntArray,
+    KeyBlock,
+    PageLayout,
+    attend_dense,
+    page_memory,
+    visibility_bias,
+)
 from looseleaf.ops.prefill_attention.span_list import SpanList
-from looseleaf.ops.rotate.cpu import Turn, make_turn, turn_heads
+from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class PreparedSpan:
-    """One span as its request's rows read it: keys ``[0, seen)`` freely, then the rest.
+    """One span as its request's rows read it: what its ``keys`` hold.
 
     ``causal_from`` is where a causal diagonal starts that ends with the last row, None if there is
-    none; otherwise the block's bias hides what must be hidden. """
+    none; otherwise the block's bias hides what must be hidden."""
 
     turn: Turn
     keys: KeyBlock
-    num_keys: int
     causal_from: int | None
 
 
@@ -53,26 +57,26 @@ def prefill_attention_cpu(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.prefill_attention`; prepares and runs in one call."""
-    shape = (q.shape[1], k_pages.shape[1], k_pages.shape[2])
-    requests = prepare_prefill(spans, shape, rotation, rule, slot_positions)
-    return run_prefill(q, k_pages, v_pages, requests, rule)
+    layout, table = PageLayout.of(k_pages, q.shape[1]), TurnTable.create(rotation)
+    requests = prepare_prefill(spans, layout, table, rule, slot_positions)
+    return run_prefill(q, page_memory(k_pages), page_memory(v_pages), requests, rule)
 
 
 def run_prefill(
     q: Float[Tensor, "rows qo_heads head_dim"],
-    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    k_memory: Float[Tensor, "1 outer slots head_dim"],
+    v_memory: Float[Tensor, "1 outer slots head_dim"],
     requests: tuple[PreparedRequest, ...],
     rule: ScoreRule,
 ) -> AttnState:
-    """One state per row of ``q``."""
+    """One state per row of ``q``; keys and values come as `page_memory`."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf)
     for request in requests:
         rows = slice(request.start, request.stop)
         state: AttnState | None = None
         for span in request.spans:
-            state = _read_span(q[rows], k_pages, v_pages, span, rule, state)
+            state = _read_span(q[rows], k_memory, v_memory, span, rule, state)
         if state is not None:
             out[rows], lse[rows] = state.out, state.lse
     return AttnState(out, lse)
@@ -80,15 +84,14 @@ def run_prefill(
 
 def _read_span(
     q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
+    k_memory: Tensor,
+    v_memory: Tensor,
     span: PreparedSpan,
     rule: ScoreRule,
     state: AttnState | None,
 ) -> AttnState:
     turned = turn_heads(q, span.turn).transpose(0, 1)[None]  # [1, heads, rows, head_dim]
-    k = span.keys.read(k_pages)[:, :, : span.num_keys]
-    v = span.keys.read(v_pages)[:, :, : span.num_keys]
+    k, v = span.keys.read(k_memory), span.keys.read(v_memory)
     split = span.causal_from
     if split is None:
         part = attend_dense(turned, k, v, rule, span.keys.bias, span.keys.blind)
@@ -112,17 +115,17 @@ def _join(state: AttnState | None, part: tuple[Tensor, Tensor]) -> AttnState:
 
 def prepare_prefill(
     spans: SpanList,
-    shape: tuple[int, int, int],
-    rotation: Rotation,
+    layout: PageLayout,
+    table: TurnTable,
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> tuple[PreparedRequest, ...]:
-    """What each request's rows read, for ``shape`` = (query heads, KV heads, page size)."""
+    """What each request's rows read of pages of ``layout``."""
     tiles = int(spans.num_tiles[0])
     rows = spans.tile_row_indptr.numpy().astype(np.int64)[: tiles + 1]
     owner = spans.tile_request.numpy()[:tiles]
     span_indptr = spans.request_span_indptr.tolist()
-    builder = _SpanBuilder(spans, shape, rotation, rule, slot_positions)
+    builder = _SpanBuilder(spans, layout, table, rule, slot_positions)
     requests = []
     # neighbouring tiles of one request are one block of rows here
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
@@ -144,13 +147,12 @@ class _SpanBuilder:
     def __init__(
         self,
         spans: SpanList,
-        shape: tuple[int, int, int],
-        rotation: Rotation,
+        layout: PageLayout,
+        table: TurnTable,
         rule: ScoreRule,
         slot_positions: Tensor | None,
     ) -> None:
-        self.num_qo_heads, self.num_kv_heads, self.page_size = shape
-        self.rotation, self.rule = rotation, rule
+        self.layout, self.table, self.rule = layout, table, rule
         self.row_positions: IntArray = spans.row_positions.numpy().astype(np.int64)
         self.page_indptr = spans.span_page_indptr.tolist()
         self.offsets, self.lengths = spans.span_offset.tolist(), spans.span_length.tolist()
@@ -170,7 +172,7 @@ class _SpanBuilder:
         if length <= 0:
             return None
         pages = self.pages[self.page_indptr[span] : self.page_indptr[span + 1]]
-        pages = pages[: -(-length // self.page_size)]
+        pages = pages[: -(-length // self.layout.page_size)]
         first, last = int(frame_rows.min()), int(frame_rows.max())
         if plain and length <= first + 1:
             return self._prepared(frame_rows, pages, np.arange(length), None)
@@ -178,6 +180,12 @@ class _SpanBuilder:
         if plain and neighbours and first >= 0 and last == length - 1:
             return self._prepared(frame_rows, pages, np.arange(length), None, causal_from=first)
         keys = self._key_positions(span, pages, length)
+        if self.rule.window and not self.explicit[span]:
+            # pages that have left even the first row's window are not read at all
+            gone = max(0, first - self.rule.window + 1) // self.layout.page_size
+            pages, keys = pages[gone:], keys[gone * self.layout.page_size :]
+        if len(keys) == 0:
+            return None
         return self._prepared(frame_rows, pages, keys, self._visible(span, frame_rows, keys))
 
     def _key_positions(self, span: int, pages: IntArray, length: int) -> IntArray:
@@ -187,8 +195,8 @@ class _SpanBuilder:
             raise InvalidOption("a span list with explicit spans needs slot_positions")
         return self.slot_positions[pages].reshape(-1)[:length].astype(np.int64)
 
-    def _visible(self, span: int, frame_rows: IntArray, keys: IntArray) -> npt.NDArray[np.bool_]:
-        visible: npt.NDArray[np.bool_] = (keys >= 0) & (keys <= frame_rows[:, None])
+    def _visible(self, span: int, frame_rows: IntArray, keys: IntArray) -> BoolArray:
+        visible: BoolArray = (keys >= 0) & (keys <= frame_rows[:, None])
         if self.rule.window:
             visible &= frame_rows[:, None] - keys < self.rule.window
         if self.masks[span] >= 0:
@@ -202,18 +210,13 @@ class _SpanBuilder:
         frame_rows: IntArray,
         pages: IntArray,
         keys: IntArray,
-        visible: npt.NDArray[np.bool_] | None,
+        visible: BoolArray | None,
         causal_from: int | None = None,
     ) -> PreparedSpan:
-        everything = np.ones((1, 1, 1), dtype=np.bool_)
-        alibi = self.rule.alibi_slopes is not None
-        block = KeyBlock.create(
-            pages=pages[None],
-            visible=everything if visible is None else visible[None],
-            distance=(frame_rows[:, None] - keys)[None] if alibi else None,
-            group=1,
-            num_kv_heads=self.num_kv_heads,
-            rule=self.rule,
-        )
-        turn = make_turn(torch.from_numpy(frame_rows), self.rotation)
-        return PreparedSpan(turn, block, len(keys), causal_from)
+        bias = blind = None
+        if visible is not None:
+            distance = (frame_rows[:, None] - keys)[None]
+            bias, blind = visibility_bias(visible[None], distance, 1, self.rule)
+        block = KeyBlock.create(pages[None], self.layout, len(keys), bias, blind)
+        turn = self.table.at(torch.from_numpy(frame_rows).clamp_min(0))
+        return PreparedSpan(turn, block, causal_from)

@@ -2,7 +2,7 @@
 read.
 
 Same arrays-with-counts form as the decode work list, for the same reason: it replays as a CUDA
-graph and blend fills it with rows that have gaps and keys that carry explicit positions. """
+graph and blend fills it with rows that have gaps and keys that carry explicit positions."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class SpanList:
     - ``span_length[s]``: how many keys (slots, for an explicit span) the span has
     - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
     - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
-      begins; a set bit hides the key from this request """
+      begins; a set bit hides the key from this request"""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]

@@ -2,7 +2,7 @@
 
 Angles come from a table (`Rotation`); the result has the dtype of the input. Never rotate an
 already rotated vector from one frame to the next: rounding adds up (notes: bf16 tables err by
-2e-3). """
+2e-3)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor

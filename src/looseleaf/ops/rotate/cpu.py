@@ -1,8 +1,9 @@
-"""Rotation on the CPU, split in two: angles once per step, then a few whole-tensor operations per
-layer.
+"""Rotation on the CPU, split in three: a full-width table once, angles once per step, then a few
+whole-tensor operations per layer.
 
 Sines carry the sign of the pairing, so that turning is ``x * cos + partner(x) * sin`` with no
-slicing when all dims turn. Answers to `rotate_reference`. """
+slicing when all dims turn. Answers to `rotate_reference`.
+"""
 
 from dataclasses import dataclass
 
@@ -16,6 +17,20 @@ from looseleaf.types import Rotation
 @dataclass(frozen=True)
 class Turn:
     """The angles of some positions: full-width cosines and signed sines, fp32 ``[tokens, 1,
+    rotary_dim]``."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def first(self, count: int) -> "Turn":
+        """The angles of the first ``count`` tokens."""
+        return Turn(self.cos[:count], self.sin[:count], self.interleaved)
+
+
+@dataclass(frozen=True)
+class TurnTable:
+    """A `Rotation` at full width: ``cos`` and signed ``sin``, fp32 ``[positions, 1,
     rotary_dim]``.
     """
 
@@ -23,24 +38,27 @@ class Turn:
     sin: Tensor
     interleaved: bool
 
+    @classmethod
+    def create(cls, rotation: Rotation) -> "TurnTable":
+        """The table of ``rotation``, on its device."""
+        cos, sin = rotation.cos, rotation.sin
+        if rotation.interleaved:
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+        else:
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return cls(cos[:, None], sin[:, None], rotation.interleaved)
 
-def make_turn(positions: Int[Tensor, " tokens"], rotation: Rotation) -> Turn:
-    """The angles of ``positions``; negative ones (rows before a frame, which see none of it) count
-    as 0.
-    """
-    index = positions.clamp_min(0)
-    cos, sin = rotation.cos.index_select(0, index), rotation.sin.index_select(0, index)
-    if rotation.interleaved:
-        cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
-    else:
-        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-    return Turn(cos[:, None], sin[:, None], rotation.interleaved)
+    def at(self, positions: Int[Tensor, " tokens"]) -> Turn:
+        """The angles of ``positions``, none of them negative."""
+        cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        return Turn(cos, sin, self.interleaved)
 
 
 def turn_heads(
     x: Float[Tensor, "tokens heads head_dim"], turn: Turn
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """``x`` turned by the angles of its tokens; computed in fp32, returned in the dtype of ``x``.
+    """``x`` turned by the angles of its tokens; computed in fp32, returned in the dtype of
+    ``x``.
     """
     rotary_dim = turn.cos.shape[-1]
     head = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]

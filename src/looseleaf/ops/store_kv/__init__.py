@@ -1,7 +1,7 @@
 """Rotate this step's keys into their frames and scatter keys and values to pages, in one launch.
 
 ``slots`` are flat: ``page * page_size + slot``; a negative slot is padding and writes nothing, so
-that a captured graph can run with fewer rows than its capacity. """
+that a captured graph can run with fewer rows than its capacity."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
