@@ -1,0 +1,61 @@
+"""What an answer is by definition: all tokens in one dense pass, each seeing what it may see.
+
+A document's tokens see the beginning of the prompt that they are encoded behind, and themselves,
+as if they stood right there. All later text sees every token before it, at its true position.
+"""
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.engine.request import DocumentPart, PromptParts
+from looseleaf.models import Decoder
+from looseleaf.rope import rope_frequencies, softmax_scale
+from looseleaf.testing.scene import turned_at
+
+
+def dense_logits(decoder: Decoder, parts: PromptParts, output: list[int]) -> Tensor:
+    """The logits of every token of the prompt and its output."""
+    tokens = [token for part in parts for token in part.tokens] + output
+    return decoder.logits(
+        decoder.forward(torch.tensor(tokens), _Sight(decoder.config, parts, len(output)))
+    )
+
+
+class _Sight:
+    """An attention object over all tokens at once, with a row of visibility for each."""
+
+    def __init__(self, config: ModelConfig, parts: PromptParts, num_output_tokens: int) -> None:
+        self.config = config
+        self.frequencies = rope_frequencies(config.rope).inverse
+        self.scale = softmax_scale(config.rope)
+        total = sum(len(part.tokens) for part in parts) + num_output_tokens
+        self.true = torch.arange(total)
+        self.encoded = self.true.clone()
+        self.in_document = torch.zeros(total, dtype=torch.bool)
+        self.visible = torch.ones(total, total, dtype=torch.bool).tril()
+        start = 0
+        for part in parts:
+            rows = slice(start, start + len(part.tokens))
+            if isinstance(part, DocumentPart):
+                self.in_document[rows] = True
+                self.encoded[rows] -= start - part.context_length
+                self.visible[rows, part.context_length : start] = False
+            start += len(part.tokens)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = self.config.num_qo_heads // self.config.num_kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        turned_q = self.turn(q, self.encoded)
+        seen_by_text = torch.einsum("qhd,khd->hqk", turned_q, self.turn(k, self.true))
+        seen_by_document = torch.einsum("qhd,khd->hqk", turned_q, self.turn(k, self.encoded))
+        scores = torch.where(self.in_document[:, None], seen_by_document, seen_by_text)
+        visible = self.visible
+        if window := self.config.window(layer):
+            key_position = torch.where(self.in_document[:, None], self.encoded, self.true)
+            visible = visible & (self.encoded[:, None] - key_position < window)
+        weights = (scores * self.scale).masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return turned_at(x, positions, self.frequencies, self.config.rope.interleaved)
