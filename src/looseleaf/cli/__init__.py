@@ -5,6 +5,7 @@ import sys
 import click
 
 from looseleaf.cli.ask import ask
+from looseleaf.cli.bench import bench
 from looseleaf.cli.chat import chat
 from looseleaf.cli.evaluate import evaluate
 from looseleaf.errors import LooseleafError
@@ -18,6 +19,7 @@ def app() -> None:
 
 app.add_command(ask)
 app.add_command(chat)
+app.add_command(bench)
 app.add_command(evaluate)
 
 

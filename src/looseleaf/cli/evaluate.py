@@ -1,5 +1,6 @@
 """``looseleaf eval``: how often a model is right on the generated tasks."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,9 @@ def evaluate(
     Each task is read twice: with full attention, and with documents encoded by themselves and
     reused."""
     from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.loading import reference_model
-    from looseleaf.evals.accuracy import append_rows
     from looseleaf.evals.world import TRAINING_SEEDS_START
 
     if questions < 1 or documents < 1:
@@ -69,7 +70,7 @@ def evaluate(
         for task in tasks or TASKS[:3]:
             rows += _measure_task(llm, name, task, seeds, documents)
     if output is not None:
-        append_rows(output, rows, describe_origin())
+        append_rows(output, [asdict(row) for row in rows], describe_origin())
 
 
 def _measure_task(llm: Any, name: str, task: str, seeds: range, documents: int) -> list[Any]:

@@ -1,13 +1,11 @@
 """Exact match on held-out worlds, by the public API only: the figures of the model card.
 
 Two ways of reading the same tokens: ``prompt``, where each document sees all before it (full
-attention), and ``lead``, where each is encoded by itself and reused (plain reuse). """
+attention), and ``lead``, where each is encoded by itself and reused (plain reuse)."""
 
-import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.request import Document, DocumentContext
@@ -82,15 +80,3 @@ def measure(
     answers = ask_examples(llm, examples, context, on_answer)
     right = sum(is_correct(e, answer) for e, answer in zip(examples, answers, strict=True))
     return Accuracy(model, task, hops, context, num_documents, len(seeds), right)
-
-
-def append_rows(path: Path, rows: Sequence[Accuracy], origin: dict[str, str]) -> None:
-    """Add measurements to a CSV file, each with where it was measured."""
-    names = [*origin, *(field.name for field in fields(Accuracy))]
-    new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        if new:
-            writer.writeheader()
-        writer.writerows({**origin, **asdict(row)} for row in rows)

@@ -1,0 +1,45 @@
+"""Result rows: appended to a CSV file with their origin, and shown as a table."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Row = Mapping[str, str | int | float]
+
+
+def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> None:
+    """Add rows to ``path``; all rows of a file have the same columns.
+
+    Raises ValueError if the file has other columns: results are never rewritten.
+    """
+    names = [*origin, *rows[0]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    if not new:
+        with path.open(newline="", encoding="utf-8") as file:
+            known = next(csv.reader(file), [])
+        if known != names:
+            raise ValueError(f"{path} has columns {known}, not {names}: choose another file")
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        if new:
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
+
+
+def show_table(rows: Sequence[Row], title: str) -> None:
+    """Print rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(str(_cell(value)) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: str | int | float) -> str | int | float:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

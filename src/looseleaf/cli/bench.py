@@ -1,0 +1,113 @@
+"""``looseleaf bench``: speed against baselines in the same run, appended to ``results/``."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.errors import InvalidOption
+
+_OUTPUT = click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure speed against a baseline in the same run."""
+
+
+@bench.command()
+@click.option("--model", help="checkpoint folder or hub id [default: the reference model]")
+@click.option("--shape", help="a random checkpoint of this shape instead, e.g. qwen2.5-0.5b")
+@click.option(
+    "--document-tokens", default=512, show_default=True, help="length of each of 5 documents"
+)
+@click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1 and 16]")
+@click.option("--new-tokens", default=32, show_default=True, help="tokens of each answer")
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--dtype", default="auto", show_default=True)
+@_OUTPUT
+def generate(
+    model: str | None,
+    shape: str | None,
+    document_tokens: int,
+    batches: tuple[int, ...],
+    output: Path | None,
+    **sizes: Any,
+) -> None:
+    """Tokens per second and time to first token, beside Transformers' generate."""
+    _require_transformers()
+    from looseleaf.bench.checkpoints import write_random_checkpoint
+    from looseleaf.bench.generate import GenerateConfig, Material, measure
+    from looseleaf.engine.loading import reference_model
+    from looseleaf.evals.world import make_example
+    from looseleaf.models import find_checkpoint
+
+    if model and shape:
+        raise InvalidOption("give --model or --shape, not both")
+    with tempfile.TemporaryDirectory() as scratch:
+        if shape:
+            folder, name = write_random_checkpoint(shape, Path(scratch) / shape), f"{shape}, random"
+        elif model:
+            folder, name = find_checkpoint(model), Path(model).name
+        else:
+            folder, name = reference_model(), "reference"
+        config = GenerateConfig(folder, name, document_tokens, batches or (1, 16), **sizes)
+        examples = [make_example("lookup", seed) for seed in range(64)]
+        text = "\n".join(document for e in examples for document in e.documents)
+        rows = measure(config, Material(text, tuple(e.question for e in examples)))
+    _report(rows, f"generate: {name}", "generate", output)
+
+
+@bench.command()
+@click.option("--documents", default=100, show_default=True, help="documents in the world")
+@click.option("--per-request", default=5, show_default=True, help="documents per request")
+@click.option("--capacity", default=20, show_default=True, help="documents that the pool holds")
+@click.option("--alpha", default=1.1, show_default=True, help="exponent of their popularity")
+@click.option("--requests", default=200, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@_OUTPUT
+def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> None:
+    """Hit ratio, bytes held and time to first token under shuffled, popular documents."""
+    from looseleaf.bench.reuse import ReuseConfig, measure
+    from looseleaf.engine.loading import reference_model
+    from looseleaf.evals.world import make_example
+
+    if requests < 10:
+        raise InvalidOption("--requests must be at least 10: a fifth of them only fill the cache")
+    config = ReuseConfig(
+        reference_model(),
+        "reference",
+        documents,
+        requests=requests,
+        skipped=requests // 5,
+        **sizes,
+    )
+    examples = [make_example("lookup", seed) for seed in range(documents)]
+    # half of a world's documents make one: a page or two of text
+    texts = ["\n".join(e.documents[:3]) for e in examples]
+    rows = measure(config, texts, [e.question for e in examples])
+    _report(rows, "reuse: reference", "reuse", output)
+
+
+def _report(rows: Sequence[Any], title: str, name: str, output: Path | None) -> None:
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows, show_table
+
+    show_table(rows, title)
+    target = output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)
+    if target is not None:
+        append_rows(target, rows, describe_origin())
+        click.echo(f"appended to {target}", err=True)
+
+
+def _require_transformers() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is None:
+        raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
