@@ -28,8 +28,9 @@ class ReadSpan:
 class DecodeRow:
     """One query row: its position, the settled spans before its tail, and the tail.
 
-    ``settled`` is the same object at every step of the row's life, so that a grouping can be kept
-    from step to step; the tail grows. All of both is visible to the row.
+    ``settled`` and the tail's ``pages`` are the same objects at every step of the row's life, so
+    that a grouping can be kept from step to step; the tail grows. All of both is visible to the
+    row.
     """
 
     position: int

@@ -63,7 +63,7 @@ class PagedAttention:
     grouping: bool = True
     implementation: Implementation = "auto"
     counters: PlanCounters = field(default_factory=PlanCounters)
-    _settled: list[object] = field(default_factory=list)
+    _lists: list[object] = field(default_factory=list)
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
     def __post_init__(self) -> None:
@@ -91,13 +91,15 @@ class PagedAttention:
         return _OpsStep(self, plan, rows.slots, rows.frame_positions)
 
     def _group(self, rows: Sequence[DecodeRow]) -> Groups:
-        """The groups of ``rows``; the same object as long as the settled spans are the same."""
-        settled = [row.settled for row in rows]
-        same = len(settled) == len(self._settled) and all(
-            new is old for new, old in zip(settled, self._settled, strict=True)
+        """The groups of ``rows``; the same object as long as the same rows go on."""
+        # a row is known by its lists; settled spans alone would not do, since all that are empty
+        # are one object
+        lists = [part for row in rows for part in (row.settled, row.tail.pages)]
+        same = len(lists) == len(self._lists) and all(
+            new is old for new, old in zip(lists, self._lists, strict=True)
         )
         if not same:
-            self._settled = list(settled)
+            self._lists = lists
             self._groups = group_rows(rows, grouping=self.grouping)
         shared = [item for item in self._groups.items if len(item.entries) > 1]
         self.counters.items += len(self._groups.items)

@@ -86,11 +86,14 @@ class LLM:
         )
         sequence = progress.outputs[0].sequence
         try:
-            while not progress.finished:
-                changed = self.engine.step()
+            told = False
+            while not told:
+                # another call on this engine may have finished the request in the meantime
+                changed = [progress] if progress.finished else self.engine.step()
                 if progress.error is not None:
                     raise progress.error
                 if progress in changed:
+                    told = progress.finished
                     yield progress.output()
                 elif on_prefill is not None:
                     on_prefill(sequence.num_computed, sequence.num_tokens)
