@@ -94,7 +94,7 @@ class PagedAttention:
         """The groups of ``rows``; the same object as long as the same rows go on."""
         # a row is known by its lists; settled spans alone would not do, since all that are empty
         # are one object
-        lists = [part for row in rows for part in (row.settled, row.tail.pages)]
+        lists: list[object] = [part for row in rows for part in (row.settled, row.tail.pages)]
         same = len(lists) == len(self._lists) and all(
             new is old for new, old in zip(lists, self._lists, strict=True)
         )
