@@ -32,7 +32,9 @@ def partial_attention(
     bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
     has a window. A key that is not visible is not read as a number: its page may hold anything, NaN
     included. ``slot_positions`` is needed if any item is explicit. Feed the result to
-    `merge_states` with ``work.row_state_indptr``."""
+    `merge_states` with ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is
+    undefined: only a merge may read it.
+    """
     chosen = choose(implementation, q, cpu="cpu")
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton

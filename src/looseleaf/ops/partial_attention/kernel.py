@@ -62,7 +62,8 @@ def _partial_attention_kernel(
         # a row before the frame sees nothing in it, and has no angle there
         b_q = load_rotated(
             q + row * stride_q_row + head * stride_q_head, stride_q_d,
-            tl.maximum(frame_position, 0), cos, sin, stride_table, m_row, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
+            tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
         ).to(k_pages.dtype.element_ty)  # fmt: skip  # [M, D]
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
