@@ -4,6 +4,7 @@ Cancelling the task that reads a stream, or leaving its loop, aborts the request
 before the next step."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
@@ -33,6 +34,9 @@ class AsyncLLM:
         self._ids = count()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._streams: dict[str, Callable[[_Outcome], None]] = {}
+        # no command may follow the last one, or its caller would wait for ever
+        self._lock = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="looseleaf-engine", daemon=True)
         self._thread.start()
 
@@ -44,9 +48,11 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Abort what runs and stop the engine's thread."""
-        if self._thread.is_alive():
-            self._commands.put(None)
-            self._thread.join()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._commands.put(None)
+        self._thread.join()
 
     def generate(
         self,
@@ -77,11 +83,14 @@ class AsyncLLM:
         request = Request(name, parts, sampling_params or SamplingParams())
 
         def deliver(outcome: _Outcome) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, outcome)
+            # a loop that has ended takes nothing any more; nobody listens there
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.put_nowait, outcome)
 
-        if not self._thread.is_alive():
-            raise LooseleafError("this AsyncLLM is closed: make a new one")
-        self._commands.put(lambda: self._add(request, deliver))
+        with self._lock:
+            if self._closed:
+                raise LooseleafError("this AsyncLLM is closed: make a new one")
+            self._commands.put(lambda: self._add(request, deliver))
         try:
             while True:
                 outcome = await arrived.get()
@@ -98,7 +107,7 @@ class AsyncLLM:
     def _add(self, request: Request, deliver: Callable[[_Outcome], None]) -> None:
         try:
             self.engine.add(request)
-        except LooseleafError as error:
+        except Exception as error:
             deliver(error)
         else:
             self._streams[request.request_id] = deliver
@@ -126,8 +135,9 @@ class AsyncLLM:
         try:
             changed = self.engine.step()
         except Exception as error:
-            # the engine has ended the requests of the step; those still known go on
-            for name in [n for n in self._streams if not self.engine.knows(n)]:
+            # the engine has ended the requests of the step; if it ended none, none could go on
+            ended = [name for name in self._streams if not self.engine.knows(name)]
+            for name in ended or list(self._streams):
                 self._fail(name, error)
             return
         for progress in changed:
