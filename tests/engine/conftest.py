@@ -1,10 +1,11 @@
 """Checkpoints of every family and RoPE law, written once per session."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from jaxtyping import config
 
 from tests.checkpoints import make_checkpoint
 
@@ -19,3 +20,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return make_checkpoint(root / f"{family}-{rope_law}", family, rope_law)
 
     return folder
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Calls with arguments of wrong types reach the library, as they do outside of tests."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

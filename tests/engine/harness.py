@@ -12,7 +12,7 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Prompt
+from looseleaf.engine.request import Prompt, Request
 from looseleaf.engine.runner import Runner, logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from tests.checkpoints import FAMILIES, ROPE_LAWS
@@ -60,7 +60,7 @@ class Recorder:
 
     def run(self, work: StepWork) -> Any:
         result = self.runner.run(work)
-        for sequence, row in zip(logit_sequences(work), result[0], strict=True):
+        for sequence, row in zip(logit_sequences(work), result, strict=True):
             self.logits[sequence.request_id, sequence.index].append(row.clone())
         return result
 
@@ -98,6 +98,25 @@ def ask(
     assert_idle(llm)
     recorder: Any = llm.engine.runner
     return [Answer(o, torch.stack(recorder.logits[o.request_id, 0])) for o in outputs]
+
+
+def ask_in_turn(llm: LLM, arrivals: Sequence[tuple[int, Prompt, SamplingParams]]) -> list[Answer]:
+    """The answers to prompts that arrive before the given step each."""
+    engine, added = llm.engine, []
+    for step in range(1000):
+        for number, (at_step, prompt, params) in enumerate(arrivals):
+            if at_step == step:
+                name = f"{id(arrivals)}-{number}"
+                request = Request(name, engine.prompts.from_parts(prompt), params)
+                added.append((number, engine.add(request)))
+        if len(added) == len(arrivals) and not engine.has_work:
+            break
+        engine.step()
+        engine.check()
+    assert_idle(llm)
+    recorder: Any = engine.runner
+    outputs = [progress.output() for _, progress in sorted(added, key=lambda pair: pair[0])]
+    return [Answer(o, torch.stack(recorder.logits.pop((o.request_id, 0)))) for o in outputs]
 
 
 def assert_idle(llm: LLM) -> None:

@@ -13,6 +13,7 @@ from tests.engine.harness import (
     Answer,
     Folder,
     ask,
+    ask_in_turn,
     assert_same_answers,
     document,
     drawn,
@@ -35,6 +36,7 @@ PROMPTS = [
     [LEAD, A, words(16, 40)],
     [A, words(17, 7)],
     LEAD + words(18, 30),
+    LEAD + words(18, 30) + words(19, 3),
 ]
 PARAMS = [drawn(seed, max_tokens=8) for seed in range(len(PROMPTS))]
 Baseline = Callable[[str, int], list[Answer]]
@@ -68,7 +70,7 @@ def test_grouping_changes_nothing(
         options = {"page_size": page_size, "grouping": grouping, "max_model_len": 200}
         llm = make_llm(checkpoint(family, law), **options)
         answers[grouping] = ask(llm, PROMPTS, PARAMS)
-        assert (llm.engine.counters.grouped_rows > 0) == grouping
+        assert (llm.engine.runner.attention.counters.grouped_rows > 0) == grouping
     assert_same_answers(answers[True], answers[False])
 
 
@@ -99,6 +101,18 @@ def test_an_answer_does_not_depend_on_cache_history(
     plain = make_llm(checkpoint(family), page_size=page_size, prefix_caching=False)
     assert_same_answers(ask(plain, PROMPTS, PARAMS), baseline(family, page_size))
     assert all(a.output.reuse.text_tokens_cached == 0 for a in ask(plain, PROMPTS, PARAMS))
+
+
+def test_an_answer_does_not_depend_on_who_comes_and_goes_beside_it(checkpoint: Folder) -> None:
+    """Law 6: two rows that begin alike share pages; a third takes the place of one of them."""
+    prompts = [words(1, 40), words(1, 35) + words(2, 9), words(3, 45)]
+    params = [drawn(0, max_tokens=4), drawn(1, max_tokens=9), drawn(2, max_tokens=9)]
+    llm = make_llm(checkpoint())
+    expected = [ask(llm, [p], one)[0] for p, one in zip(prompts, params, strict=True)]
+    for third in range(2, 7):
+        arrivals = [(third * (n == 2), prompts[n], params[n]) for n in range(3)]
+        assert_same_answers(ask_in_turn(llm, arrivals), expected)
+    assert llm.engine.runner.attention.counters.grouped_rows > 0
 
 
 @EVERY_FAMILY

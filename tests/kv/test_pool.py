@@ -44,6 +44,19 @@ def test_a_run_that_is_freed_and_taken_again_keeps_its_order() -> None:
     assert pool.allocate(5) == run
 
 
+def test_a_page_to_grow_into_is_the_neighbour_if_that_is_free() -> None:
+    pool = make_pool(8)
+    run = pool.allocate(3)
+    assert run is not None
+    assert pool.allocate_next(run[-1]) == [run[-1] + 1]
+    other = pool.allocate_next(run[-1])
+    assert other is not None
+    assert other[0] not in [*run, run[-1] + 1]
+    while pool.num_free:
+        pool.allocate(1)
+    assert pool.allocate_next(run[-1]) is None
+
+
 def test_pages_start_as_zeros_and_a_layer_is_a_view() -> None:
     pool = make_pool(3)
     keys, values = pool.layer(1)

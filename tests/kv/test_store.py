@@ -55,6 +55,19 @@ class StoreMachine(RuleBasedStateMachine):
             self.private += pages
 
     @precondition(lambda self: self.private)
+    @rule()
+    def reserve_next(self) -> None:
+        fits, behind = self.store.num_available > 0, self.private[-1] + 1
+        if fits:
+            self.expect_evictions(1)
+        pages = self.store.reserve_next(self.private[-1])
+        assert (pages is not None) == fits
+        assert len(pages or [0]) == 1
+        if behind in self.private:
+            assert pages != [behind]
+        self.private += pages or []
+
+    @precondition(lambda self: self.private)
     @rule(count=st.integers(1, 4), ready=st.booleans())
     def insert(self, count: int, ready: bool) -> None:
         pages, self.private = self.private[:count], self.private[count:]

@@ -1,0 +1,140 @@
+"""One step of attention is the same whoever computes it: references, the CPU path, the kernels."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan import PrefillChunk
+from looseleaf.config import RopeConfig
+from looseleaf.kv.pool import PagePool
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.rope import build_rotation
+from looseleaf.types import ScoreRule
+from tests.attention.forests import PAGE_SIZE, STEPS, RowRecipe, StepRecipe, decode_rows, spans_of
+
+NUM_PAGES, NUM_QO_HEADS, NUM_KV_HEADS, HEAD_DIM = 128, 4, 2, 32
+FULL, WINDOW = ScoreRule(HEAD_DIM**-0.5), ScoreRule(HEAD_DIM**-0.5, window=11)
+SOFT_CAP = ScoreRule(HEAD_DIM**-0.5, soft_cap=2.0)
+ALIBI = ScoreRule(HEAD_DIM**-0.5, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05]))
+
+
+def slot(span: ReadSpan, index: int) -> int:
+    return span.pages[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
+
+
+def mixed_step(recipe: StepRecipe, done: int, new: int, num_decode_rows: int) -> StepRows:
+    """Some rows decode; the others are requests that read a chunk of text and one of a document."""
+    every = decode_rows(recipe)
+    rows, places = every[:num_decode_rows], []
+    for row in rows:
+        last = row.tail.length - 1
+        places.append((slot(row.tail, last), last))
+    chunks, page = [], 1 + max(max(span.pages) for row in every for span in spans_of(row))
+    for row in every[num_decode_rows:]:
+        own_pages = range(page, page + -(-(done + new) // PAGE_SIZE))
+        text = ReadSpan(own_pages, row.tail.offset, done + new, 0)
+        page = own_pages.stop
+        own_pages = range(page, page + -(-new // PAGE_SIZE))
+        document = ReadSpan(own_pages, row.settled[0].length, new, 0)
+        page = own_pages.stop
+        for spans, first in (((*row.settled, text), done), ((row.settled[0], document), 0)):
+            start = spans[-1].offset
+            chunks.append(PrefillChunk(range(start + first, start + spans[-1].length), spans))
+            places += [(slot(spans[-1], n), n) for n in range(first, spans[-1].length)]
+    slots, frame_positions = torch.tensor(places, dtype=torch.int64).T
+    return StepRows(rows, chunks, slots, frame_positions)
+
+
+def outputs(
+    step: StepRows,
+    rules: tuple[ScoreRule, ...],
+    implementation: Implementation,
+    *,
+    grouping: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """What every layer answers to the same random queries, and the pages afterwards."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(dtype)
+
+    pool = PagePool(
+        num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_layers=len(rules),
+        num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
+    pool.kv.copy_(normal(*pool.kv.shape))
+    rotation = build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 512)
+    attention = PagedAttention(
+        pool, rotation, rules, NUM_QO_HEADS, grouping=grouping, implementation=implementation
+    )
+    attend = attention.step(step)
+    q = normal(len(step.slots), NUM_QO_HEADS, HEAD_DIM)
+    k, v = (normal(len(step.slots), NUM_KV_HEADS, HEAD_DIM) for _ in range(2))
+    return torch.stack([attend(layer, q, k, v) for layer in range(len(rules))]), pool.kv
+
+
+@settings(max_examples=25)
+@given(
+    recipe=STEPS,
+    done=st.integers(0, 20),
+    new=st.integers(1, 20),
+    num_decode_rows=st.integers(0, 6),
+    rules=st.sampled_from([(FULL, WINDOW), (SOFT_CAP,), (ALIBI,)]),
+)
+def test_a_mixed_step_is_the_same_on_the_cpu_path_as_by_the_references(
+    recipe: StepRecipe, done: int, new: int, num_decode_rows: int, rules: tuple[ScoreRule, ...]
+) -> None:
+    step = mixed_step(recipe, done, new, num_decode_rows)
+    expected, pages = outputs(step, rules, "reference")
+    for implementation in ("cpu", "auto"):
+        actual, written = outputs(step, rules, implementation)  # type: ignore[arg-type]
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(written, pages)
+
+
+@settings(max_examples=20)
+@given(recipe=STEPS, implementation=st.sampled_from(["cpu", "reference"]))
+def test_grouping_does_not_change_a_step(
+    recipe: StepRecipe, implementation: Implementation
+) -> None:
+    """Law 3 for a whole step."""
+    step = mixed_step(recipe, 3, 9, len(recipe.rows))
+    expected, _ = outputs(step, (FULL, WINDOW), implementation, grouping=False)
+    actual, _ = outputs(step, (FULL, WINDOW), implementation)
+    torch.testing.assert_close(actual, expected)
+
+
+RECIPE = StepRecipe(
+    [20, 5, 33],
+    [
+        RowRecipe([0, 1], 1, [0, 2], [2], 3),
+        RowRecipe([0], 1, [2, 0], [2, 3], 15),
+        RowRecipe([0, 1], 0, [1], [], 0),
+        RowRecipe([], 1, [0, 1, 0], [3], 7),
+    ],
+)
+
+
+def test_the_kernels_give_the_same_step() -> None:
+    step = mixed_step(RECIPE, 3, 9, 2)
+    expected, pages = outputs(step, (FULL, WINDOW), "reference")
+    actual, written = outputs(step, (FULL, WINDOW), "triton")
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(written, pages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_the_cpu_path_stays_within_a_few_roundings(dtype: torch.dtype) -> None:
+    step = mixed_step(RECIPE, 3, 9, 2)
+    for rules in ((FULL, WINDOW), (SOFT_CAP,), (ALIBI,)):
+        expected, _ = outputs(step, rules, "reference", dtype=dtype)
+        actual, _ = outputs(step, rules, "cpu", dtype=dtype)
+        assert actual.dtype == dtype
+        # two roundings on either side: of the turned query and of the output
+        band = 4 * torch.finfo(dtype).eps * float(expected.abs().max())
+        torch.testing.assert_close(actual, expected, rtol=0.0, atol=band)

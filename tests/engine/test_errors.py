@@ -1,0 +1,165 @@
+"""What can't be served is refused with a sentence that says what to do; nothing stays behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looseleaf import LLM, Document, SamplingParams
+from looseleaf.engine.request import Prompt, Request
+from looseleaf.errors import (
+    CheckpointNotFound,
+    EmptyDocument,
+    InvalidOption,
+    InvalidRequest,
+    LooseleafError,
+    PoolTooSmall,
+    PromptTooLong,
+)
+from tests.checkpoints import VOCAB_SIZE
+from tests.engine.harness import GREEDY, Folder, ask, assert_idle, document, make_llm, words
+
+LEAD, A = words(1, 19), document(1, 40)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Folder) -> LLM:
+    return make_llm(checkpoint(), num_pages=14, max_model_len=256)
+
+
+REFUSED: dict[str, tuple[Prompt, type[LooseleafError], str]] = {
+    "longer-than-context": (words(1, 300), PromptTooLong, "max_model_len"),
+    "document-larger-than-pool": ([LEAD, document(2, 230), "?"], PoolTooSmall, "enlarge the cache"),
+    "ends-with-document": ([LEAD, A], InvalidRequest, "question behind the documents"),
+    "empty": ([], InvalidRequest, "empty"),
+    "empty-text": ("", InvalidRequest, "empty"),
+    "unknown-token": ([[5, VOCAB_SIZE]], InvalidRequest, "vocabulary"),
+    "no-part": ([LEAD, 3.5], InvalidRequest, "a string, a Document or a list"),  # type: ignore[list-item]
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_prompt_that_cannot_be_served_is_refused_before_anything_runs(
+    llm: LLM, name: str
+) -> None:
+    prompt, error, message = REFUSED[name]
+    steps = llm.engine.counters.steps
+    with pytest.raises(error, match=message):
+        llm.generate([[LEAD, A, "fine?"], prompt], GREEDY)
+    assert llm.engine.counters.steps == steps
+    assert_idle(llm)
+    assert len(ask(llm, [[LEAD, A, "still?"]])) == 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_document_at_the_top_of_the_prompts_is_explained(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="list of their own"):
+        llm.generate([A, "who?"], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="list of their own"):
+        llm.generate([1, 2, 3], GREEDY)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_a_document_without_text_is_refused(text: str) -> None:
+    with pytest.raises(EmptyDocument, match="'empty' is empty"):
+        Document(text, name="empty")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_document_of_a_wrong_kind_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="must be a string"):
+        Document(b"bytes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="'lead', 'alone' or 'prompt'"):
+        Document("text", context="nowhere")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_page": 9}, "unknown option 'num_page'.*num_pages"),
+        ({"page_size": 17}, "16, 32 or 64"),
+        ({"num_pages": 0}, "positive"),
+        ({"max_num_seqs": 0}, "positive"),
+        ({"max_num_batched_tokens": 3}, "at least max_num_seqs"),
+        ({"max_model_len": 0}, "positive"),
+        ({"device": "abacus"}, "device"),
+        ({"device": "meta"}, "not supported"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"memory_gib": 1e-9}, "raise it"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_unknown_or_out_of_range_is_refused(
+    checkpoint: Folder, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        LLM(checkpoint(), **options)
+
+
+def test_a_checkpoint_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound):
+        LLM(tmp_path / "nothing")
+
+
+def test_a_request_id_in_use_is_refused_and_the_first_goes_on(llm: LLM) -> None:
+    parts = llm.engine.prompts.from_parts([LEAD, A, "who?"])
+    first = llm.engine.add(Request("same", parts, GREEDY))
+    llm.engine.step()
+    with pytest.raises(InvalidRequest, match="'same' is in use"):
+        llm.engine.add(Request("same", parts, GREEDY))
+    while not first.finished:
+        llm.engine.step()
+    assert_idle(llm)
+    # an id is free again once its request has ended
+    llm.engine.add(Request("same", parts, GREEDY))
+    llm.engine.abort("same")
+    llm.engine.abort("same")
+    llm.engine.abort("never heard of")
+    assert_idle(llm)
+
+
+def test_stop_ids_and_biases_outside_the_vocabulary_are_refused(llm: LLM) -> None:
+    for options in ({"stop_token_ids": [VOCAB_SIZE]}, {"logit_bias": {VOCAB_SIZE: 1.0}}):
+        with pytest.raises(InvalidRequest, match=str(VOCAB_SIZE)):
+            llm.generate("who?", SamplingParams(**options))  # type: ignore[arg-type]
+    assert_idle(llm)
+
+
+def test_as_many_parameters_as_prompts_or_one(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="2 prompts but 3"):
+        llm.generate(["a", "b"], [GREEDY] * 3)
+
+
+def test_a_pinned_pool_refuses_what_it_cannot_admit_and_recovers(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), num_pages=9)
+    ask(llm, [[LEAD, document(1, 90), "?"]])
+    pinned = [s for s in llm.engine.store.segments() if s.length > 16]
+    for segment in pinned:
+        llm.engine.store.pin(segment)
+    with pytest.raises(PoolTooSmall, match="pinned"):
+        llm.generate(words(3, 60), GREEDY)
+    llm.engine.check()
+    assert not llm.engine.has_work
+    # one that fits at first and then grows into what is pinned
+    with pytest.raises(PoolTooSmall, match="pinned"):
+        llm.generate(words(4, 5), SamplingParams(max_tokens=60, ignore_eos=True))
+    llm.engine.check()
+    for segment in pinned:
+        llm.engine.store.unpin(segment)
+    assert_idle(llm)
+    assert len(ask(llm, [words(3, 60)])) == 1
+
+
+def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
+    message = {"role": "user", "content": "who?"}
+    with pytest.raises(InvalidRequest, match="at least one message"):
+        llm.chat([])
+    with pytest.raises(InvalidRequest, match="mixture"):
+        llm.chat([message, [message]])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match="role"):
+        llm.chat([{"role": "<|system|>", "content": "who?"}])
+    with pytest.raises(InvalidRequest, match="content part"):
+        llm.chat([{"role": "user", "content": [{"type": "image"}]}])
+    assert_idle(llm)
