@@ -1,0 +1,1 @@
+"""Quality of answers, measured through the public API only."""

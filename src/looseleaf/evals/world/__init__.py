@@ -1,0 +1,39 @@
+"""The generated world of documents and questions that the reference model is trained and judged on.
+
+Pure Python, no model and no tensors. Everything follows from a seed. Seeds below
+`TRAINING_SEEDS_START` are held out for evaluation, and so is every made-up name in their worlds.
+"""
+
+from looseleaf.evals.world.generate import (
+    MAX_HOPS,
+    TRAINING_SEEDS_START,
+    World,
+    WorldConfig,
+    WorldDocument,
+    make_world,
+)
+from looseleaf.evals.world.tasks import (
+    NO_ANSWER,
+    TASKS,
+    Example,
+    Question,
+    ask,
+    is_correct,
+    make_example,
+)
+
+__all__ = [
+    "MAX_HOPS",
+    "NO_ANSWER",
+    "TASKS",
+    "TRAINING_SEEDS_START",
+    "Example",
+    "Question",
+    "World",
+    "WorldConfig",
+    "WorldDocument",
+    "ask",
+    "is_correct",
+    "make_example",
+    "make_world",
+]

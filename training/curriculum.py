@@ -1,0 +1,44 @@
+"""The stages of training and when each is mastered. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from training.data import Stage
+
+INDUCTION = Stage("induction", induction=True)
+SHORT = Stage("short", documents=(1, 2), facts=(1, 2), fillers=(0, 0), questions=(3, 5))
+MEDIUM = Stage("medium", documents=(2, 4), facts=(1, 4), fillers=(0, 1), questions=(4, 7))
+LONG = Stage("long", documents=(2, 6), facts=(2, 6), fillers=(0, 3), questions=(5, 9))
+FULL = Stage("full", documents=(1, 8), facts=(2, 9), fillers=(0, 5), questions=(6, 12))
+
+CAUSAL: tuple[Stage, ...] = (INDUCTION, SHORT, MEDIUM, LONG, FULL)
+# documents mostly on their own; a share stays causal, so that the checkpoint can do both
+BLOCK: tuple[Stage, ...] = (replace(FULL, name="block", independent=0.75, chains=0.15),)
+
+# for weights that have been through the curriculum: contexts of the length that is asked for
+POLISH: tuple[Stage, ...] = (
+    replace(FULL, name="polish", documents=(3, 8), fillers=(0, 4), questions=(8, 14), chains=0.25),
+)
+CURRICULA: MappingProxyType[str, tuple[Stage, ...]] = MappingProxyType(
+    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK}
+)
+
+
+@dataclass(frozen=True)
+class Mastery:
+    """What the moving averages of exact match must reach before the next stage begins."""
+
+    repeat: float = 0.85
+    lookup: float = 0.88
+    bridge: float = 0.72
+    inherited: float = 0.85
+
+    def reached(self, stage: Stage, exact: dict[str, float]) -> bool:
+        wanted = (
+            {"repeat": self.repeat}
+            if stage.induction
+            else {"lookup": self.lookup, "bridge": self.bridge, "inherited": self.inherited}
+        )
+        return all(exact.get(kind, 0.0) >= least for kind, least in wanted.items())
