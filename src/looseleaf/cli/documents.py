@@ -19,7 +19,8 @@ def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> l
     documents = []
     for name in names:
         if name == "-":
-            documents.append(_document("standard input", sys.stdin.read(), context))
+            text = _decode(sys.stdin.buffer.read(), "standard input")
+            documents.append(_document("standard input", text, context))
             continue
         documents += [_document(path.name, _read(path), context) for path in _files(Path(name))]
     return documents
@@ -40,13 +41,20 @@ def _files(path: Path) -> list[Path]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{path} is not UTF-8 text: convert it to a text file first"
-        ) from error
+        return _decode(path.read_bytes(), str(path))
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error.strerror}") from error
+
+
+def _decode(content: bytes, name: str) -> str:
+    """UTF-8 text, whatever the platform's own encoding, with line ends as in a text file."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{name} is not UTF-8 text: convert it to a text file first"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _document(name: str, text: str, context: DocumentContext) -> Document:
