@@ -1,23 +1,26 @@
 """``bench generate``: tokens per second and time to first token, beside Transformers' ``generate``.
 
 Both arms run the same checkpoint on the same prompts in the same process, in turn. Decode time is
-the difference between answers of ``new_tokens + 1`` tokens and of one, so prefill cancels out.
+counted from the first token, which all rows of a batch get in the same step, to the last.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from looseleaf.bench.timing import Timing, time_in_turn
+from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.engine.llm import LLM
-from looseleaf.engine.request import Document
+from looseleaf.engine.request import Document, Request
 from looseleaf.sampling_params import SamplingParams
 
 Parts = list[str | Document]
+Row = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,18 @@ class Material:
 
     def documents(self, llm: LLM, num_tokens: int, number: int = 5) -> list[Document]:
         """``number`` different documents of about ``num_tokens`` tokens each."""
+        slices = [self._slice(llm, n * num_tokens, num_tokens) for n in range(number)]
+        return [Document(text, name=f"document {n + 1}") for n, text in enumerate(slices)]
+
+    def private(self, llm: LLM, row: int, num_tokens: int) -> Parts:
+        """A prompt of about ``num_tokens`` tokens that begins as no other row's does."""
+        return [self._slice(llm, row * 997, num_tokens)]
+
+    def _slice(self, llm: LLM, start: int, length: int) -> str:
         tokenizer = llm.engine.tokenizer
         ids = tokenizer.encode(self.text)
-        if len(ids) < number * num_tokens:
-            ids *= -(-number * num_tokens // len(ids))
-        slices = [ids[n * num_tokens : (n + 1) * num_tokens] for n in range(number)]
-        return [
-            Document(tokenizer.decode(part), name=f"document {n + 1}")
-            for n, part in enumerate(slices)
-        ]
+        ids *= -(-(start + length) // len(ids))
+        return tokenizer.decode(ids[start : start + length])
 
     def prompt(self, documents: Sequence[Document], number: int) -> Parts:
         """Documents, then question ``number``."""
@@ -69,7 +75,7 @@ class Peer:
 
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> "Moments":
         """Exactly ``new_tokens`` tokens for each prompt."""
         longest = max(map(len, prompts))
         ids = torch.zeros((len(prompts), longest), dtype=torch.long)
@@ -77,34 +83,58 @@ class Peer:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        made: Any = self._model.generate(
+        moments: list[float] = []
+
+        def mark(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            moments.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        start = time.perf_counter()
+        self._model.generate(
             ids,
             attention_mask=mask,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             do_sample=False,
             pad_token_id=0,
+            stopping_criteria=[mark],
         )
-        answers: list[list[int]] = made[:, longest:].tolist()
-        return answers
+        return Moments(start, moments[0], moments[-1], (new_tokens - 1) * len(prompts))
 
 
-def measure(config: GenerateConfig, material: Material) -> list[dict[str, str | int | float]]:
+class Moments(NamedTuple):
+    """When a batch was handed in, when all its rows had their first token, and their last.
+
+    ``decoded`` tokens came between the last two.
+    """
+
+    start: float
+    first: float
+    last: float
+    decoded: int
+
+    @property
+    def rate(self) -> float:
+        """Decoded tokens per second."""
+        return self.decoded / (self.last - self.first)
+
+
+def measure(config: GenerateConfig, material: Material) -> list[Row]:
     """Rows of the table: decode at every batch size, with and without shared documents, then
     TTFT.
     """
-    llm = LLM(config.model, dtype=config.dtype, max_num_batched_tokens=4096)
+    llm = LLM(config.model, dtype=config.dtype, max_num_batched_tokens=65536)
     peer = Peer(config.model, llm.engine.runner.model.dtype)
     documents = material.documents(llm, config.document_tokens)
     rows = []
     for batch in config.batches:
-        # ragged: rows leave out up to half of the documents
+        # ragged: rows have three to five documents' worth of text
+        private = [
+            material.private(llm, n, (5 - n % 3) * config.document_tokens) for n in range(batch)
+        ]
+        rows.append(_decode(llm, peer, private, config, f"decode, batch {batch}, private text"))
         shared = [material.prompt(documents[: 5 - n % 3], n) for n in range(batch)]
-        text = [_as_text(prompt) for prompt in shared]
-        rows.append(_decode(llm, peer, text, config, f"decode, batch {batch}, text"))
-        if batch > 1:
-            label = f"decode, batch {batch}, shared documents"
-            rows.append(_decode(llm, peer, shared, config, label))
+        rows.append(_decode(llm, peer, shared, config, f"decode, batch {batch}, documents"))
     rows.append(_first_token(llm, peer, material, config))
     origin = {
         "model": config.name,
@@ -113,74 +143,66 @@ def measure(config: GenerateConfig, material: Material) -> list[dict[str, str | 
     return [{**origin, **row} for row in rows]
 
 
-def _as_text(prompt: Parts) -> Parts:
-    return [Document(p.text, context="prompt") if isinstance(p, Document) else p for p in prompt]
-
-
-def _run(llm: LLM, prompts: list[Parts], new_tokens: int, *, cold: bool) -> list[Any]:
-    if cold:
-        llm.engine.store.evict_idle()
+def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> Moments:
+    """The prompts as one batch, tokenizing included."""
+    start = time.perf_counter()
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    return list(llm.generate(prompts, params))
+    engine = llm.engine
+    added = [
+        engine.add(Request(f"bench-{number}", engine.prompts.from_parts(prompt), params))
+        for number, prompt in enumerate(prompts)
+    ]
+    while any(progress.metrics.first_token is None for progress in added):
+        engine.step()
+    first, begun = time.perf_counter(), engine.counters.output_tokens
+    while engine.has_work:
+        engine.step()
+    return Moments(start, first, time.perf_counter(), engine.counters.output_tokens - begun)
 
 
-def _decode(
-    llm: LLM, peer: Peer, prompts: list[Parts], config: GenerateConfig, label: str
-) -> dict[str, str | int | float]:
-    ids = [list(o.prompt_token_ids) for o in _run(llm, prompts, 1, cold=True)]
+def _decode(llm: LLM, peer: Peer, prompts: list[Parts], config: GenerateConfig, label: str) -> Row:
+    ids = [[t for part in llm.engine.prompts.from_parts(p) for t in part.tokens] for p in prompts]
     long = config.new_tokens + 1
-    times = time_in_turn(
-        {
-            "ours 1": lambda: _run(llm, prompts, 1, cold=True),
-            "peer 1": lambda: peer.generate(ids, 1),
-            "ours n": lambda: _run(llm, prompts, long, cold=True),
-            "peer n": lambda: peer.generate(ids, long),
-        },
-        config.repetitions,
-    )
-    tokens = config.new_tokens * len(prompts)
-    ours = [
-        tokens / (n - one)
-        for n, one in zip(times["ours n"].seconds, times["ours 1"].seconds, strict=True)
-    ]
-    theirs = [
-        tokens / (n - one)
-        for n, one in zip(times["peer n"].seconds, times["peer 1"].seconds, strict=True)
-    ]
-    return _row(
-        label, "tokens/s", Timing(tuple(ours)), Timing(tuple(theirs)), higher_is_better=True
-    )
+
+    def ours() -> float:
+        llm.engine.store.evict_idle()
+        return _run(llm, prompts, long).rate
+
+    def theirs() -> float:
+        return peer.generate(ids, long).rate
+
+    rates = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
+    return _row(label, "tokens/s", rates["ours"], rates["theirs"], higher_is_better=True)
 
 
-def _first_token(
-    llm: LLM, peer: Peer, material: Material, config: GenerateConfig
-) -> dict[str, str | int | float]:
+def _first_token(llm: LLM, peer: Peer, material: Material, config: GenerateConfig) -> Row:
     """Five cached documents in another order at every turn, against full prefill by the peer."""
     documents = material.documents(llm, config.document_tokens)
     orders = count()
 
-    def shuffled() -> list[Parts]:
+    def shuffled() -> Parts:
         n = next(orders)
         turned = [*documents[n % 5 :], *documents[: n % 5]]
-        return [material.prompt(turned if n % 2 else turned[::-1], n)]
+        return material.prompt(turned if n % 2 else turned[::-1], n)
 
-    _run(llm, [material.prompt(documents, 0)], 1, cold=True)
-    ids = [list(o.prompt_token_ids) for o in _run(llm, shuffled(), 1, cold=False)]
-    times = time_in_turn(
-        {
-            "ours": lambda: _run(llm, shuffled(), 1, cold=False),
-            "peer": lambda: peer.generate(ids, 1),
-        },
-        config.repetitions,
-    )
+    _run(llm, [material.prompt(documents, 0)], 1)
+    ids = [t for part in llm.engine.prompts.from_parts(shuffled()) for t in part.tokens]
+
+    def ours() -> float:
+        moments = _run(llm, [shuffled()], 1)
+        return moments.last - moments.start
+
+    def theirs() -> float:
+        moments = peer.generate([ids], 1)
+        return moments.first - moments.start
+
+    times = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
     label = f"first token, 5 cached documents of {config.document_tokens}, new order"
-    scaled = {name: Timing(tuple(s * 1e3 for s in t.seconds)) for name, t in times.items()}
-    return _row(label, "ms", scaled["ours"], scaled["peer"], higher_is_better=False)
+    shown = {name: t.map(lambda s: s * 1e3) for name, t in times.items()}
+    return _row(label, "ms", shown["ours"], shown["theirs"], higher_is_better=False)
 
 
-def _row(
-    label: str, unit: str, ours: Timing, theirs: Timing, *, higher_is_better: bool
-) -> dict[str, str | int | float]:
+def _row(label: str, unit: str, ours: Repeated, theirs: Repeated, *, higher_is_better: bool) -> Row:
     ratio = ours.median / theirs.median
     return {
         "measurement": label,

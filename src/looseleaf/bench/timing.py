@@ -2,41 +2,45 @@
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds of some repetitions."""
+class Repeated:
+    """One figure of every repetition."""
 
-    seconds: tuple[float, ...]
+    values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return statistics.median(self.values)
+
+    def map(self, function: Callable[[float], float]) -> "Repeated":
+        """``function`` of every repetition."""
+        return Repeated(tuple(map(function, self.values)))
 
     @property
     def range(self) -> tuple[float, float]:
-        return min(self.seconds), max(self.seconds)
+        return min(self.values), max(self.values)
 
 
-def time_in_turn(
-    arms: Mapping[str, Callable[[], object]], repetitions: int, warm_up: int = 1
-) -> dict[str, Timing]:
+def measure_in_turn(
+    arms: Mapping[str, Callable[[], float]], repetitions: int, warm_up: int = 1
+) -> dict[str, Repeated]:
     """Each arm ``repetitions`` times, one after the other in every round, the order turned round by
-    round: a machine that grows slower or faster meanwhile is unfair to none."""
+    round: a machine that grows slower or faster meanwhile is unfair to none.
+
+    An arm returns its figure: seconds, or a rate.
+    """
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for round_number in range(warm_up + repetitions):
         for name in _turned(list(arms), round_number):
             gc.collect()
-            start = time.perf_counter()
-            arms[name]()
-            seconds = time.perf_counter() - start
+            figure = arms[name]()
             if round_number >= warm_up:
-                taken[name].append(seconds)
-    return {name: Timing(tuple(values)) for name, values in taken.items()}
+                taken[name].append(figure)
+    return {name: Repeated(tuple(values)) for name, values in taken.items()}
 
 
 def _turned(names: Sequence[str], by: int) -> list[str]:

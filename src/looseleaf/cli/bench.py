@@ -58,7 +58,7 @@ def generate(
         else:
             folder, name = reference_model(), "reference"
         config = GenerateConfig(folder, name, document_tokens, batches or (1, 16), **sizes)
-        examples = [make_example("lookup", seed) for seed in range(64)]
+        examples = [make_example("lookup", seed) for seed in range(128)]
         text = "\n".join(document for e in examples for document in e.documents)
         rows = measure(config, Material(text, tuple(e.question for e in examples)))
     _report(rows, f"generate: {name}", "generate", output)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from looseleaf.errors import IntegrityError, InvalidOption
 
+# pages left free behind a run that may still grow
+_ROOM = 8
 LayerPages = tuple[
     Float[Tensor, "pages kv_heads page_size head_dim"],
     Float[Tensor, "pages kv_heads page_size head_dim"],
@@ -73,19 +75,22 @@ class PagePool:
     def allocate(self, count: int) -> list[int] | None:
         """``count`` pages, or None (and nothing taken) if so many are not free.
 
-        Neighbours if possible, in the middle of the longest free run: what is allocated is read as
-        one run, and has room to grow into.
+        Neighbours if possible, as low as possible: what is allocated is read as one run, and memory
+        that was in use before is used again. A few pages are left free behind what stands before,
+        for it to grow into.
         """
         if count > self._num_free:
             return None
         if count == 0:
             return []
         starts, lengths = self._free_runs()
-        longest = int(lengths.argmax())
-        if lengths[longest] >= count:
-            start = int(starts[longest])
-            start += (int(lengths[longest]) - count) // 2 if start > 0 or count == 1 else 0
+        room = np.where(starts > 0, _ROOM, 0)
+        fits = np.flatnonzero(lengths >= count + room)
+        if len(fits):
+            start = int(starts[fits[0]] + room[fits[0]])
             pages = np.arange(start, start + count)
+        elif (tight := np.flatnonzero(lengths >= count)).size:
+            pages = np.arange(starts[tight[0]], starts[tight[0]] + count)
         else:
             pages = np.flatnonzero(self._is_free)[:count]
         return self._take(pages)
