@@ -1,0 +1,183 @@
+"""``looseleaf ask``: documents from files, folders and standard input; errors that help."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from looseleaf import LLM, Document, SamplingParams
+from tests.cli.conftest import Run
+
+HANDBOOK = "Mira Tolland signs the travel requests."
+MENU = "On Friday there is soup."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    (tmp_path / "docs" / "handbook.txt").write_text(HANDBOOK)
+    (tmp_path / "docs" / "deep" / "menu.md").write_text(MENU)
+    (tmp_path / "docs" / "picture.png").write_bytes(b"\x89PNG")
+    return tmp_path / "docs"
+
+
+def tiny(model: Path) -> tuple[object, ...]:
+    return ("--model", model, "--num-pages", 64, "--device", "cpu", "--max-tokens", 8)
+
+
+def expected_answer(model: Path, *documents: Document) -> str:
+    llm = LLM(model, num_pages=64, device="cpu")
+    messages = [{"role": "user", "content": [*documents, "Who signs?"]}]
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    return llm.chat(messages, params)[0].text
+
+
+def test_the_answer_is_that_of_the_library(run: Run, model: Path, folder: Path) -> None:
+    result = run("ask", "-d", folder / "handbook.txt", "Who signs?", *tiny(model))
+    assert result.code == 0
+    assert result.out == expected_answer(model, Document(HANDBOOK)) + "\n"
+
+
+def test_a_folder_stands_for_its_text_files_in_order(run: Run, model: Path, folder: Path) -> None:
+    result = run("ask", "-d", folder, "Who signs?", "--show-reuse", *tiny(model))
+    assert result.code == 0
+    assert result.out == expected_answer(model, Document(MENU), Document(HANDBOOK)) + "\n"
+    report = [line for line in result.err.splitlines() if " tokens" in line]
+    assert [line.split(":")[0] for line in report[-3:]] == ["menu.md", "handbook.txt", "documents"]
+    assert report[-2].endswith("computed")
+
+
+def test_a_document_may_come_from_standard_input(run: Run, model: Path) -> None:
+    stdin = (HANDBOOK + " é").encode()
+    result = run("ask", "-d", "-", "Who signs?", "--show-reuse", *tiny(model), stdin=stdin)
+    assert result.out == expected_answer(model, Document(HANDBOOK + " é")) + "\n"
+    assert "standard input: " in result.err
+
+
+def test_a_question_needs_no_document(run: Run, model: Path) -> None:
+    result = run("ask", "Who signs?", "--system", "Be brief.", *tiny(model))
+    assert (result.code, bool(result.out.strip("\n"))) == (0, True)
+
+
+def test_without_show_reuse_nothing_but_the_answer_is_said(
+    run: Run, model: Path, folder: Path
+) -> None:
+    assert "tokens reused" not in run("ask", "-d", folder, "Who signs?", *tiny(model)).err
+
+
+def test_a_checkpoint_without_a_chat_template_completes_the_text(
+    run: Run, model: Path, folder: Path, tmp_path: Path
+) -> None:
+    import json
+
+    base = shutil.copytree(model, tmp_path / "base")
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    result = run("ask", "-d", folder, "Who signs?", *tiny(base))
+    assert result.code == 0
+    assert result.out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe\x00broken", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_in_one_sentence(
+    run: Run, model: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "file.txt"
+    if content is not None:
+        path.write_bytes(content)
+        # the same bytes from a pipe
+        piped = run("ask", "-d", "-", "Who?", *tiny(model), stdin=content).sentence()
+        assert message in piped
+    sentence = run("ask", "-d", path, "Who?", *tiny(model)).sentence()
+    assert message in sentence
+    assert "file.txt" in sentence
+
+
+def test_a_folder_without_text_files_is_refused(run: Run, model: Path, tmp_path: Path) -> None:
+    assert "holds no" in run("ask", "-d", tmp_path, "Who?", *tiny(model)).sentence()
+
+
+def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
+    assert "question is empty" in run("ask", " ", *tiny(model)).sentence()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--page-size", 17), "16, 32 or 64"),
+        (("--num-pages", -1), "positive"),
+        (("--device", "abacus"), "device"),
+        (("--temperature", -1), "temperature"),
+        (("--num-pages", 1), "enlarge the cache"),
+        (("--max-model-len", 10), "max_model_len"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_is_refused_in_one_sentence(
+    run: Run, model: Path, folder: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = run("ask", "-d", folder, "Who signs?", *tiny(model), *options)
+    assert message in result.sentence()
+
+
+@pytest.mark.parametrize(
+    "options", [("--no-such-option",), ("--dtype", "int8"), ("--page-size", "many")], ids=str
+)
+def test_an_unknown_option_or_value_is_refused(run: Run, options: tuple[str, ...]) -> None:
+    result = run("ask", "Who?", *options)
+    assert (result.code, result.out) == (2, "")
+    assert options[0] in result.err
+
+
+def break_nothing(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def break_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def break_family(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"llama"', '"alpaca"'))
+
+
+def break_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [break_nothing, break_weights, break_config, break_family, break_tokenizer]
+)
+def test_a_missing_or_broken_checkpoint_is_refused_in_one_sentence(
+    run: Run, model: Path, tmp_path: Path, damage: object
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    assert callable(damage)
+    damage(copy)
+    result = run("ask", "Who?", *tiny(copy))
+    assert len(result.sentence()) < 400
+
+
+def test_the_module_runs_as_a_program_and_exits_with_2_on_a_refusal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "looseleaf.cli", "ask", "-d", str(tmp_path / "none"), "Who?"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("looseleaf: no file")
+    assert len(done.stderr.splitlines()) == 1

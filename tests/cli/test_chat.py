@@ -1,0 +1,70 @@
+"""``looseleaf chat``, scripted: documents are computed once, whatever is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Result, Run
+
+
+@pytest.fixture
+def handbook(tmp_path: Path) -> Path:
+    path = tmp_path / "handbook.txt"
+    path.write_text("Mira Tolland signs the travel requests.")
+    return path
+
+
+def chat(run: Run, model: Path, *lines: str, options: tuple[object, ...] = ()) -> Result:
+    script = "".join(line + "\n" for line in lines).encode()
+    tiny = ("--model", model, "--num-pages", 64, "--device", "cpu", "--max-tokens", 4)
+    return run("chat", *tiny, *options, stdin=script)
+
+
+def said(result: Result) -> list[str]:
+    """The lines on standard output without the prompts before them."""
+    return [line.removeprefix("> ") for line in result.out.splitlines()]
+
+
+def test_a_document_is_computed_for_the_first_question_and_reused_ever_after(
+    run: Run, model: Path, handbook: Path
+) -> None:
+    result = chat(
+        run, model, "/reuse", "Who signs?", "/reuse", "Why?", "/reuse", "/new", "Who?", "/reuse",
+        "/quit", "never read", options=("-d", handbook),
+    )  # fmt: skip
+    assert result.code == 0
+    assert "nothing was asked yet" in result.out
+    reports = [line for line in said(result) if line.startswith("handbook.txt: ")]
+    assert [report.rsplit(" ", 1)[1] for report in reports] == ["computed", "cached", "cached"]
+
+
+def test_documents_can_be_added_and_listed(run: Run, model: Path, handbook: Path) -> None:
+    result = chat(run, model, "/docs", f"/add {handbook}", "/docs", "Who?", "/reuse")
+    assert result.code == 0
+    lines = said(result)
+    assert lines.index("none") < lines.index("added handbook.txt")
+    assert lines.index("added handbook.txt") < lines.index("handbook.txt: 39 characters")
+    assert any(line.startswith("handbook.txt: ") and line.endswith("computed") for line in lines)
+
+
+def test_a_mistake_is_told_and_the_conversation_goes_on(
+    run: Run, model: Path, handbook: Path
+) -> None:
+    result = chat(
+        run, model, "/add nowhere.txt", "/what", "word " * 200, f"/add {handbook}", "/docs"
+    )
+    assert result.code == 0
+    errors = [line for line in result.err.splitlines() if line.startswith("looseleaf: ")]
+    assert "no file nowhere.txt" in errors[0]
+    assert "max_model_len" in errors[1]
+    assert result.out.count("/quit") >= 2
+    assert "handbook.txt: 39 characters" in result.out
+
+
+def test_the_end_of_the_input_ends_the_conversation(run: Run, model: Path) -> None:
+    assert chat(run, model).code == 0
+
+
+def test_a_missing_document_is_refused_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:
+    result = run("chat", "-d", tmp_path / "none.txt", "--model", tmp_path / "no-model")
+    assert "no file" in result.sentence()

@@ -1,0 +1,42 @@
+"""Flags come from the configuration: each option has one, with its default and its help."""
+
+import dataclasses
+
+import pytest
+
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from tests.cli.conftest import Run
+
+OPTIONS = [
+    field
+    for section in (EngineConfig, CacheConfig, SchedulerConfig)
+    for field in dataclasses.fields(section)
+    if "help" in field.metadata
+]
+
+
+@pytest.mark.parametrize("command", ["ask", "chat", "eval"])
+def test_every_option_of_the_configuration_is_a_flag_with_its_help(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    for option in OPTIONS:
+        assert f"--{option.name.replace('_', '-')}" in text
+        assert option.metadata["help"] in text
+        if option.default not in (None, ""):
+            assert f"[default: {option.default}]" in text
+
+
+def test_every_field_but_sections_is_an_option() -> None:
+    for section in (CacheConfig, SchedulerConfig):
+        assert all("help" in field.metadata for field in dataclasses.fields(section))
+    sections = {"cache", "scheduler"}
+    without = {f.name for f in dataclasses.fields(EngineConfig) if "help" not in f.metadata}
+    assert without == sections
+
+
+def test_help_lists_the_commands(run: Run) -> None:
+    result = run("--help")
+    assert result.code == 0
+    for command in ("ask", "chat", "eval"):
+        assert f"  {command} " in result.out
