@@ -8,15 +8,15 @@ from looseleaf import LLM, Document, SamplingParams
 
 PROMPTS = [
     [
-        "The following notes are about a house. ",
-        Document("Mira Tolland keeps the keys of the archive. " * 4, name="keys"),
-        Document("The archive stands in Quorin, behind the old mill. " * 3, name="place"),
+        "Notes on a house. ",
+        Document("Mira Tolland keeps the keys of the archive. " * 2, name="keys"),
+        Document("The archive stands in Quorin, behind the old mill. ", name="place"),
         "Who keeps the keys?",
     ],
     [
-        "The following notes are about a house. ",
-        Document("The archive stands in Quorin, behind the old mill. " * 3, name="place"),
-        Document("Mira Tolland keeps the keys of the archive. " * 4, name="keys"),
+        "Notes on a house. ",
+        Document("The archive stands in Quorin, behind the old mill. ", name="place"),
+        Document("Mira Tolland keeps the keys of the archive. " * 2, name="keys"),
         "Where does the archive stand?",
     ],
     "A plain prompt, without any document.",
