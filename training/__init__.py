@@ -1,1 +1,1 @@
-"""How the reference model is made: tokenizer, curriculum, training, export. Not part of the package."""
+"""How the reference model is made. Not part of the package."""

@@ -27,7 +27,7 @@ from looseleaf.evals.world import (
 from training import tokenizer as names
 
 KINDS = (
-    "lookup", "mark", "bridge", "chain1", "chain2", "chain3", "unanswerable", "inherited", "repeat",
+    "lookup", "bridge", "chain1", "chain2", "chain3", "unanswerable", "inherited", "repeat",
 )  # fmt: skip
 LEAD, TEXT = 0, 127
 NO_LOSS, FAINT, FULL = 0, 1, 2
@@ -98,8 +98,9 @@ class SampleWriter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {name: tokenizer.token_to_id(name) for name in names.SPECIAL_TOKENS}
-        self.vocab_size = tokenizer.get_vocab_size()
+        ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self._special = {name: ids[name] for name in names.SPECIAL_TOKENS}
+        self.vocab_size = len(ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text).ids
@@ -280,7 +281,7 @@ class Packer:
         return True
 
     def batch(self) -> Batch:
-        return Batch(**self._arrays, kinds=self._kinds, num_tokens=sum(self._filled))  # type: ignore[arg-type]
+        return Batch(**self._arrays, kinds=self._kinds, num_tokens=sum(self._filled))
 
 
 def pack(samples: Iterator[Sample], rows: int, length: int, patience: int = 12) -> Batch:

@@ -1,4 +1,4 @@
-"""Exact match on held-out worlds, by teacher forcing: all tokens of the answer must be the likeliest.
+"""Exact match on held-out worlds, by teacher forcing: every token of the answer is the likeliest.
 
 That is the same as greedy decoding giving exactly the answer. Measures a model under training; the
 figures of the package come from the engine.

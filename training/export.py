@@ -1,6 +1,6 @@
 """Writes a trained model as a folder that Transformers and the engine read: weights in bf16.
 
-    python -m training.export --weights RUN_FOLDER --tokenizer FOLDER --output FOLDER
+python -m training.export --weights RUN_FOLDER --tokenizer FOLDER --output FOLDER
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def export(config: ModelConfig, weights: Path, tokenizer_folder: Path, output: P
     file = output / "model.safetensors"
     save_file(tensors, file, metadata={"format": "pt"})
     if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{file} has {file.stat().st_size:,} bytes, the package allows {MAX_BYTES:,}")
+        raise ValueError(
+            f"{file} has {file.stat().st_size:,} bytes, the package allows {MAX_BYTES:,}"
+        )
     described = model_json(config, tokenizer)
     generation = {key: described[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write(output / "config.json", described)

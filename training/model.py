@@ -87,7 +87,8 @@ class Attention(nn.Module):
         else:
             out = self._behind_lead(query, rotated, key, value, rope, mask)
         assert isinstance(out, Tensor)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return merged
 
     def _behind_lead(
         self, query: Tensor, rotated: Tensor, key: Tensor, value: Tensor, rope: Rope, mask: Tensor
@@ -100,7 +101,8 @@ class Attention(nn.Module):
         local = _rotate(query, rope.local_cos, rope.local_sin)
         scores = torch.where(rope.to_lead, local @ key.mT, rotated @ key.mT)
         scores = (scores * self.config.head_dim**-0.5).masked_fill(~mask, -torch.inf)
-        return scores.float().softmax(-1).nan_to_num(0.0).to(value.dtype) @ value
+        weights: Tensor = scores.float().softmax(-1).nan_to_num(0.0).to(value.dtype)
+        return weights @ value
 
 
 class Mlp(nn.Module):

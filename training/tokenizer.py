@@ -1,6 +1,6 @@
 """Trains the byte-level BPE tokenizer on text of the training worlds and writes its files.
 
-    python -m training.tokenizer OUTPUT_FOLDER
+python -m training.tokenizer OUTPUT_FOLDER
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def training_text(num_worlds: int) -> Iterator[str]:
     for number in range(num_worlds):
         yield from world_text(make_world(TRAINING_SEEDS_START + number, config), rng)
     # every value that a chain hands on must become one token
-    yield from [" ".join(("",) + words.MARKS + (words.NEUTRAL, "stays"))] * (num_worlds * 3)
+    yield from [" ".join(("", *words.MARKS, words.NEUTRAL, "stays"))] * (num_worlds * 3)
 
 
 def train_tokenizer(num_worlds: int, vocab_size: int = VOCAB_SIZE) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Trains the reference model: a curriculum by mastery, causal first, then with independent documents.
+"""Trains the reference model: a curriculum by mastery, and what may follow it.
 
     python -m training.train --tokenizer FOLDER --output FOLDER --seconds 300
     python -m training.train --tokenizer FOLDER --output FOLDER --seconds 90 \
@@ -17,7 +17,7 @@ import queue
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -50,7 +50,7 @@ class TrainConfig:
     examples: int = 200  # per task, in the evaluation at the end
     seed: int = 0
     device: str = "cuda"
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -188,7 +188,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, exact, total = self.stepper(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,8 +207,9 @@ class Trainer:
         self.rows.append(row)
         shown = " ".join(f"{kind} {value:.3f}" for kind, value in exact.items())
         if step % 250 == 249:
-            print(f"{step + 1} {elapsed:.0f}s {self.tokens / 1e6:.0f}M {stage} "
-                  f"loss {float(loss):.4f} again {self.feed.num_replayed} {shown}", flush=True)  # fmt: skip
+            spent = f"{step + 1} {elapsed:.0f}s {self.tokens / 1e6:.0f}M"
+            replayed = f"replayed {self.feed.num_replayed}"
+            print(f"{spent} {stage} loss {float(loss):.4f} {replayed} {shown}", flush=True)
         return exact
 
     def _write_log(self) -> None:

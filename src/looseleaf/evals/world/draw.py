@@ -207,4 +207,6 @@ class FactDrawer:
 
     def _two(self, first: tuple[str, ...], last: tuple[str, ...]) -> str:
         rng = self.rng
-        return f"{rng.choice(first)} {rng.choice(last)}" if rng.random() < 0.75 else rng.choice(last)
+        return (
+            f"{rng.choice(first)} {rng.choice(last)}" if rng.random() < 0.75 else rng.choice(last)
+        )

@@ -2,7 +2,7 @@
 
 An answer is a sentence that starts with "The", restates the subject and only then gives the value:
 a model that copies the subject first finds the value more easily, and no name ever stands at the
-very start of an answer, where byte-level BPE would spell it differently from the document. """
+very start of an answer, where byte-level BPE would spell it differently from the document."""
 
 from __future__ import annotations
 
