@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 Row = Mapping[str, str | int | float]
 
@@ -28,16 +29,17 @@ def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> N
             writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
 
 
-def show_table(rows: Sequence[Row], title: str) -> None:
-    """Print rows as a table."""
+def show_table(rows: Sequence[Row], title: str, columns: Sequence[str]) -> None:
+    """Print some columns of the rows as a table."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if isinstance(rows[0][name], str) else "right"
+        table.add_column(name.replace("_", " "), justify=justify)
     for row in rows:
-        table.add_row(*(str(_cell(value)) for value in row.values()))
+        table.add_row(*(str(_cell(row[name])) for name in columns))
     Console().print(table)
 
 

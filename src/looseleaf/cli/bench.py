@@ -61,7 +61,8 @@ def generate(
         examples = [make_example("lookup", seed) for seed in range(128)]
         text = "\n".join(document for e in examples for document in e.documents)
         rows = measure(config, Material(text, tuple(e.question for e in examples)))
-    _report(rows, f"generate: {name}", "generate", output)
+    shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
+    _report(rows, f"generate: {name}", shown, output, "generate")
 
 
 @bench.command()
@@ -92,14 +93,17 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     # half of a world's documents make one: a page or two of text
     texts = ["\n".join(e.documents[:3]) for e in examples]
     rows = measure(config, texts, [e.question for e in examples])
-    _report(rows, "reuse: reference", "reuse", output)
+    shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "first_token_ms")
+    _report(rows, "reuse: reference", shown, output, "reuse")
 
 
-def _report(rows: Sequence[Any], title: str, name: str, output: Path | None) -> None:
+def _report(
+    rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
+) -> None:
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows, show_table
 
-    show_table(rows, title)
+    show_table(rows, title, shown)
     target = output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)
     if target is not None:
         append_rows(target, rows, describe_origin())
