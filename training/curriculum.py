@@ -19,7 +19,7 @@ BLOCK: tuple[Stage, ...] = (replace(FULL, name="block", independent=0.75, chains
 
 # for weights that have been through the curriculum: contexts of the length that is asked for
 POLISH: tuple[Stage, ...] = (
-    replace(FULL, name="polish", documents=(3, 8), fillers=(0, 4), questions=(8, 14), chains=0.25),
+    replace(FULL, name="polish", documents=(3, 8), fillers=(0, 4), questions=(8, 14), chains=0.35),
 )
 CURRICULA: MappingProxyType[str, tuple[Stage, ...]] = MappingProxyType(
     {"causal": CAUSAL, "polish": POLISH, "block": BLOCK}
