@@ -82,7 +82,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int = 4_096)
         "bos_token": BEGIN,
         "eos_token": END,
         "pad_token": PAD,
-        "add_bos_token": False,
+        "add_bos_token": True,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,

@@ -35,7 +35,7 @@ def load_engine(
     Raises ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel) or InvalidOption.
     """
     config = config or EngineConfig()
-    folder = find_checkpoint(reference_model() if model is None else model)
+    folder = find_checkpoint(reference_model("block") if model is None else model)
     device = _pick_device(config.device)
     shape = read_config(folder)
     max_model_len = config.max_model_len or shape.max_position_embeddings
@@ -53,7 +53,7 @@ def load_engine(
     return Engine(EngineParts(config, runner, Tokenizer(folder), keys, max_model_len))
 
 
-def reference_model(name: str = "causal") -> Path:
+def reference_model(name: str = "block") -> Path:
     """The folder of a checkpoint that ships with the package: ``causal`` or ``block``."""
     if name not in REFERENCE_MODELS:
         raise CheckpointNotFound(
