@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> int:
-    """Ask every question in two orders; returns 0 if all answers were right and nothing recomputed."""
+    """Ask every question in two orders; 0 if all answers were right and nothing was recomputed."""
     documents = [
         Document(path.read_text(encoding="utf-8"), name=path.name)
         for path in sorted((HERE / "documents").glob("*.txt"))

@@ -1,7 +1,7 @@
 """The few types every part shares: the attention state, what a score is made of, how a query turns.
 
 Nothing here computes. The protocols have one method each, so that a policy can be written in one
-file and tested with a lambda. """
+file and tested with a lambda."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class AttnState(NamedTuple):
 
     ``out`` is the softmax-weighted mean of the values, ``[rows, num_qo_heads, head_dim]``; ``lse``
     the natural-log sum of exponentiated scores, fp32, ``[rows, num_qo_heads]``. The empty set is
-    ``(0, -inf)``, the unit of the merge. """
+    ``(0, -inf)``, the unit of the merge."""
 
     out: Tensor
     lse: Tensor
@@ -29,7 +29,7 @@ class Rotation:
     ``cos`` and ``sin`` are fp32 ``[positions, rotary_dim // 2]``; dims past ``rotary_dim`` pass
     through. ``interleaved`` pairs dims ``(2i, 2i + 1)`` (GPT-J), otherwise ``(i, i + rotary_dim //
     2)`` (NeoX). An attention factor (YaRN, LongRoPE) is not in here: it belongs to the softmax
-    scale, squared. """
+    scale, squared."""
 
     cos: Float[Tensor, "positions half_rotary_dim"]
     sin: Float[Tensor, "positions half_rotary_dim"]
@@ -47,7 +47,7 @@ class ScoreRule:
     ``score = cap(softmax_scale * q.k) - slope * (query_position - key_position)``, where ``cap(x) =
     soft_cap * tanh(x / soft_cap)`` if ``soft_cap`` is not 0. With a ``window`` other than 0 a row
     sees only keys less than ``window`` positions behind it. ``alibi_slopes`` is fp32
-    ``[num_qo_heads]`` or None. Positions are true positions in the sequence, never page slots. """
+    ``[num_qo_heads]`` or None. Positions are true positions in the sequence, never page slots."""
 
     softmax_scale: float
     soft_cap: float = 0.0
@@ -57,15 +57,14 @@ class ScoreRule:
 
 @runtime_checkable
 class Attend(Protocol):
-    """What a model calls for attention; the runner supplies it, the model knows nothing behind it.
-    """
+    """What a model calls for attention; it knows nothing of what is behind."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep this step's keys and values, and attend.
 
         ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
         head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
-        ``q``. """
+        ``q``."""
         ...
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.checkpoints import FAMILIES, make_checkpoint
 
 from looseleaf import LLM, Document, SamplingParams
+from tests.checkpoints import FAMILIES, make_checkpoint
 
 PROMPTS = [
     [
