@@ -37,11 +37,11 @@ PROMPTS = [
     [A, words(17, 7)],
     LEAD + words(18, 30),
     LEAD + words(18, 30) + words(19, 3),
-    # a page in common with the two before, then pages of its own
-    LEAD + words(20, 40),
     # the same pages of text, first behind nothing, then behind a document
     words(21, 90),
     [LEAD, B, words(21, 90)],
+    # a page in common with the first of those, then pages of its own
+    words(21, 90)[:20] + words(22, 50),
 ]
 PARAMS = [drawn(seed, max_tokens=8) for seed in range(len(PROMPTS))]
 Baseline = Callable[[str, int], list[Answer]]
