@@ -7,13 +7,14 @@ has one more key. So buckets are prepared when the rows change, and a step only 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
 from looseleaf.attention.plan import PrefillChunk, make_span_list, make_work_list
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import (
@@ -24,7 +25,7 @@ from looseleaf.ops.flash_cpu import (
     visibility_bias,
 )
 from looseleaf.ops.partial_attention.cpu import (
-    PreparedWork,
+    Bucket,
     pack_groups,
     prepare,
     run_buckets,
@@ -36,20 +37,35 @@ from looseleaf.types import Attend, Rotation, ScoreRule
 T = TypeVar("T")
 Memory = tuple[Tensor, Tensor]
 _CPU = torch.device("cpu")
-# so few tails, or tails of so many keys, are read one by one: without padding, mostly in place
+# so few tails, or tails of so many keys, are read one by one: without padding, mostly in place;
+# many in bf16 are better gathered into one product
 _FEW_ROWS = 4
 _LONG_TAIL = 128
+# settled spans of single rows up to so many pages are read together with the tails
+_SHORT_PAGES = 4
 
 
 @dataclass(frozen=True)
-class _Settled:
-    """The prepared groups of the rows, and where each row's states are: ``merge_index`` ``[rows,
-    states]`` into the settled states followed by the tails', ``hidden`` what pads it."""
+class _Kept:
+    """What stays from step to step while the rows do.
+
+    ``alone`` are short settled spans of single rows, read together with the tails. ``rows`` and
+    ``offsets`` say for every state whose query it takes and in which frame: first the states of
+    ``buckets``, then the tails', then those of ``alone``. ``merge_index`` ``[rows, states]`` lists
+    each row's states, ``hidden`` what pads it; None if every row has its tail and no more.
+    """
 
     groups: Groups
-    work: PreparedWork
-    merge_index: Tensor
+    buckets: tuple[Bucket, ...]
+    alone: tuple[Item, ...]
+    rows: Tensor
+    offsets: Tensor
+    merge_index: Tensor | None
     hidden: Tensor | None
+
+    @property
+    def num_bucket_states(self) -> int:
+        return sum(bucket.num_items * bucket.num_rows for bucket in self.buckets)
 
 
 @dataclass(eq=False)
@@ -60,7 +76,7 @@ class CpuAttention:
     rotation: Rotation
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
-    _settled: dict[int, _Settled] = field(default_factory=dict)
+    _kept: dict[int, _Kept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
@@ -100,37 +116,55 @@ class CpuAttention:
     def _decode(
         self, rows: Sequence[DecodeRow], groups: Groups, positions: Tensor, rule: ScoreRule
     ) -> "_CpuDecode":
-        settled = self._prepare_settled(rows, groups, rule)
-        turns = settled.work.turns(positions, self.table) if settled else []
-        return _CpuDecode(settled, turns, self._tails(rows, groups, rule))
+        kept = self._keep(rows, groups, rule)
+        frame_rows = positions.index_select(0, kept.rows).sub_(kept.offsets).clamp_min_(0)
+        return _CpuDecode(kept, self.table.at(frame_rows), self._tails(rows, kept, rule))
 
-    def _prepare_settled(
-        self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule
-    ) -> _Settled | None:
-        if not groups.items:
-            return None
-        kept = self._settled.get(rule.window)
+    def _keep(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
+        kept = self._kept.get(rule.window)
         # what a window or ALiBi shows of a settled span changes with every step
         moves = bool(rule.window) or rule.alibi_slopes is not None
-        if kept is not None and kept.groups is groups and not moves:
-            return kept
-        work = make_work_list(groups.items, rows, page_size=self.pool.page_size, device=_CPU)
+        if kept is None or kept.groups is not groups or moves:
+            kept = self._kept[rule.window] = self._prepare(rows, groups, rule)
+        return kept
+
+    def _prepare(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
+        # a tail's distances are known from its length, another span's are not
+        plain = not rule.window and rule.alibi_slopes is None
+        short = [
+            plain and len(i.entries) == 1 and len(i.pages) <= _SHORT_PAGES for i in groups.items
+        ]
+        alone = tuple(item for item, s in zip(groups.items, short, strict=True) if s)
+        shared = [item for item, s in zip(groups.items, short, strict=True) if not s]
+        work = make_work_list(shared, rows, page_size=self.pool.page_size, device=_CPU)
         prepared = prepare(work, self.layout, rule)
-        merge_index, hidden = _merge_index(work.row_state_indptr.numpy(), prepared.order)
-        made = _Settled(groups, prepared, merge_index, hidden)
-        self._settled[rule.window] = made
-        return made
+        states = [prepared.order[a:b].tolist() for a, b in pairwise(work.row_state_indptr.tolist())]
+        own_rows = [*range(len(rows)), *(item.entries[0].row for item in alone)]
+        own_offsets = [row.tail.offset for row in rows] + [i.entries[0].offset for i in alone]
+        for place, row in enumerate(own_rows):
+            states[row].append(len(prepared.rows) + place)
+        index, hidden = _padded(states)
+        return _Kept(
+            groups,
+            prepared.buckets,
+            alone,
+            torch.from_numpy(np.append(prepared.rows, own_rows)),
+            torch.from_numpy(np.append(prepared.offsets, own_offsets)),
+            index if groups.items else None,
+            hidden,
+        )
 
     def _tails(
-        self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule
+        self, rows: Sequence[DecodeRow], kept: _Kept, rule: ScoreRule
     ) -> tuple[KeyBlock, ...]:
         """What rows read alone: one block for all, or one each with its exact number of keys."""
         size = self.pool.page_size
-        starts = groups.tail_starts
-        lengths = [r.tail.length - start * size for r, start in zip(rows, starts, strict=True)]
-        runs = [np.asarray(r.tail.pages[start:]) for r, start in zip(rows, starts, strict=True)]
+        items = [*tail_items(rows, kept.groups), *kept.alone]
+        runs = [np.asarray(item.pages) for item in items]
+        lengths = [item.entries[0].bound - item.first_page * size for item in items]
         plain = not rule.window and rule.alibi_slopes is None
-        if plain and (len(rows) <= _FEW_ROWS or sum(lengths) >= _LONG_TAIL * len(rows)):
+        long = sum(lengths) >= _LONG_TAIL * len(items) and self.pool.kv.dtype is not torch.bfloat16
+        if plain and (len(items) <= _FEW_ROWS or long):
             pairs = zip(runs, lengths, strict=True)
             return tuple(KeyBlock.create(run[None], self.layout, length) for run, length in pairs)
         width = max(len(run) for run in runs)
@@ -155,26 +189,30 @@ class CpuAttention:
 
 @dataclass(frozen=True)
 class _CpuDecode:
-    """The decode rows of a step under one score rule."""
+    """The decode rows of a step under one score rule; ``turn`` has the angles of every state."""
 
-    settled: _Settled | None
-    turns: list[Turn]
+    kept: _Kept
+    turn: Turn
     tails: tuple[KeyBlock, ...]
 
-    def run(self, q: Tensor, turn: Turn, memory: Memory, rule: ScoreRule) -> Tensor:
-        """One output a row; ``turn`` has the angles of the rows in their tails."""
-        out, lse = self._read_tails(turn_heads(q, turn), memory, rule)
-        if self.settled is None:
-            return out
-        done = run_buckets(q, *memory, self.settled.work, self.turns, rule)
-        index = self.settled.merge_index
-        lse = torch.cat([done[1], lse]).index_select(0, index.view(-1)).view(*index.shape, -1)
-        if self.settled.hidden is not None:
-            lse = lse.masked_fill(self.settled.hidden[..., None], -torch.inf)
-        parts = torch.cat([done[0], out]).index_select(0, index.view(-1))
+    def run(self, q: Tensor, memory: Memory, rule: ScoreRule) -> Tensor:
+        """One output a row."""
+        index = self.kept.merge_index
+        if index is None:
+            return self._read_tails(turn_heads(q, self.turn), memory, rule)[0]
+        turned = turn_heads(q.index_select(0, self.kept.rows), self.turn)
+        split = self.kept.num_bucket_states
+        out, lse = self._read_tails(turned[split:], memory, rule)
+        if self.kept.buckets:
+            done = run_buckets(turned[:split], memory, self.kept.buckets, rule)
+            out, lse = torch.cat([done[0], out]), torch.cat([done[1], lse])
+        lse = lse.index_select(0, index.view(-1)).view(*index.shape, -1)
+        if self.kept.hidden is not None:
+            lse = lse.masked_fill(self.kept.hidden, -torch.inf)
         # softmax over states is the merge; a row sees at least its own key, so it is never 0 / 0
         weight = lse.softmax(1)[..., None]
-        return (parts.view(*index.shape, *out.shape[1:]) * weight).sum(1).to(q.dtype)
+        parts = out.index_select(0, index.view(-1)).view(*index.shape, *out.shape[1:])
+        return (parts * weight).sum(1).to(q.dtype)
 
     def _read_tails(self, turned: Tensor, memory: Memory, rule: ScoreRule) -> tuple[Tensor, Tensor]:
         rows, num_qo_heads, head_dim = turned.shape
@@ -214,22 +252,20 @@ class _CpuStep:
         decode, prefill = self.decode[layer], self.prefill[layer]
         if prefill is None:
             assert decode is not None, "a step has rows of one kind or the other"
-            return decode.run(q, self.turn, memory, rule)
+            return decode.run(q, memory, rule)
         new = run_prefill(q[split:], *memory, prefill, rule).out.to(q.dtype)
         if decode is None:
             return new
-        old = decode.run(q[:split], self.turn.first(split), memory, rule)
+        old = decode.run(q[:split], memory, rule)
         return torch.cat([old, new])
 
 
-def _merge_index(indptr: np.ndarray, order: np.ndarray) -> tuple[Tensor, Tensor | None]:
-    """Rows' settled states, then their tail's, which stand behind all settled ones."""
-    counts = np.diff(indptr)
-    width = np.arange(max(1, counts.max()))
-    padding = width >= counts[:, None]
-    settled = order[np.minimum(indptr[:-1, None] + width, len(order) - 1)]
-    tails = len(order) + np.arange(len(counts))[:, None]
-    index = torch.from_numpy(np.concatenate([settled, tails], axis=1))
-    if not padding.any():
+def _padded(states: list[list[int]]) -> tuple[Tensor, Tensor | None]:
+    """Lists of states as one index ``[rows, states]``, and what pads it, ``[rows, states, 1]``."""
+    width = max(map(len, states))
+    # a row's padding repeats its last state, hidden
+    index = torch.tensor([[*row, *row[-1:] * (width - len(row))] for row in states])
+    if all(len(row) == width for row in states):
         return index, None
-    return index, torch.from_numpy(np.pad(padding, ((0, 0), (0, 1))))
+    counts = torch.tensor([len(row) for row in states])
+    return index, (torch.arange(width) >= counts[:, None])[..., None]

@@ -5,7 +5,7 @@ counted from the first token, which all rows of a batch get in the same step, to
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,12 +25,15 @@ Row = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """What to measure. ``document_tokens`` is the length of each of five documents of the
-    prompts.
+    """What to measure.
+
+    Decoding starts from ragged prompts of up to ``prompt_tokens``; the first token is that of a
+    question behind five documents of ``document_tokens`` each.
     """
 
     model: Path
     name: str
+    prompt_tokens: int
     document_tokens: int
     batches: tuple[int, ...] = (1, 16)
     new_tokens: int = 32
@@ -119,28 +122,22 @@ class Moments(NamedTuple):
         return self.decoded / (self.last - self.first)
 
 
-def measure(config: GenerateConfig, material: Material) -> list[Row]:
-    """Rows of the table: decode at every batch size, with and without shared documents, then
-    TTFT.
-    """
+def measure(config: GenerateConfig, material: Material) -> Iterator[Row]:
+    """Rows of the table as they are measured: decode at every batch size, with and without shared
+    documents, then the time to the first token."""
     llm = LLM(config.model, dtype=config.dtype, max_num_batched_tokens=65536)
-    peer = Peer(config.model, llm.engine.runner.model.dtype)
-    documents = material.documents(llm, config.document_tokens)
-    rows = []
+    dtype = llm.engine.runner.model.dtype
+    peer = Peer(config.model, dtype)
+    origin: Row = {"model": config.name, "dtype": str(dtype).removeprefix("torch.")}
+    fifth = config.prompt_tokens // 5
+    documents = material.documents(llm, fifth)
     for batch in config.batches:
-        # ragged: rows have three to five documents' worth of text
-        private = [
-            material.private(llm, n, (5 - n % 3) * config.document_tokens) for n in range(batch)
-        ]
-        rows.append(_decode(llm, peer, private, config, f"decode, batch {batch}, private text"))
+        # ragged: rows have three to five fifths of the longest prompt
+        private = [material.private(llm, n, (5 - n % 3) * fifth) for n in range(batch)]
+        yield origin | _decode(llm, peer, private, config, f"decode, batch {batch}, private text")
         shared = [material.prompt(documents[: 5 - n % 3], n) for n in range(batch)]
-        rows.append(_decode(llm, peer, shared, config, f"decode, batch {batch}, documents"))
-    rows.append(_first_token(llm, peer, material, config))
-    origin = {
-        "model": config.name,
-        "dtype": str(llm.engine.runner.model.dtype).removeprefix("torch."),
-    }
-    return [{**origin, **row} for row in rows]
+        yield origin | _decode(llm, peer, shared, config, f"decode, batch {batch}, documents")
+    yield origin | _first_token(llm, peer, material, config)
 
 
 def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> Moments:
@@ -172,7 +169,8 @@ def _decode(llm: LLM, peer: Peer, prompts: list[Parts], config: GenerateConfig, 
         return peer.generate(ids, long).rate
 
     rates = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
-    return _row(label, "tokens/s", rates["ours"], rates["theirs"], higher_is_better=True)
+    row = _row("tokens/s", rates["ours"], rates["theirs"], higher_is_better=True)
+    return {"measurement": label, "longest_prompt": max(map(len, ids)), **row}
 
 
 def _first_token(llm: LLM, peer: Peer, material: Material, config: GenerateConfig) -> Row:
@@ -199,13 +197,13 @@ def _first_token(llm: LLM, peer: Peer, material: Material, config: GenerateConfi
     times = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
     label = f"first token, 5 cached documents of {config.document_tokens}, new order"
     shown = {name: t.map(lambda s: s * 1e3) for name, t in times.items()}
-    return _row(label, "ms", shown["ours"], shown["theirs"], higher_is_better=False)
+    row = _row("ms", shown["ours"], shown["theirs"], higher_is_better=False)
+    return {"measurement": label, "longest_prompt": len(ids), **row}
 
 
-def _row(label: str, unit: str, ours: Repeated, theirs: Repeated, *, higher_is_better: bool) -> Row:
+def _row(unit: str, ours: Repeated, theirs: Repeated, *, higher_is_better: bool) -> Row:
     ratio = ours.median / theirs.median
     return {
-        "measurement": label,
         "unit": unit,
         "looseleaf": ours.median,
         "looseleaf_low": ours.range[0],

@@ -25,7 +25,13 @@ def bench() -> None:
 @click.option("--model", help="checkpoint folder or hub id [default: the reference model]")
 @click.option("--shape", help="a random checkpoint of this shape instead, e.g. qwen2.5-0.5b")
 @click.option(
-    "--document-tokens", default=512, show_default=True, help="length of each of 5 documents"
+    "--prompt-tokens", default=1000, show_default=True, help="longest prompt to decode from"
+)
+@click.option(
+    "--document-tokens",
+    default=512,
+    show_default=True,
+    help="length of each of the 5 documents before a first token",
 )
 @click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1 and 16]")
 @click.option("--new-tokens", default=32, show_default=True, help="tokens of each answer")
@@ -35,6 +41,7 @@ def bench() -> None:
 def generate(
     model: str | None,
     shape: str | None,
+    prompt_tokens: int,
     document_tokens: int,
     batches: tuple[int, ...],
     output: Path | None,
@@ -57,10 +64,15 @@ def generate(
             folder, name = find_checkpoint(model), Path(model).name
         else:
             folder, name = reference_model(), "reference"
-        config = GenerateConfig(folder, name, document_tokens, batches or (1, 16), **sizes)
+        lengths = prompt_tokens, document_tokens
+        config = GenerateConfig(folder, name, *lengths, batches or (1, 16), **sizes)
         examples = [make_example("lookup", seed) for seed in range(128)]
         text = "\n".join(document for e in examples for document in e.documents)
-        rows = measure(config, Material(text, tuple(e.question for e in examples)))
+        material = Material(text, tuple(e.question for e in examples))
+        rows = []
+        for row in measure(config, material):
+            rows.append(row)
+            click.echo(f"{row['measurement']}: {row['times_faster']:.2f} times faster", err=True)
     shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
     _report(rows, f"generate: {name}", shown, output, "generate")
 

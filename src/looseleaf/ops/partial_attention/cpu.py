@@ -26,41 +26,34 @@ from looseleaf.ops.flash_cpu import (
     visibility_bias,
 )
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
+from looseleaf.ops.rotate.cpu import TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
+
+# (row, page) cells of padding that cost about as much as one more bucket
+_SPARE_CELLS = 512
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``num_items`` items, padded to ``num_rows`` rows and equal page counts.
-
-    ``rows`` and ``offsets`` are the padded entries' query rows and Δ, flat; ``entries`` lists which
-    of them are real, None if all are.
-    """
+    """``num_items`` items, padded to ``num_rows`` rows and equal page counts."""
 
     num_items: int
     num_rows: int
-    rows: Tensor
-    offsets: Tensor
     keys: KeyBlock
-    entries: Tensor | None
-
-    def turn(self, row_positions: Int[Tensor, " rows"], table: TurnTable) -> Turn:
-        """The angles of the entries; a row before a frame sees nothing of it and has none."""
-        frame_rows = row_positions.index_select(0, self.rows) - self.offsets
-        return table.at(frame_rows.clamp_min_(0))
 
 
 @dataclass(frozen=True)
 class PreparedWork:
-    """A work list as buckets. ``order[state]`` is where a state comes out of `run_buckets`."""
+    """A work list as buckets.
+
+    ``rows`` and ``offsets`` are the query row and Δ of every padded entry, bucket after bucket;
+    ``order[state]`` is the entry that writes a state, -1 if none does.
+    """
 
     buckets: tuple[Bucket, ...]
+    rows: IntArray
+    offsets: IntArray
     order: IntArray
-
-    def turns(self, row_positions: Int[Tensor, " rows"], table: TurnTable) -> list[Turn]:
-        """The angles of every bucket, for rows at ``row_positions``."""
-        return [bucket.turn(row_positions, table) for bucket in self.buckets]
 
 
 def partial_attention_cpu(
@@ -77,9 +70,12 @@ def partial_attention_cpu(
     out = torch.zeros(work.state_capacity, *q.shape[1:])
     lse = torch.full(out.shape[:2], -torch.inf)
     if prepared.buckets:
-        turns = prepared.turns(work.row_positions.long(), TurnTable.create(rotation))
-        k_memory, v_memory = page_memory(k_pages), page_memory(v_pages)
-        done, done_lse = run_buckets(q, k_memory, v_memory, prepared, turns, rule)
+        rows = torch.from_numpy(prepared.rows)
+        frame_rows = work.row_positions.long()[rows] - torch.from_numpy(prepared.offsets)
+        turn = TurnTable.create(rotation).at(frame_rows.clamp_min(0))
+        turned = turn_heads(q.index_select(0, rows), turn)
+        memory = page_memory(k_pages), page_memory(v_pages)
+        done, done_lse = run_buckets(turned, memory, prepared.buckets, rule)
         written = torch.from_numpy(np.flatnonzero(prepared.order >= 0))
         order = torch.from_numpy(prepared.order).index_select(0, written)
         out[written] = done.float().index_select(0, order)
@@ -88,36 +84,32 @@ def partial_attention_cpu(
 
 
 def run_buckets(
-    q: Float[Tensor, "rows qo_heads head_dim"],
-    k_memory: Float[Tensor, "1 outer slots head_dim"],
-    v_memory: Float[Tensor, "1 outer slots head_dim"],
-    prepared: PreparedWork,
-    turns: list[Turn],
+    turned: Float[Tensor, "entries qo_heads head_dim"],
+    memory: tuple[Tensor, Tensor],
+    buckets: tuple[Bucket, ...],
     rule: ScoreRule,
-) -> tuple[Float[Tensor, "states qo_heads head_dim"], Float[Tensor, "states qo_heads"]]:
-    """All real entries of all buckets, in bucket order: output in the dtype of ``q``, lse fp32.
+) -> tuple[Float[Tensor, "entries qo_heads head_dim"], Float[Tensor, "entries qo_heads"]]:
+    """The state of every padded entry: output in the dtype of ``turned``, lse fp32.
 
-    Keys and values come as `page_memory`.
+    ``turned`` has each entry's query, in the item's frame; keys and values come as `page_memory`.
     """
-    pairs = zip(prepared.buckets, turns, strict=True)
-    done = [_run_bucket(q, k_memory, v_memory, bucket, turn, rule) for bucket, turn in pairs]
+    done, start = [], 0
+    for bucket in buckets:
+        stop = start + bucket.num_items * bucket.num_rows
+        done.append(_run_bucket(turned[start:stop], memory, bucket, rule))
+        start = stop
     if len(done) == 1:
         return done[0]
     return torch.cat([out for out, _ in done]), torch.cat([lse for _, lse in done])
 
 
 def _run_bucket(
-    q: Tensor, k_memory: Tensor, v_memory: Tensor, bucket: Bucket, turn: Turn, rule: ScoreRule
+    turned: Tensor, memory: tuple[Tensor, Tensor], bucket: Bucket, rule: ScoreRule
 ) -> tuple[Tensor, Tensor]:
-    turned = turn_heads(q.index_select(0, bucket.rows), turn)
-    packed = pack_groups(turned, bucket.num_items, bucket.keys.layout.num_kv_heads)
-    k, v = bucket.keys.read(k_memory), bucket.keys.read(v_memory)
-    out, lse = unpack_groups(
-        *attend_dense(packed, k, v, rule, bucket.keys.bias, bucket.keys.blind), bucket.num_rows
-    )
-    if bucket.entries is None:
-        return out, lse
-    return out.index_select(0, bucket.entries), lse.index_select(0, bucket.entries)
+    keys = bucket.keys
+    packed = pack_groups(turned, bucket.num_items, keys.layout.num_kv_heads)
+    k, v = keys.read(memory[0]), keys.read(memory[1])
+    return unpack_groups(*attend_dense(packed, k, v, rule, keys.bias, keys.blind), bucket.num_rows)
 
 
 def pack_groups(
@@ -156,16 +148,18 @@ def prepare(
     lists = _HostLists.read(work, slot_positions)
     if (lists.item_kv_head >= 0).any():
         raise InvalidOption("the CPU path has no per-head items: use implementation='reference'")
-    buckets: list[Bucket] = []
-    states: list[IntArray] = []
-    for items in _bucket_items(lists):
-        bucket, written = _prepare_bucket(items, lists, layout, rule)
-        buckets.append(bucket)
-        states.append(written)
-    place = np.concatenate(states) if states else np.zeros(0, np.int64)
     order = np.full(work.state_capacity, -1, dtype=np.int64)
-    order[place] = np.arange(len(place))
-    return PreparedWork(tuple(buckets), order)
+    buckets: list[Bucket] = []
+    entries: list[IntArray] = [np.zeros(0, np.int64)]
+    start = 0
+    for items in _bucket_items(lists):
+        bucket, entry, real = _prepare_bucket(items, lists, layout, rule)
+        buckets.append(bucket)
+        entries.append(entry.reshape(-1))
+        order[lists.entry_state[entry[real]]] = start + np.flatnonzero(real)
+        start += entry.size
+    entry = np.concatenate(entries)
+    return PreparedWork(tuple(buckets), lists.entry_row[entry], lists.entry_offset[entry], order)
 
 
 @dataclass(frozen=True)
@@ -212,27 +206,33 @@ class _HostLists:
 
 
 def _bucket_items(lists: _HostLists) -> list[IntArray]:
-    """Items of like page and row counts together: padding at most doubles the pages of an item."""
+    """Items of like page and row counts together, as long as padding costs less than a bucket."""
     pages = np.diff(lists.item_page_indptr)
     rows = np.diff(lists.item_entry_indptr)
     live = np.flatnonzero((pages > 0) & (rows > 0))
-    # single rows never pad to a group; longest first, so that a bucket's first item sets its width
-    live = live[np.lexsort((-pages[live], -np.ceil(np.log2(rows[live]))))]
+    live = live[np.lexsort((-pages[live], -rows[live]))]
     buckets: list[list[int]] = []
+    height = width = wasted = 0
     for item in live.tolist():
-        if buckets:
-            first = buckets[-1][0]
-            same_rows = np.ceil(np.log2(rows[first])) == np.ceil(np.log2(rows[item]))
-            if same_rows and (pages[item] * 2 >= pages[first] or pages[first] <= 8):
-                buckets[-1].append(item)
-                continue
-        buckets.append([item])
+        needed = int(pages[item] * rows[item])
+        tall = max(width, int(pages[item]))
+        # the cells that the item's own padding and a wider bucket would add
+        more = height * tall - needed
+        more += (tall - width) * height * len(buckets[-1]) if buckets else 0
+        if buckets and wasted + more <= _SPARE_CELLS:
+            buckets[-1].append(item)
+            wasted += more
+            width = tall
+        else:
+            buckets.append([item])
+            height, width, wasted = int(rows[item]), int(pages[item]), 0
     return [np.array(bucket) for bucket in buckets]
 
 
 def _prepare_bucket(
     items: IntArray, lists: _HostLists, layout: PageLayout, rule: ScoreRule
-) -> tuple[Bucket, IntArray]:
+) -> tuple[Bucket, IntArray, BoolArray]:
+    """The bucket, its padded entries ``[items, rows]``, and which of them are real."""
     first, count = lists.item_page_indptr[items], np.diff(lists.item_page_indptr)[items]
     column = np.arange(count.max())
     real_page = column < count[:, None]  # [items, pages]
@@ -251,15 +251,8 @@ def _prepare_bucket(
         frame_rows[..., None] - key_positions[:, None] if rule.alibi_slopes is not None else None
     )
     bias, blind = visibility_bias(visible, distance, layout.group, rule)
-    bucket = Bucket(
-        num_items=len(items),
-        num_rows=len(entry_column),
-        rows=torch.from_numpy(rows.reshape(-1)),
-        offsets=torch.from_numpy(offsets.reshape(-1)),
-        keys=KeyBlock.create(lists.pages[cell], layout, key_positions.shape[1], bias, blind),
-        entries=None if real.all() else torch.from_numpy(np.flatnonzero(real)),
-    )
-    return bucket, lists.entry_state[entry][real]
+    keys = KeyBlock.create(lists.pages[cell], layout, key_positions.shape[1], bias, blind)
+    return Bucket(len(items), len(entry_column), keys), entry, real
 
 
 def _key_positions(

@@ -23,10 +23,6 @@ class Turn:
     sin: Tensor
     interleaved: bool
 
-    def first(self, count: int) -> "Turn":
-        """The angles of the first ``count`` tokens."""
-        return Turn(self.cos[:count], self.sin[:count], self.interleaved)
-
 
 @dataclass(frozen=True)
 class TurnTable:
