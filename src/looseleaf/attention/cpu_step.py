@@ -41,15 +41,15 @@ _CPU = torch.device("cpu")
 # many in bf16 are better gathered into one product
 _FEW_ROWS = 4
 _LONG_TAIL = 128
-# settled spans of single rows up to so many pages are read together with the tails
-_SHORT_PAGES = 4
+# settled spans of single rows are read together with the tails, padded, up to so many pages in all
+_ALONE_PAGES = 1024
 
 
 @dataclass(frozen=True)
 class _Kept:
     """What stays from step to step while the rows do.
 
-    ``alone`` are short settled spans of single rows, read together with the tails. ``rows`` and
+    ``alone`` are settled spans of single rows that are read together with the tails. ``rows`` and
     ``offsets`` say for every state whose query it takes and in which frame: first the states of
     ``buckets``, then the tails', then those of ``alone``. ``merge_index`` ``[rows, states]`` lists
     each row's states, ``hidden`` what pads it; None if every row has its tail and no more.
@@ -123,19 +123,14 @@ class CpuAttention:
     def _keep(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
         kept = self._kept.get(rule.window)
         # what a window or ALiBi shows of a settled span changes with every step
-        moves = bool(rule.window) or rule.alibi_slopes is not None
-        if kept is None or kept.groups is not groups or moves:
+        if kept is None or kept.groups is not groups or not self._plain(rule):
             kept = self._kept[rule.window] = self._prepare(rows, groups, rule)
         return kept
 
     def _prepare(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
-        # a tail's distances are known from its length, another span's are not
-        plain = not rule.window and rule.alibi_slopes is None
-        short = [
-            plain and len(i.entries) == 1 and len(i.pages) <= _SHORT_PAGES for i in groups.items
-        ]
-        alone = tuple(item for item, s in zip(groups.items, short, strict=True) if s)
-        shared = [item for item, s in zip(groups.items, short, strict=True) if not s]
+        alone = _alone(groups, len(rows)) if self._plain(rule) else []
+        taken = {id(item) for item in alone}
+        shared = [item for item in groups.items if id(item) not in taken]
         work = make_work_list(shared, rows, page_size=self.pool.page_size, device=_CPU)
         prepared = prepare(work, self.layout, rule)
         states = [prepared.order[a:b].tolist() for a, b in pairwise(work.row_state_indptr.tolist())]
@@ -147,7 +142,7 @@ class CpuAttention:
         return _Kept(
             groups,
             prepared.buckets,
-            alone,
+            tuple(alone),
             torch.from_numpy(np.append(prepared.rows, own_rows)),
             torch.from_numpy(np.append(prepared.offsets, own_offsets)),
             index if groups.items else None,
@@ -177,6 +172,10 @@ class CpuAttention:
             visible &= distance < rule.window
         bias, blind = visibility_bias(visible, distance, self.layout.group, rule)
         return (KeyBlock.create(pages, self.layout, len(keys), bias, blind),)
+
+    def _plain(self, rule: ScoreRule) -> bool:
+        """Whether keys that a row has passed stay visible and alike, step by step."""
+        return not rule.window and rule.alibi_slopes is None
 
     def _per_rule(self, make: Callable[[ScoreRule], T]) -> list[T]:
         """``make(rule)`` for every layer, made once per window: rules differ in nothing else."""
@@ -258,6 +257,13 @@ class _CpuStep:
             return new
         old = decode.run(q[:split], memory, rule)
         return torch.cat([old, new])
+
+
+def _alone(groups: Groups, num_rows: int) -> list[Item]:
+    """Items of single rows, the shortest first, as long as one padded block holds them."""
+    single = sorted((i for i in groups.items if len(i.entries) == 1), key=lambda i: len(i.pages))
+    sizes = [(n + 1 + num_rows) * len(item.pages) for n, item in enumerate(single)]
+    return [item for item, size in zip(single, sizes, strict=True) if size <= _ALONE_PAGES]
 
 
 def _padded(states: list[list[int]]) -> tuple[Tensor, Tensor | None]:

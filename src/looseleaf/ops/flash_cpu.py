@@ -174,17 +174,20 @@ def _attend_plainly(
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(rule.softmax_scale)
-    if rule.soft_cap:
-        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
-    if bias is not None:
-        scores = scores.add_(bias)
+    products = torch.matmul(q, k.transpose(-1, -2))
+    if bias is not None and not rule.soft_cap:
+        # one operation for the step to fp32, the scale and the bias
+        scores = torch.add(bias, products, alpha=rule.softmax_scale)
+    else:
+        scores = products.float().mul_(rule.softmax_scale)
+        if rule.soft_cap:
+            scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+        if bias is not None:
+            scores = scores + bias
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
-    # a row without any key: a finite pivot keeps its weights 0, not NaN
-    pivot = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).min)
-    weights = scores.sub_(pivot).exp_()
-    total = weights.sum(-1, keepdim=True)
-    out = torch.matmul(weights.to(v.dtype), v) / total.clamp_min(1e-38)
-    return out.to(q.dtype), (pivot + total.log()).squeeze(-1)
+    weights = scores.softmax(-1)
+    # the likeliest key's weight is exp(its score - lse); a row without keys is the caller's to mask
+    lse = scores.amax(-1) - weights.amax(-1).log()
+    return torch.matmul(weights.to(v.dtype), v).to(q.dtype), lse
