@@ -17,9 +17,9 @@ def describe_origin() -> dict[str, str]:
         "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
         "commit": _commit(),
         "hardware": _hardware(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+        "transformers_version": _version("transformers"),
     }
 
 
