@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from looseleaf.errors import InvalidOption
+
 Row = Mapping[str, str | int | float]
 
 
 def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> None:
     """Add rows to ``path``; all rows of a file have the same columns.
 
-    Raises ValueError if the file has other columns: results are never rewritten.
+    Raises InvalidOption if the file has other columns: results are never rewritten.
     """
     names = [*origin, *rows[0]]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -20,7 +22,7 @@ def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> N
         with path.open(newline="", encoding="utf-8") as file:
             known = next(csv.reader(file), [])
         if known != names:
-            raise ValueError(f"{path} has columns {known}, not {names}: choose another file")
+            raise InvalidOption(f"{path} has columns {known}, not {names}: choose another file")
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)
         if new:

@@ -108,7 +108,10 @@ def _row(
     config: ReuseConfig, context: DocumentContext, outputs: Sequence[RequestOutput], llm: LLM
 ) -> dict[str, str | int | float]:
     pool = llm.engine.store.pool
-    held = sum(len(segment.pages) for segment in llm.engine.store.segments())
+    held = [len(segment.pages) for segment in llm.engine.store.segments()]
+    # one copy of a document takes several pages, a cached prefix is kept page by page
+    whole = [pages for pages in held if pages > 1]
+    kib_per_page = pool.bytes_per_page / 1024
     if context == "lead":
         reports = [o.reuse for o in outputs]
         hits = sum(d.source != "computed" for r in reports for d in r.documents)
@@ -134,6 +137,8 @@ def _row(
         "hit_ratio": hit_ratio,
         "closed_form": bound,
         "tokens_reused": reused / total,
-        "kib_per_document": held * pool.bytes_per_page / 1024 / max(1, len(llm.engine.store)),
+        "documents_held": len(whole),
+        "kib_per_document": statistics.fmean(whole) * kib_per_page if whole else 0.0,
+        "kib_held": sum(held) * kib_per_page,
         "first_token_ms": 1e3 * statistics.median(first),
     }

@@ -105,7 +105,7 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     # half of a world's documents make one: a page or two of text
     texts = ["\n".join(e.documents[:3]) for e in examples]
     rows = measure(config, texts, [e.question for e in examples])
-    shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "first_token_ms")
+    shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "kib_held", "first_token_ms")
     _report(rows, "reuse: reference", shown, output, "reuse")
 
 

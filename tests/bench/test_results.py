@@ -1,0 +1,51 @@
+"""Result files only grow, and figures are taken in turn."""
+
+import csv
+
+import pytest
+
+from looseleaf.bench.origin import describe_origin
+from looseleaf.bench.results import append_rows
+from looseleaf.bench.timing import measure_in_turn
+from looseleaf.errors import InvalidOption
+
+ORIGIN = {"commit": "abc"}
+
+
+def test_rows_are_appended_under_one_header(tmp_path):
+    path = tmp_path / "results" / "speed.csv"
+    append_rows(path, [{"name": "a", "value": 1.23456}], ORIGIN)
+    append_rows(path, [{"name": "b", "value": 2}], ORIGIN)
+    rows = list(csv.DictReader(path.open(newline="", encoding="utf-8")))
+    assert [(row["commit"], row["name"], row["value"]) for row in rows] == [
+        ("abc", "a", "1.235"),
+        ("abc", "b", "2"),
+    ]
+
+
+def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "speed.csv"
+    append_rows(path, [{"name": "a"}], ORIGIN)
+    before = path.read_bytes()
+    with pytest.raises(InvalidOption, match="choose another file"):
+        append_rows(path, [{"other": "a"}], ORIGIN)
+    assert path.read_bytes() == before
+
+
+def test_no_figure_can_hide_the_origin_of_its_row():
+    figures = {"looseleaf", "transformers", "measurement", "model", "hit_ratio", "first_token_ms"}
+    assert not figures & set(describe_origin())
+
+
+def test_every_arm_begins_a_round_as_often_as_the_others():
+    order: list[str] = []
+
+    def arm(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    taken = measure_in_turn({"a": lambda: arm("a"), "b": lambda: arm("b")}, 4, warm_up=0)
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert taken["a"].values == (1.0, 4.0, 5.0, 8.0)
+    assert taken["a"].median == 4.5
+    assert taken["b"].range == (2.0, 7.0)
