@@ -40,4 +40,5 @@ def test_decode_and_first_token_are_measured_beside_transformers():
     rows = list(generate.measure(config, generate.Material(text, tuple(QUESTIONS))))
     assert [row["unit"] for row in rows] == ["tokens/s"] * 4 + ["ms"]
     assert all(row["looseleaf"] > 0 and row["transformers"] > 0 for row in rows)
-    assert all(row["longest_prompt"] <= 110 for row in rows)
+    # five documents of 20 tokens and their markers, a question, a first token
+    assert all(row["longest_prompt"] <= 160 for row in rows)
