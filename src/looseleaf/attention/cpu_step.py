@@ -157,9 +157,8 @@ class CpuAttention:
         items = [*tail_items(rows, kept.groups), *kept.alone]
         runs = [np.asarray(item.pages) for item in items]
         lengths = [item.entries[0].bound - item.first_page * size for item in items]
-        plain = not rule.window and rule.alibi_slopes is None
         long = sum(lengths) >= _LONG_TAIL * len(items) and self.pool.kv.dtype is not torch.bfloat16
-        if plain and (len(items) <= _FEW_ROWS or long):
+        if self._plain(rule) and (len(items) <= _FEW_ROWS or long):
             pairs = zip(runs, lengths, strict=True)
             return tuple(KeyBlock.create(run[None], self.layout, length) for run, length in pairs)
         width = max(len(run) for run in runs)
