@@ -4,6 +4,7 @@ Writes the step's keys and values to their slots, then answers the decode rows b
 merge and the new rows by span list. On the CPU the same work is done by batched products.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,14 +14,17 @@ from torch import Tensor
 from looseleaf.attention.cpu_step import CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.plan import AttentionPlan, PrefillChunk, make_plan
+from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import partial_attention
+from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import Attend, Rotation, ScoreRule
 
+_log = logging.getLogger(__name__)
 # long enough to fill a tile many times over, short enough that one span feeds many processors
 _SPLIT_KEYS = 512
 _TILE_ROWS = 64
@@ -67,10 +71,13 @@ class PagedAttention:
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
     def __post_init__(self) -> None:
-        on_cpu = self.pool.kv.device.type == "cpu" and self.implementation in ("auto", "cpu")
         self._cpu = None
-        if on_cpu:
-            self._cpu = CpuAttention(self.pool, self.rotation, self.rules, self.num_qo_heads)
+        asked = self.implementation
+        if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
+            native = asked == "native" or (asked == "auto" and self._can_compile())
+            self._cpu = CpuAttention(
+                self.pool, self.rotation, self.rules, self.num_qo_heads, native
+            )
 
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
@@ -89,6 +96,15 @@ class PagedAttention:
             device=self.pool.kv.device,
         )
         return _OpsStep(self, plan, rows.slots, rows.frame_positions)
+
+    def _can_compile(self) -> bool:
+        """Whether the C kernels are to be had; says so where they are not."""
+        try:
+            load_attention(self.pool.layer(0)[0], self.num_qo_heads, self.rotation)
+        except NativeUnavailable as error:
+            _log.warning("decoding goes on without the C kernels, and more slowly: %s", error)
+            return False
+        return True
 
     def _group(self, rows: Sequence[DecodeRow]) -> Groups:
         """The groups of ``rows``; the same object as long as the same rows go on."""

@@ -62,14 +62,14 @@ def make_plan(
     work = spans = None
     if rows:
         items = [*groups.items, *tail_items(rows, groups)]
-        items = [part for item in items for part in _split_item(item, split_keys // page_size)]
+        items = [part for item in items for part in split_item(item, split_keys // page_size)]
         work = make_work_list(items, rows, page_size=page_size, device=device)
     if chunks:
         spans = make_span_list(chunks, tile_rows=tile_rows, device=device)
     return AttentionPlan(len(rows), work, spans)
 
 
-def _split_item(item: Item, max_pages: int) -> list[Item]:
+def split_item(item: Item, max_pages: int) -> list[Item]:
     """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
     pages = len(item.pages)
     parts = -(-pages // max_pages)
