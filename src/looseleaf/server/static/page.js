@@ -3,7 +3,6 @@
 import { ApiError, chat, models } from "./api.js";
 import { Leaves } from "./leaves.js";
 import { addRun, drawFigures, drawLegend, drawStrip } from "./report.js";
-import { plural } from "./words.js";
 
 const MAX_FILE_BYTES = 8 * 1024 * 1024;
 const byId = (id) => document.getElementById(id);
@@ -11,6 +10,7 @@ const store = storage();
 
 const seen = new Set(["cached", "computed", "awaited"]);
 let running = null;
+let answered = [];
 
 const leaves = new Leaves(byId("leaves"), byId("leaf"), {
   changed: documentsChanged,
@@ -58,8 +58,18 @@ byId("close-error").addEventListener("click", noError);
 
 function documentsChanged() {
   const count = leaves.documents.length;
-  byId("documents-count").textContent = count ? plural(count, "document") : "";
+  byId("documents-count").textContent = count || "";
   byId("clear-documents").hidden = count === 0;
+  showOrder();
+}
+
+/** Says so when the documents of the last answer are there, but in another order. */
+function showOrder() {
+  const now = leaves.documents;
+  const same = now.length === answered.length && now.every((document) => answered.includes(document));
+  const moved = same && now.some((document, index) => document !== answered[index]);
+  byId("order-changed").hidden = !moved;
+  byId("keys").hidden = moved;
 }
 
 async function addFiles(files) {
@@ -262,6 +272,7 @@ async function ask() {
   byId("answer-end").textContent = "";
   leaves.reading(elements, true);
   working(true);
+  byId("answer").scrollIntoView({ block: "nearest" });
   const run = { question, sent, report: null, usage: null };
   try {
     for await (const chunk of chat(body(sent, question), store.key, running.signal)) take(chunk, run);
@@ -308,6 +319,8 @@ function finish(run) {
   const { usage, report } = run;
   byId("raw").textContent = JSON.stringify({ usage, looseleaf: report }, null, 2);
   byId("report").hidden = false;
+  answered = run.sent;
+  showOrder();
   addRun(byId("runs"), run);
   byId("history").hidden = byId("runs").children.length < 2;
 }

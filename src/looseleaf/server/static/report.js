@@ -28,7 +28,9 @@ export function drawStrip(strip, run, { small = false } = {}) {
   let end = 0;
   const text = (upTo) => {
     if (upTo <= end) return;
-    chunks.push(block("chunk text", upTo - end, `Text: ${plural(upTo - end, "token")} at ${end}`));
+    const chunk = block("chunk text", upTo - end, `Text: ${plural(upTo - end, "token")} at ${end}`);
+    if (!small) chunk.append(make("span", {}, "text"));
+    chunks.push(chunk);
     spoken.push(`${plural(upTo - end, "token")} of text`);
   };
   documents.forEach((entry, index) => {
@@ -64,14 +66,14 @@ export function drawFigures(list, { report, usage }) {
   const speed = decoding > 0 ? (usage.completion_tokens - 1) / decoding : 0;
   const waited = report.times.queued >= 0.001 ? `after ${duration(report.times.queued)} in the queue` : "";
   const figures = [
-    ["Document tokens computed", report.document_tokens_computed, `of ${all}`],
-    ["Document tokens reused", report.document_tokens_reused, `of ${all}, at any position`],
-    ["Text from the prefix cache", report.text_tokens_cached, `of ${plural(report.text_tokens, "token")}`],
+    ["Computed", report.document_tokens_computed, `of ${plural(all, "document token")}`],
+    ["Reused", report.document_tokens_reused, `of ${plural(all, "document token")}`],
+    ["Prefix cache", report.text_tokens_cached, `of ${plural(report.text_tokens, "text token")}`],
     ["First token", duration(report.times.first_token), waited],
     [
       "Whole answer",
       duration(report.times.total),
-      plural(usage.completion_tokens, "token") + (speed > 0 ? `, then ${Math.round(speed)} a second` : ""),
+      plural(usage.completion_tokens, "token") + (speed > 0 ? `, ${Math.round(speed)} a second` : ""),
     ],
   ];
   list.replaceChildren(
@@ -92,7 +94,7 @@ export function addRun(rows, run) {
     "tr",
     {},
     make("td", {}, String(rows.children.length + 1)),
-    make("td", {}, run.question),
+    make("td", {}, make("div", { className: "clamped", title: run.question }, run.question)),
     make("td", {}, strip),
     number(run.report.document_tokens_computed.toLocaleString("en")),
     number(duration(run.report.times.first_token)),
