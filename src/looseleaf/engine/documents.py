@@ -170,7 +170,8 @@ class Documents:
 
         Its pages are free at once, or when the requests that read them have ended, unless the same
         text is registered under another id."""
-        info = self.unpin(document_id, salt)
+        info = self.stat(document_id, salt)
+        self.unpin(document_id, salt)
         entry = self._entries.pop((salt, document_id))
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)

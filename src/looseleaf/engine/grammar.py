@@ -17,8 +17,9 @@ from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
 
 _KEPT = 64
-# valid JSON may hold any amount of blanks, and a small model may never stop writing them
-_BLANKS = r"[ \n\t]{0,24}"
+# JSON may hold any number of blanks, and a small model might never stop writing them: between two
+# tokens of JSON there is nothing, a blank, or a new line with its indentation
+_BLANKS = r"( |\n[ \t]{0,32})?"
 
 
 class GrammarState:

@@ -104,14 +104,17 @@ class LLM:
         *,
         document_id: str | None = None,
         salt: str = "",
+        system_prompt: SystemPrompt | None = None,
         system: str | None = None,
         pinned: bool = False,
     ) -> DocumentInfo:
         """Compute a document ahead and keep it under an id, as `Documents.register` says.
 
-        Its context is that of a conversation whose own system text is ``system``. What else can be
-        done with registered documents is in ``engine.documents``."""
-        parts = self.engine.prompts.from_document(document, self.system_prompt, system)
+        Its context is that of a conversation under ``system_prompt``, by default the one that all
+        have, whose own system text is ``system``. What else can be done with registered documents
+        is in ``engine.documents``."""
+        first = system_prompt or self.system_prompt
+        parts = self.engine.prompts.from_document(document, first, system)
         documents = self.engine.documents
         info = documents.register(document, parts, document_id, salt, pinned=pinned)
         while info.state == "computing":
