@@ -68,6 +68,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._matcher = lru_cache(maxsize=_KEPT)(self._compile)
 
     def check(self, grammar: Grammar) -> None:
@@ -87,29 +88,29 @@ class GrammarCompiler:
         if matcher.is_error():
             reason = matcher.get_error().strip()
             raise InvalidRequest(f"the {_name(grammar)} can't be followed: {reason}")
-        if matcher.is_stopped():
+        first = GrammarState(matcher.deep_copy(), self.vocab_size).allowed()
+        first[self._ends] = False
+        if not first.any():
             raise InvalidRequest(f"the {_name(grammar)} allows no text: let it allow some")
         return matcher
 
     @cached_property
     def _vocabulary(self) -> Any:
         library = _library()
-        words = _Words(self._tokenizer, self.vocab_size)
-        ends = sorted(i for i in self._tokenizer.eos_token_ids if i < self.vocab_size)
-        return library.LLTokenizer(library.TokenizerWrapper(words), eos_token=ends)
+        words = _Words(self._tokenizer, self.vocab_size, self._ends)
+        return library.LLTokenizer(library.TokenizerWrapper(words), eos_token=self._ends)
 
 
 class _Words:
     """A vocabulary as llguidance wants it; its attribute names are not ours."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        ends = [i for i in tokenizer.eos_token_ids if i < vocab_size]
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> None:
         if not ends:
             raise InvalidRequest(
                 "this model has no end-of-sequence token, so its outputs can't follow a grammar"
             )
         known = min(tokenizer.vocab_size, vocab_size)
-        self.eos_token_id = min(ends)
+        self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_token_id
         self.tokens = [tokenizer.token_bytes(i) for i in range(known)]
         self.tokens += [b""] * (vocab_size - known)
