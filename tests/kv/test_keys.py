@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.engine.request import DocumentPart, PromptParts, TextPart
+from looseleaf import SamplingParams
+from looseleaf.engine.request import DocumentPart, Request, TextPart
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import KeySpace, SegmentKey
 
@@ -26,7 +27,8 @@ def space(**changes: Any) -> KeySpace:
 
 
 def sequence(*parts: TextPart | DocumentPart, keys: KeySpace | None = None) -> Sequence:
-    return Sequence("request", 0, PromptParts(parts), keys or space(), 16)
+    request = Request("request", parts, SamplingParams())
+    return Sequence(request, 0, keys or space(), 16)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ class PagedAttention:
                 self.pool, self.rotation, self.rules, self.num_qo_heads, native
             )
 
+    @property
+    def groups(self) -> Groups:
+        """How the decode rows of the latest step were grouped; the same object while they stay."""
+        return self._groups
+
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
         groups = self._group(rows.decode)

@@ -3,39 +3,45 @@
 `step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps
 requests can be added and aborted."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import count
+
+from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.documents import Documents
+from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.intake import Intake
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Request
+from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.engine.runner import Runner, logit_sequences
 from looseleaf.engine.sampling import (
     Sampler,
     SamplingBatch,
-    SamplingState,
-    StopChecker,
     TokenLogprob,
 )
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import InvalidRequest, PoolTooSmall, PromptTooLong
+from looseleaf.engine.stats import EngineCounters, EngineSnapshot, SharedKeys, StepStats
+from looseleaf.errors import (
+    DeadlineExceeded,
+    EngineFault,
+    InvalidOption,
+    InvalidRequest,
+    LooseleafError,
+    PoolTooSmall,
+)
 from looseleaf.kv.keys import KeySpace
-from looseleaf.kv.store import SegmentStore, StoreCounters
+from looseleaf.kv.store import SegmentStore
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.sampling_params import SamplingParams
 
-
-@dataclass
-class EngineCounters:
-    """Sums since the engine was made. The store counts hits and evictions, the attention groups."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
+Ended = Callable[[RequestProgress], None]
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,23 @@ class Engine:
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
         self.counters = EngineCounters()
-        self.prompts = PromptBuilder(parts.tokenizer, parts.runner.model.config.vocab_size)
+        self.last_step: StepStats | None = None
+        vocab_size = parts.runner.model.config.vocab_size
+        self.prompts = PromptBuilder(parts.tokenizer, vocab_size)
+        self.grammars = GrammarCompiler(parts.tokenizer, vocab_size)
+        self.documents = Documents(self.store, parts.keys, self.warm, self.abort)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
+        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, parts.max_model_len)
         self._scheduler = Scheduler(parts.config.scheduler, self._admission)
         self._sampler = Sampler()
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
-        self._numbers = count()
+        self._warming: dict[str, Ended] = {}
+        # (when, number, request), the first to end in front
+        self._deadlines: list[tuple[float, int, RequestProgress]] = []
+        self._numbers, self._warm_numbers = count(), count()
         self._batch = _Batch()
+        self._shared_keys = SharedKeys(self._admission.page_size)
 
     @property
     def has_work(self) -> bool:
@@ -85,87 +100,108 @@ class Engine:
         """Whether the request was added and has not ended."""
         return request_id in self._requests
 
-    @property
-    def store_counters(self) -> StoreCounters:
-        """Hits, misses and evictions of the segment store."""
-        return self.store.counters
+    def snapshot(self) -> EngineSnapshot:
+        """The engine between two steps, in numbers; costs the same however much is stored."""
+        evicted = self.store.counters
+        return EngineSnapshot(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            pages=self.store.page_counts,
+            segments=len(self.store),
+            registered_documents=len(self.documents),
+            evicted_segments=evicted.evicted_segments,
+            evicted_pages=evicted.evicted_pages,
+            counters=replace(self.counters),
+        )
 
-    def add(self, request: Request) -> RequestProgress:
-        """Queue a request. Raises InvalidRequest (and its kin) if it can never be served."""
+    def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
+        """Queue a request, which arrived now or at ``arrived`` on the clock `time.perf_counter`.
+
+        Raises InvalidRequest (and its kin) if it can never be served."""
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
-        room = self.max_model_len - request.num_tokens
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {request.num_tokens} tokens, but the context holds "
-                f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
-                "or raise max_model_len"
-            )
-        params = request.params
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        progress = RequestProgress(request)
-        number = next(self._numbers)
-        for index in range(params.n):
-            sequence = Sequence(
-                request.request_id,
-                index,
-                request.parts,
-                self._admission.keys,
-                self._admission.page_size,
-            )
-            limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
-            sampling = SamplingState(
-                params,
-                request.token_ids,
-                vocab_size=self.runner.model.config.vocab_size,
-                eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
-                child=index,
-                seed=self.config.seed + number,
-            )
-            stop = StopChecker(params, max_tokens=limit, eos_token_ids=self.tokenizer.eos_token_ids)
-            stream = self.tokenizer.stream(params.skip_special_tokens)
-            progress.outputs.append(OutputProgress(progress, sequence, sampling, stop, stream))
+        number = next(self._warm_numbers if request.warms else self._numbers)
+        progress = self._intake.take(request, self.config.seed + number)
+        if arrived is not None:
+            progress.arrived = arrived
         self._requests[request.request_id] = progress
+        self.counters.requests += not request.warms
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
+        if request.deadline is not None:
+            heappush(self._deadlines, (progress.arrived + request.deadline, number, progress))
         return progress
+
+    def warm(
+        self, parts: PromptParts, salt: str = "", ended: Ended = lambda _: None
+    ) -> RequestProgress:
+        """Have a prompt computed without an answer: its documents, or its text if it has none.
+
+        The last of ``parts`` is empty text. ``ended`` is called when that is done or has failed,
+        while the segments are still held. Raises as `add` does."""
+        name = f"(warm {next(self._warm_numbers)})"
+        progress = self.add(Request(name, parts, SamplingParams(max_tokens=1), salt, warms=True))
+        self._warming[name] = ended
+        return progress
+
+    def hold(self, prompt: SystemPrompt) -> RequestProgress:
+        """Compute the pages of a service's system prompt and pin them, for all salts.
+
+        Raises InvalidOption without prefix caching, and what `add` raises."""
+        if not self.config.cache.prefix_caching:
+            raise InvalidOption(
+                "a system prompt is held in the prefix cache: leave prefix_caching on"
+            )
+
+        def pin(progress: RequestProgress) -> None:
+            sequence = progress.outputs[0].sequence
+            run = sequence.runs[0]
+            for page in range(run.computed // self._admission.page_size):
+                key = run.page_key(page, sequence.keys, self._admission.page_size)
+                segment = self.store.find(key)
+                assert segment is not None, "a page that was computed is published"
+                self.store.pin(segment)
+
+        return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
     def abort(self, request_id: str) -> None:
         """End a request and free all that it holds; an unknown id, or one that has ended, is no
         error.
         """
-        progress = self._requests.pop(request_id, None)
+        progress = self._requests.get(request_id)
         for output in progress.outputs if progress else ():
             if not output.finished:
                 output.stop.close("abort")
                 self._retire(output)
 
     def step(self) -> list[RequestProgress]:
-        """Schedule, compute, sample. Returns the requests that have new tokens or have ended."""
-        work = self._scheduler.schedule()
-        self._book_admissions(work)
-        changed = [self._refuse(sequence) for sequence in work.refused]
-        if work.empty:
-            return changed
+        """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
+
+        A fault on the way ends the requests it concerns, each with its ``error``, and no other."""
+        begun = time.perf_counter()
+        plan = self.runner.attention.counters
+        before = replace(plan)
+        changed = self._expire(begun)
         try:
-            logits = self.runner.run(work)
-        except Exception:
-            # nothing of the step is booked: its requests end, and their pages come back
-            for sequence in {*work.decode, *(chunk.sequence for chunk in work.chunks)}:
-                self.abort(sequence.request_id)
-            raise
-        self.counters.steps += 1
-        self.counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        self._scheduler.complete(work)
-        outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
-        if outputs:
-            sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
-            for row, (output, token) in enumerate(
-                zip(outputs, sampled.token_ids.tolist(), strict=True)
-            ):
-                self._take(output, token, sampled.logprobs.get(row))
-        return changed + list(dict.fromkeys(output.request for output in outputs))
+            work = self._scheduler.schedule()
+        except Exception as error:
+            # nobody knows how far it came: all that is booked is taken back
+            return changed + self._fail(self._requests.values(), error)
+        changed += [self._refuse(sequence) for sequence in work.refused]
+        if not work.empty or work.admitted:
+            changed += self._compute(work)
+        if self._warming:
+            changed += self._end_warm()
+        self.last_step = StepStats(
+            time.perf_counter() - begun,
+            sum(chunk.stop - chunk.start for chunk in work.chunks),
+            len(work.decode),
+            plan.items - before.items,
+            plan.grouped_items - before.grouped_items,
+            plan.grouped_rows - before.grouped_rows,
+        )
+        return list(dict.fromkeys(changed))
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
@@ -180,27 +216,6 @@ class Engine:
         ]
         self.store.check(private)
 
-    def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
-        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
-        few.
-        """
-        total = self.store.pool.num_pages
-        least = self._admission.pages_needed(sequence, 1)
-        most = self._admission.pages_needed(sequence, max_tokens)
-        wanted = most if explicit else least
-        if wanted > total:
-            page_size = self._admission.page_size
-            raise PoolTooSmall(
-                f"the request needs {wanted} pages of {page_size} tokens for "
-                f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
-                f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
-            )
-        if most <= total:
-            return max_tokens
-        tail = sequence.tail.num_tokens
-        others = self._admission.pages_needed(sequence, 0) - self._admission.pages_for(tail)
-        return (total - others) * self._admission.page_size - tail
-
     def _sampling_batch(self, outputs: list[OutputProgress]) -> SamplingBatch:
         if self._batch.sampling is None or self._batch.outputs != outputs:
             states = [output.sampling for output in outputs]
@@ -208,38 +223,134 @@ class Engine:
         assert self._batch.sampling is not None
         return self._batch.sampling
 
+    def _compute(self, work: StepWork) -> list[RequestProgress]:
+        try:
+            self._book_admissions(work)
+            if work.empty:
+                return []
+            logits = self.runner.run(work)
+            self._scheduler.complete(work)
+        except Exception as error:
+            sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
+            return self._fail([self._outputs[s].request for s in sequences], error)
+        self._book_step(work)
+        outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
+        if outputs:
+            self._draw(outputs, logits)
+        return [output.request for output in outputs]
+
+    def _draw(self, outputs: list[OutputProgress], logits: Tensor) -> None:
+        """The next token of every output; where that fails, its request ends alone."""
+        try:
+            sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
+        except Exception as error:
+            self._batch = _Batch()
+            if len(outputs) == 1:
+                self._fail([outputs[0].request], error)
+            else:
+                # one by one, to see whose fault it was; so far no state has changed
+                for row, output in enumerate(outputs):
+                    if not output.finished:
+                        self._draw([output], logits[row : row + 1])
+            return
+        tokens = sampled.token_ids.tolist()
+        for row, (output, token) in enumerate(zip(outputs, tokens, strict=True)):
+            # a sibling's fault may have ended it
+            if not output.finished:
+                self._take(output, token, sampled.logprobs.get(row))
+
     def _take(
         self, output: OutputProgress, token: int, logprobs: tuple[TokenLogprob, ...] | None
     ) -> None:
-        output.push(token, logprobs)
+        try:
+            output.push(token, logprobs)
+        except Exception as error:
+            self._fail([output.request], error)
+            return
         output.request.mark_token()
         self.counters.output_tokens += 1
         if output.finished:
             self._retire(output)
 
+    def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
+        """End requests with ``error``."""
+        ended = list(dict.fromkeys(requests))
+        for progress in ended:
+            progress.error = _as_error(error)
+            self.abort(progress.request.request_id)
+        return ended
+
+    def _expire(self, now: float) -> list[RequestProgress]:
+        """End the requests whose deadline has passed."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, progress = heappop(self._deadlines)
+            if not progress.finished:
+                expired += self._fail(
+                    [progress],
+                    DeadlineExceeded(
+                        f"the request did not end within its deadline of "
+                        f"{progress.request.deadline} s: allow more time or ask for fewer tokens"
+                    ),
+                )
+        return expired
+
+    def _end_warm(self) -> list[RequestProgress]:
+        """End the requests without an answer that have all they were to compute."""
+        done = [s for s in self._scheduler.running if s.warms and s.warm]
+        outputs = [self._outputs[sequence] for sequence in done]
+        for output in outputs:
+            output.stop.close("stop")
+            self._retire(output)
+        return [output.request for output in outputs]
+
     def _retire(self, output: OutputProgress) -> None:
+        progress = output.request
+        name = progress.request.request_id
+        if progress.finished and (ended := self._warming.pop(name, None)):
+            try:
+                ended(progress)
+            except LooseleafError as error:
+                progress.error = error
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
-        if output.request.finished:
-            output.request.mark_finished()
-            self._requests.pop(output.request.request.request_id, None)
+        if progress.finished:
+            progress.mark_finished()
+            self._requests.pop(name, None)
+            self._count_end(progress)
+
+    def _count_end(self, progress: RequestProgress) -> None:
+        if progress.request.warms:
+            return
+        if isinstance(progress.error, DeadlineExceeded):
+            self.counters.deadline_exceeded += 1
+        elif progress.error is not None:
+            self.counters.failed += 1
+        elif any(o.stop.finish and o.stop.finish.reason == "abort" for o in progress.outputs):
+            self.counters.aborted += 1
+        else:
+            self.counters.finished += 1
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
         """End a request that cannot be admitted though nobody else runs."""
         progress = self._outputs[sequence].request
-        progress.error = PoolTooSmall(
+        error = PoolTooSmall(
             f"the pool of {self.store.pool.num_pages} pages has too few left beside its pinned "
             "segments: unpin some or enlarge the cache"
         )
-        self.abort(progress.request.request_id)
+        self._fail([progress], error)
         return progress
 
     def _book_admissions(self, work: StepWork) -> None:
         self.counters.preemptions += len(work.preempted)
         for sequence, report in work.admitted:
             output = self._outputs[sequence]
-            output.request.mark_admitted()
             if output.reuse is None:
+                if output.request.metrics.admitted is None:
+                    output.request.mark_admitted()
+                    self.documents.note_admission(sequence, report)
+                    if not sequence.warms:
+                        self.counters.count_reuse(report)
                 output.reuse = report
             else:
                 again = (
@@ -247,15 +358,34 @@ class Engine:
                 )
                 output.request.preempted_tokens += again
 
+    def _book_step(self, work: StepWork) -> None:
+        counters, plan = self.counters, self.runner.attention.counters
+        counters.steps += 1
+        counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
+        counters.items, counters.grouped_items = plan.items, plan.grouped_items
+        counters.grouped_rows = plan.grouped_rows
+        if work.decode:
+            shared = self._shared_keys.of(self.runner.attention.groups, len(work.decode))
+            for sequence, keys in zip(work.decode, shared, strict=True):
+                self._outputs[sequence].request.count_decode(sequence.num_tokens, keys)
+
+
+def _as_error(error: Exception) -> LooseleafError:
+    if isinstance(error, LooseleafError):
+        return error
+    fault = EngineFault(
+        f"a fault inside the engine ended this request ({type(error).__name__}: {error}): "
+        "send it again, and report it if it happens twice"
+    )
+    fault.__cause__ = error
+    return fault
+
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:
-    """Step until nothing is left to do, yielding each request when it ends.
-
-    Raises the error of a request that could not be served.
+    """Step until nothing is left to do, yielding each request when it ends, well or with its
+    ``error``.
     """
     while engine.has_work:
         for progress in engine.step():
-            if progress.error is not None:
-                raise progress.error
             if progress.finished:
                 yield progress
