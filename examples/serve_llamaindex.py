@@ -1,4 +1,4 @@
-"""LlamaIndex's OpenAILike against `looseleaf serve`: nodes go along as documents, not as prompt text.
+"""LlamaIndex's OpenAILike against `looseleaf serve`: nodes go along as documents, not as text.
 
 Start `looseleaf serve` first. OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """

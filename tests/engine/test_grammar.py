@@ -9,7 +9,7 @@ import pytest
 
 from looseleaf import LLM, AsyncLLM, SamplingParams
 from looseleaf.engine.outputs import CompletionOutput
-from looseleaf.errors import InvalidOption, InvalidRequest, LooseleafError
+from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import Grammar
 from tests.engine.harness import Folder, assert_idle, document, make_llm, words
 
@@ -149,6 +149,8 @@ BAD = {
     "unknown-format": Grammar.json_schema({"type": "string", "format": "nonsense"}),
     "remote-reference": Grammar.json_schema({"$ref": "http://example.invalid/schema"}),
     "bad-pattern": Grammar.json_schema({"type": "string", "pattern": "("}),
+    "circle": Grammar.json_schema({"$ref": "#"}),
+    "too-deep": Grammar.json_schema("[" * 100_000),
     "bad-regex": Grammar.regex("("),
     "empty-regex": Grammar.regex(""),
     "bad-lark": Grammar.lark("no grammar"),
@@ -158,8 +160,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_grammar_is_refused_before_anything_runs(llm: LLM, name: str) -> None:
     steps = llm.engine.counters.steps
-    with pytest.raises(InvalidRequest, match=r"schema|expression|grammar"):
+    with pytest.raises(InvalidRequest, match=r"schema|expression|grammar") as refusal:
         llm.generate(["fine?", "who?"], [SamplingParams(), SamplingParams(grammar=BAD[name])])
+    assert len(str(refusal.value)) < 400
     assert llm.engine.counters.steps == steps
     assert_idle(llm)
 
@@ -174,8 +177,17 @@ def test_a_bias_that_leaves_a_grammar_no_token_ends_that_request_alone(llm: LLM)
     tokenizer = llm.engine.tokenizer
     forbidden = {i: -float("inf") for i in range(320) if tokenizer.token_bytes(i)[:1] == b"a"}
     params = SamplingParams(grammar=Grammar.regex("a{20}"), logit_bias=forbidden, temperature=0.0)
-    with pytest.raises(LooseleafError, match="grammar"):
+    with pytest.raises(InvalidRequest, match="logit_bias"):
         llm.generate([PROMPT], params)
+    assert_idle(llm)
+
+
+def test_a_schema_that_turns_out_too_large_ends_its_request_with_the_reason(llm: LLM) -> None:
+    properties = {f"p{n}": {"type": "string"} for n in range(2500)}
+    grammar = Grammar.json_schema({"type": "object", "properties": properties})
+    with pytest.raises(InvalidRequest, match=r"items; max is") as refusal:
+        complete(llm, grammar)
+    assert len(str(refusal.value)) < 400
     assert_idle(llm)
 
 

@@ -57,7 +57,9 @@ class Page:
     ``asked`` the address of everything that the page loaded."""
 
     def __init__(self, browser, url: str, **options) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1200, "height": 900}, **options}
+        )
         self.tab = self.context.new_page()
         self.faults: list[str] = []
         self.asked: list[str] = []

@@ -146,7 +146,11 @@ def test_files_that_are_no_text_are_refused_by_name(page, tmp_path):
     empty.write_bytes(b" \n")
     page.drop(binary, latin, empty)
     assert page.titles == []
-    assert [line.split()[0] for line in page.error.splitlines()] == ["a.bin", "latin.txt", "empty.txt"]
+    assert [line.split()[0] for line in page.error.splitlines()] == [
+        "a.bin",
+        "latin.txt",
+        "empty.txt",
+    ]
 
 
 def test_a_refusal_of_the_server_is_shown_and_the_next_question_works(page, tmp_path):
@@ -270,7 +274,8 @@ FAINT_TEXT = """
   const faint = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    if (!own || !element.checkVisibility() || element.closest(":disabled, .visually-hidden, template")) continue;
+    if (!own || !element.checkVisibility()) continue;
+    if (element.closest(":disabled, .visually-hidden, template")) continue;
     const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
     const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (contrast < 4.5) faint.push(`${element.textContent.trim()}: ${contrast.toFixed(2)}`);

@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from looseleaf.errors import InvalidRequest, LooseleafError
+from looseleaf.errors import InvalidRequest
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
 
 _KEPT = 64
+_LONGEST_REASON = 200
 # JSON may hold any number of blanks, and a small model might never stop writing them: between two
 # tokens of JSON there is nothing, a blank, or a new line with its indentation
 _BLANKS = r"( |\n[ \t]{0,32})?"
@@ -41,7 +42,7 @@ class GrammarState:
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Bool[Tensor, "vocab"]:
-        """The tokens that may follow. Raises LooseleafError if the grammar is too much to follow.
+        """The tokens that may follow. Raises InvalidRequest if the grammar is too much to follow.
 
         End tokens are among them where the text may end."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -50,14 +51,14 @@ class GrammarState:
         return torch.from_numpy(bits.view(np.bool_))
 
     def push(self, token_id: int) -> None:
-        """Take the next token. Raises LooseleafError for one that was not allowed."""
+        """Take the next token. Raises InvalidRequest for one that was not allowed."""
         self._matcher.consume_token(token_id)
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise LooseleafError(
-                f"the output can't go on as its grammar asks ({self._matcher.get_error()}): "
+            raise InvalidRequest(
+                f"the output can't go on as its grammar asks ({_reason(self._matcher)}): "
                 "simplify the grammar, or check that logit_bias leaves it a token"
             )
 
@@ -86,8 +87,8 @@ class GrammarCompiler:
         except ValueError as error:
             raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
         if matcher.is_error():
-            reason = matcher.get_error().strip()
-            raise InvalidRequest(f"the {_name(grammar)} can't be followed: {reason}")
+            raise InvalidRequest(f"the {_name(grammar)} can't be followed: {_reason(matcher)}")
+        # the first step shows what is only found out on the way: too large, or no way to begin
         first = GrammarState(matcher.deep_copy(), self.vocab_size).allowed()
         first[self._ends] = False
         if not first.any():
@@ -143,6 +144,12 @@ def _source(grammar: Grammar) -> str:
         options = {"whitespace_pattern": _BLANKS}
         source = matcher.grammar_from_json_schema(schema, overrides=options)
     return str(source)
+
+
+def _reason(matcher: Any) -> str:
+    """The library's sentence without the state that it shows behind it."""
+    first = str(matcher.get_error()).strip().splitlines()[0]
+    return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "…"
 
 
 def _name(grammar: Grammar) -> str:

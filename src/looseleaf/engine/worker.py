@@ -109,7 +109,8 @@ class Worker:
                 return
             try:
                 command()
-            except Exception as error:
+            except BaseException as error:
+                # whatever it is: a thread that ends without a word leaves its callers waiting
                 self._break(error)
             self._tell()
 
@@ -157,7 +158,7 @@ class Worker:
                 fail(error)
         self._watchers = waiting
 
-    def _break(self, error: Exception) -> None:
+    def _break(self, error: BaseException) -> None:
         """The engine can't take back what it has booked: end everything rather than guess."""
         _log.error("the engine is broken and closes", exc_info=error)
         self._shut(f"the engine broke ({type(error).__name__}: {error}): start a new one")

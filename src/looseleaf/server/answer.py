@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from looseleaf.engine.outputs import CompletionOutput
 from looseleaf.models.tokenizer import Tokenizer
@@ -14,6 +14,7 @@ from looseleaf.server.generation import Generation
 Json = dict[str, Any]
 
 
+@runtime_checkable
 class Form(Protocol):
     """How one kind of endpoint writes a choice. ``top`` is None without log-probabilities."""
 
