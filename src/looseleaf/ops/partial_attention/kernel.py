@@ -12,6 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops import hopper_attention
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
@@ -223,6 +224,17 @@ def partial_attention_triton(
     block_d = triton.next_power_of_2(head_dim)
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
         programs = min(_programs(q) * tile.programs_per_processor, items * num_kv_heads)
+        if (
+            tile.block_m >= hopper_attention.PACKED_ROWS
+            and first_item is not None
+            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
+        ):
+            from looseleaf.ops.hopper_attention.kernel import launch, work_arrays
+
+            lists = work_arrays(work, first_item, end_item)
+            pages, state = (k_pages, v_pages), (out, lse)
+            launch(q, pages, lists, work.page_indices, state, rotation, rule, programs)
+            continue
         _partial_attention_kernel[(programs, row_programs)](
             q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
             first_item, end_item, work.item_page_indptr, work.item_entry_indptr,

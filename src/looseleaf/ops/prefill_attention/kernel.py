@@ -11,6 +11,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops import hopper_attention
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
@@ -172,6 +173,13 @@ def prefill_attention_triton(
         return AttnState(out, lse)
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
+    if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
+        from looseleaf.ops.hopper_attention.kernel import launch, span_arrays
+
+        pages, programs = (k_pages, v_pages), tiles * num_kv_heads
+        lists = span_arrays(spans)
+        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, programs)
+        return AttnState(out, lse)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
     block_m, block_n, num_warps, num_stages = tile
