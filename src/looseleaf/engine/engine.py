@@ -4,16 +4,20 @@
 requests can be added and aborted."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+
+from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import Request
-from looseleaf.engine.runner import Runner, logit_sequences
+from looseleaf.engine.rows import Arrival, awaited_token, logit_sequences
+from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import (
+    SampledTokens,
     Sampler,
     SamplingBatch,
     SamplingState,
@@ -21,7 +25,7 @@ from looseleaf.engine.sampling import (
     TokenLogprob,
 )
 from looseleaf.engine.scheduler import Scheduler, StepWork
-from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.errors import InvalidRequest, PoolTooSmall, PromptTooLong
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore, StoreCounters
@@ -57,8 +61,26 @@ class _Batch:
     sampling: SamplingBatch | None = None
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device computes or has computed, and the tokens that it yields.
+
+    ``sampled`` and ``arrival`` are None if no output gets a token.
+    """
+
+    work: StepWork
+    outputs: list[OutputProgress]
+    sampled: SampledTokens | None
+    arrival: Arrival | None
+
+
 class Engine:
-    """Runs requests over one model. Not thread-safe: one caller at a time."""
+    """Runs requests over one model. Not thread-safe: one caller at a time.
+
+    On a GPU it runs one step ahead of its own eyes: the next step is planned and launched before
+    the tokens of the last one have arrived, and reads them on the device. An output that turns out
+    to have ended is computed once in vain.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
         self.config = parts.config
@@ -69,12 +91,14 @@ class Engine:
         self.counters = EngineCounters()
         self.prompts = PromptBuilder(parts.tokenizer, parts.runner.model.config.vocab_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
-        self._scheduler = Scheduler(parts.config.scheduler, self._admission)
+        budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
+        self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
         self._sampler = Sampler()
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._numbers = count()
         self._batch = _Batch()
+        self._ahead: _Launched | None = None
 
     @property
     def has_work(self) -> bool:
@@ -143,13 +167,24 @@ class Engine:
 
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended."""
-        work = self._scheduler.schedule()
-        self._book_admissions(work)
-        changed = [self._refuse(sequence) for sequence in work.refused]
-        if work.empty:
-            return changed
+        changed: list[RequestProgress] = []
+        launched = self._take_ahead()
+        if launched is None:
+            work = self._scheduler.schedule()
+            self._book_admissions(work)
+            changed = [self._refuse(sequence) for sequence in work.refused]
+            if work.empty:
+                return changed
+            launched = self._launch(work)
+        self._scheduler.complete(launched.work)
+        if self.runner.runs_ahead:
+            self._ahead = self._launch_ahead(launched)
+        return changed + self._collect(launched)
+
+    def _launch(self, work: StepWork, previous: Tensor | None = None) -> _Launched:
+        """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
-            logits = self.runner.run(work)
+            logits = self.runner.run(work, previous)
         except Exception:
             # nothing of the step is booked: its requests end, and their pages come back
             for sequence in {*work.decode, *(chunk.sequence for chunk in work.chunks)}:
@@ -157,15 +192,51 @@ class Engine:
             raise
         self.counters.steps += 1
         self.counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        self._scheduler.complete(work)
         outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
-        if outputs:
-            sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
-            for row, (output, token) in enumerate(
-                zip(outputs, sampled.token_ids.tolist(), strict=True)
-            ):
-                self._take(output, token, sampled.logprobs.get(row))
-        return changed + list(dict.fromkeys(output.request for output in outputs))
+        if not outputs:
+            return _Launched(work, outputs, None, None)
+        sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
+        return _Launched(work, outputs, sampled, Arrival.of(sampled.token_ids))
+
+    def _launch_ahead(self, launched: _Launched) -> _Launched | None:
+        """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
+        yielding = [(row, o) for row, o in enumerate(launched.outputs) if not o.finished]
+        # an output that reaches its length now has no next step
+        going_on = {o.sequence: row for row, o in yielding if not o.stop.ends_with_next}
+        for sequence, row in going_on.items():
+            sequence.append(awaited_token(row))
+        try:
+            work = self._scheduler.schedule_ahead({o.sequence for _, o in yielding} - {*going_on})
+            if work is None:
+                return None
+            self._book_admissions(work)
+            previous = launched.sampled.token_ids if launched.sampled is not None else None
+            return self._launch(work, previous)
+        finally:
+            for sequence in going_on:
+                sequence.drop_awaited()
+
+    def _take_ahead(self) -> _Launched | None:
+        """The step that was launched ahead, less what has ended since; None if nothing is left."""
+        launched, self._ahead = self._ahead, None
+        if launched is None:
+            return None
+        work = launched.work
+        decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
+        chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
+        if not decode and not chunks:
+            return None
+        return replace(launched, work=replace(work, decode=decode, chunks=chunks))
+
+    def _collect(self, launched: _Launched) -> list[RequestProgress]:
+        """Hand the tokens of a step to its outputs, except those that have ended before it."""
+        if launched.sampled is None or launched.arrival is None:
+            return []
+        taking = [(row, o) for row, o in enumerate(launched.outputs) if not o.finished]
+        tokens = launched.arrival.wait()
+        for row, output in taking:
+            self._take(output, tokens[row], launched.sampled.logprobs.get(row))
+        return list(dict.fromkeys(output.request for _, output in taking))
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between

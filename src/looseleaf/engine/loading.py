@@ -36,7 +36,7 @@ def load_engine(
     """
     config = config or EngineConfig()
     folder = find_checkpoint(reference_model("block") if model is None else model)
-    device = _pick_device(config.device)
+    device = pick_device(config.device)
     shape = read_config(folder)
     max_model_len = config.max_model_len or shape.max_position_embeddings
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
@@ -62,7 +62,11 @@ def reference_model(name: str = "block") -> Path:
     return Path(looseleaf.assets.__path__[0]) / name
 
 
-def _pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of that name, ``auto`` for a GPU if there is one.
+
+    Raises InvalidOption if it is unknown or not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
