@@ -11,6 +11,8 @@ from looseleaf.errors import InvalidOption
 RopeLaw = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 
+CpuKernels = Literal["auto", "native", "torch"]
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -155,6 +157,11 @@ class EngineConfig:
     max_model_len: int | None = _option(
         None, "tokens of prompt and answer together; default: the model's limit"
     )
+    cpu_kernels: CpuKernels = _option(
+        "auto",
+        "what decodes on a CPU: native (C, compiled once on this machine), torch, or auto: native "
+        "where there is a C compiler",
+    )
     salt: str = _option("", "caches with different salts share nothing")
     cuda_graphs: bool = _option(
         True, "on a GPU, replay steps of few rows instead of launching every kernel"
@@ -170,6 +177,10 @@ class EngineConfig:
         _require(
             self.dtype in ("auto", "float32", "float16", "bfloat16"),
             f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",
+        )
+        _require(
+            self.cpu_kernels in ("auto", "native", "torch"),
+            f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
         )
 
     def batched_tokens(self, on_gpu: bool) -> int:

@@ -10,6 +10,7 @@ LooseleafError
 │   ├── CheckpointNotFound  no such folder or hub id
 │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
+├── NativeUnavailable   the C kernels can't be compiled here
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
 
@@ -52,6 +53,10 @@ class CorruptCheckpoint(ModelError):
 
 class UnsupportedModel(ModelError):
     """A model family or a feature of one that Looseleaf does not implement."""
+
+
+class NativeUnavailable(LooseleafError):
+    """The C kernels of the CPU path can't be compiled on this machine."""
 
 
 class IntegrityError(LooseleafError):

@@ -91,14 +91,14 @@ def test_a_mixed_step_is_the_same_on_the_cpu_path_as_by_the_references(
 ) -> None:
     step = mixed_step(recipe, done, new, num_decode_rows)
     expected, pages = outputs(step, rules, "reference")
-    for implementation in ("cpu", "auto"):
+    for implementation in ("cpu", "native", "auto"):
         actual, written = outputs(step, rules, implementation)  # type: ignore[arg-type]
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(written, pages)
 
 
 @settings(max_examples=20)
-@given(recipe=STEPS, implementation=st.sampled_from(["cpu", "reference"]))
+@given(recipe=STEPS, implementation=st.sampled_from(["cpu", "native", "reference"]))
 def test_grouping_does_not_change_a_step(
     recipe: StepRecipe, implementation: Implementation
 ) -> None:
@@ -133,8 +133,9 @@ def test_half_precision_on_the_cpu_path_stays_within_a_few_roundings(dtype: torc
     step = mixed_step(RECIPE, 3, 9, 2)
     for rules in ((FULL, WINDOW), (SOFT_CAP,), (ALIBI,)):
         expected, _ = outputs(step, rules, "reference", dtype=dtype)
-        actual, _ = outputs(step, rules, "cpu", dtype=dtype)
-        assert actual.dtype == dtype
         # two roundings on either side: of the turned query and of the output
         band = 4 * torch.finfo(dtype).eps * float(expected.abs().max())
-        torch.testing.assert_close(actual, expected, rtol=0.0, atol=band)
+        for implementation in ("cpu", "native"):
+            actual, _ = outputs(step, rules, implementation, dtype=dtype)  # type: ignore[arg-type]
+            assert actual.dtype == dtype
+            torch.testing.assert_close(actual, expected, rtol=0.0, atol=band)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidOption
+from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.prefill_attention import prefill_attention
@@ -50,10 +51,10 @@ def decode_scene(seed: int, shape: Shape) -> Scene:
     return finite(SceneBuilder(seed, shape).decode())
 
 
-def attended(scene: Scene, work: WorkList) -> AttnState:
+def attended(scene: Scene, work: WorkList, implementation: Implementation = "cpu") -> AttnState:
     states = partial_attention(
         scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule,
-        scene.slot_positions, "cpu",
+        scene.slot_positions, implementation,
     )  # fmt: skip
     return merge_states(states, work.row_state_indptr)
 

@@ -1,82 +1,48 @@
-"""A step of attention on the CPU: settled spans in buckets that are kept from step to step, tails
-on their own, one merge.
+"""A step of attention on the CPU: keys and values to their pages, decode rows by work list, new
+rows by span.
 
-What changes from one decode step to the next is little: every row stands one further, and its tail
-has one more key. So buckets are prepared when the rows change, and a step only looks up angles.
+Decode rows are read by the C kernels, one call a layer; without a C compiler by batched products.
+New rows go through PyTorch's flash attention span by span. What a step needs is decided once and
+shared by its layers.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
-from looseleaf.attention.plan import PrefillChunk, make_span_list, make_work_list
+from looseleaf.attention.decode_lists import DecodeLists
+from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.kv.pool import PagePool
-from looseleaf.ops.flash_cpu import (
-    KeyBlock,
-    PageLayout,
-    attend_dense,
-    page_memory,
-    visibility_bias,
-)
-from looseleaf.ops.partial_attention.cpu import (
-    Bucket,
-    pack_groups,
-    prepare,
-    run_buckets,
-)
+from looseleaf.ops.flash_cpu import PageLayout, page_memory
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
+from looseleaf.ops.partial_attention.native import NativePlan, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import Attend, Rotation, ScoreRule
 
 T = TypeVar("T")
-Memory = tuple[Tensor, Tensor]
 _CPU = torch.device("cpu")
-# so few tails, or tails of so many keys, are read one by one: without padding, mostly in place;
-# many in bf16 are better gathered into one product
-_FEW_ROWS = 4
-_LONG_TAIL = 128
-# settled spans of single rows are read together with the tails, padded, up to so many pages in all
-_ALONE_PAGES = 1024
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What stays from step to step while the rows do.
-
-    ``alone`` are settled spans of single rows that are read together with the tails. ``rows`` and
-    ``offsets`` say for every state whose query it takes and in which frame: first the states of
-    ``buckets``, then the tails', then those of ``alone``. ``merge_index`` ``[rows, states]`` lists
-    each row's states, ``hidden`` what pads it; None if every row has its tail and no more.
-    """
-
-    groups: Groups
-    buckets: tuple[Bucket, ...]
-    alone: tuple[Item, ...]
-    rows: Tensor
-    offsets: Tensor
-    merge_index: Tensor | None
-    hidden: Tensor | None
-
-    @property
-    def num_bucket_states(self) -> int:
-        return sum(bucket.num_items * bucket.num_rows for bucket in self.buckets)
+# enough work for a thread's turn, few enough keys that a short batch feeds many threads; always the
+# same, so that a row's sums do not depend on its batch
+_SPLIT_KEYS = 256
 
 
 @dataclass(eq=False)
 class CpuAttention:
-    """The CPU's attention over one pool."""
+    """The CPU's attention over one pool; ``native`` says whether decode rows go through C."""
 
     pool: PagePool
     rotation: Rotation
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
-    _kept: dict[int, _Kept] = field(default_factory=dict)
+    native: bool
+    _lists: DecodeLists | None = None
+    _plans: dict[int, NativePlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
@@ -85,7 +51,8 @@ class CpuAttention:
             (page_memory(k), page_memory(v))
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
         ]
-        self._heads = torch.arange(self.layout.num_kv_heads)
+        self.heads = torch.arange(self.layout.num_kv_heads)
+        self._storing = self._native_plan(self.rules[0], None) if self.native else None
 
     def step(
         self,
@@ -96,87 +63,55 @@ class CpuAttention:
         frame_positions: Tensor,
     ) -> Attend:
         """The attention of one step; `looseleaf.attention.paged.StepRows` says what it is given."""
-        positions = torch.tensor([row.position for row in rows], dtype=torch.int64)
-        page_size = self.pool.page_size
-        pages = torch.div(slots, page_size, rounding_mode="floor")
-        index = (pages[:, None], self._heads, (slots % page_size)[:, None])
-        decode: list[_CpuDecode | None] = [None] * len(self.rules)
-        if rows:
-            decode = self._per_rule(lambda rule: self._decode(rows, groups, positions, rule))
         prefill: list[tuple[PreparedRequest, ...] | None] = [None] * len(self.rules)
         if chunks:
             largest = max(len(chunk.positions) for chunk in chunks)
             spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
-            prefill = self._per_rule(
+            prefill = self._per_window(
                 lambda rule: prepare_prefill(spans, self.layout, self.table, rule)
             )
-        turn = self.table.at(frame_positions)
-        return _CpuStep(self, len(rows), turn, index, decode, prefill)
+        lists = self._move_lists(rows, groups) if rows else None
+        if not self.native:
+            turn = self.table.at(frame_positions)
+            return _TorchStep(self, len(rows), prefill, self._torch_decode(lists), slots, turn)
+        plans = self._per_window(lambda rule: self._plan(rule, lists))
+        for plan in plans:
+            plan.point_rows(slots, frame_positions)
+        return _NativeStep(self, len(rows), prefill, plans)
 
-    def _decode(
-        self, rows: Sequence[DecodeRow], groups: Groups, positions: Tensor, rule: ScoreRule
-    ) -> "_CpuDecode":
-        kept = self._keep(rows, groups, rule)
-        frame_rows = positions.index_select(0, kept.rows).sub_(kept.offsets).clamp_min_(0)
-        return _CpuDecode(kept, self.table.at(frame_rows), self._tails(rows, kept, rule))
+    def _move_lists(self, rows: Sequence[DecodeRow], groups: Groups) -> DecodeLists:
+        lists = self._lists
+        if lists is None or lists.groups is not groups or not lists.move_to(rows):
+            size = self.pool.page_size
+            lists = self._lists = DecodeLists(rows, groups, page_size=size, split_keys=_SPLIT_KEYS)
+            self._plans = {}
+        return lists
 
-    def _keep(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
-        kept = self._kept.get(rule.window)
-        # what a window or ALiBi shows of a settled span changes with every step
-        if kept is None or kept.groups is not groups or not self._plain(rule):
-            kept = self._kept[rule.window] = self._prepare(rows, groups, rule)
-        return kept
+    def _plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
+        if lists is None:
+            assert self._storing is not None
+            return self._storing
+        if rule.window not in self._plans:
+            self._plans[rule.window] = self._native_plan(rule, lists)
+        return self._plans[rule.window]
 
-    def _prepare(self, rows: Sequence[DecodeRow], groups: Groups, rule: ScoreRule) -> _Kept:
-        alone = _alone(groups, len(rows)) if self._plain(rule) else []
-        taken = {id(item) for item in alone}
-        shared = [item for item in groups.items if id(item) not in taken]
-        work = make_work_list(shared, rows, page_size=self.pool.page_size, device=_CPU)
-        prepared = prepare(work, self.layout, rule)
-        states = [prepared.order[a:b].tolist() for a, b in pairwise(work.row_state_indptr.tolist())]
-        own_rows = [*range(len(rows)), *(item.entries[0].row for item in alone)]
-        own_offsets = [row.tail.offset for row in rows] + [i.entries[0].offset for i in alone]
-        for place, row in enumerate(own_rows):
-            states[row].append(len(prepared.rows) + place)
-        index, hidden = _padded(states)
-        return _Kept(
-            groups,
-            prepared.buckets,
-            tuple(alone),
-            torch.from_numpy(np.append(prepared.rows, own_rows)),
-            torch.from_numpy(np.append(prepared.offsets, own_offsets)),
-            index if groups.items else None,
-            hidden,
+    def _native_plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
+        work = None if lists is None else lists.work
+        return NativePlan(self.rotation, rule, self.num_qo_heads, self.pool.layer(0)[0], work=work)
+
+    def _torch_decode(self, lists: DecodeLists | None) -> "list[_TorchDecode | None]":
+        if lists is None:
+            return [None] * len(self.rules)
+        work = lists.work
+        return self._per_window(
+            lambda rule: _TorchDecode(
+                prepared := prepare(work, self.layout, rule),
+                self.table.at(prepared.frame_rows(work)),
+                work.row_state_indptr,
+            )
         )
 
-    def _tails(
-        self, rows: Sequence[DecodeRow], kept: _Kept, rule: ScoreRule
-    ) -> tuple[KeyBlock, ...]:
-        """What rows read alone: one block for all, or one each with its exact number of keys."""
-        size = self.pool.page_size
-        items = [*tail_items(rows, kept.groups), *kept.alone]
-        runs = [np.asarray(item.pages) for item in items]
-        lengths = [item.entries[0].bound - item.first_page * size for item in items]
-        long = sum(lengths) >= _LONG_TAIL * len(items) and self.pool.kv.dtype is not torch.bfloat16
-        if self._plain(rule) and (len(items) <= _FEW_ROWS or long):
-            pairs = zip(runs, lengths, strict=True)
-            return tuple(KeyBlock.create(run[None], self.layout, length) for run, length in pairs)
-        width = max(len(run) for run in runs)
-        # a row's padding repeats its own first page: finite, its own, and hidden
-        pages = np.array([[*run, *[run[0]] * (width - len(run))] for run in runs])
-        keys = np.arange(width * size)
-        distance = np.array(lengths)[:, None, None] - 1 - keys
-        visible = distance >= 0
-        if rule.window:
-            visible &= distance < rule.window
-        bias, blind = visibility_bias(visible, distance, self.layout.group, rule)
-        return (KeyBlock.create(pages, self.layout, len(keys), bias, blind),)
-
-    def _plain(self, rule: ScoreRule) -> bool:
-        """Whether keys that a row has passed stay visible and alike, step by step."""
-        return not rule.window and rule.alibi_slopes is None
-
-    def _per_rule(self, make: Callable[[ScoreRule], T]) -> list[T]:
+    def _per_window(self, make: Callable[[ScoreRule], T]) -> list[T]:
         """``make(rule)`` for every layer, made once per window: rules differ in nothing else."""
         made: dict[int, T] = {}
         for rule in self.rules:
@@ -186,91 +121,65 @@ class CpuAttention:
 
 
 @dataclass(frozen=True)
-class _CpuDecode:
-    """The decode rows of a step under one score rule; ``turn`` has the angles of every state."""
-
-    kept: _Kept
-    turn: Turn
-    tails: tuple[KeyBlock, ...]
-
-    def run(self, q: Tensor, memory: Memory, rule: ScoreRule) -> Tensor:
-        """One output a row."""
-        index = self.kept.merge_index
-        if index is None:
-            return self._read_tails(turn_heads(q, self.turn), memory, rule)[0]
-        turned = turn_heads(q.index_select(0, self.kept.rows), self.turn)
-        split = self.kept.num_bucket_states
-        out, lse = self._read_tails(turned[split:], memory, rule)
-        if self.kept.buckets:
-            done = run_buckets(turned[:split], memory, self.kept.buckets, rule)
-            out, lse = torch.cat([done[0], out]), torch.cat([done[1], lse])
-        lse = lse.index_select(0, index.view(-1)).view(*index.shape, -1)
-        if self.kept.hidden is not None:
-            lse = lse.masked_fill(self.kept.hidden, -torch.inf)
-        # softmax over states is the merge; a row sees at least its own key, so it is never 0 / 0
-        weight = lse.softmax(1)[..., None]
-        parts = out.index_select(0, index.view(-1)).view(*index.shape, *out.shape[1:])
-        return (parts * weight).sum(1).to(q.dtype)
-
-    def _read_tails(self, turned: Tensor, memory: Memory, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-        rows, num_qo_heads, head_dim = turned.shape
-        k_memory, v_memory = memory
-        packed = pack_groups(turned, rows, self.tails[0].layout.num_kv_heads)
-        if len(self.tails) == 1:
-            (block,) = self.tails
-            k, v = block.read(k_memory), block.read(v_memory)
-            out, lse = attend_dense(packed, k, v, rule, block.bias, block.blind)
-        else:
-            done = [
-                attend_dense(part, block.read(k_memory), block.read(v_memory), rule)
-                for part, block in zip(packed.split(1), self.tails, strict=True)
-            ]
-            out, lse = torch.cat([o for o, _ in done]), torch.cat([s for _, s in done])
-        # one row an item: the query heads are in their order already
-        return out.reshape(rows, num_qo_heads, head_dim), lse.reshape(rows, num_qo_heads)
-
-
-@dataclass(frozen=True)
-class _CpuStep:
-    """What the model's layers call."""
+class _NativeStep:
+    """What the model's layers call when decode rows go through C."""
 
     owner: CpuAttention
     num_decode_rows: int
-    turn: Turn
-    index: tuple[Tensor, Tensor, Tensor]
-    decode: list[_CpuDecode | None]
     prefill: list[tuple[PreparedRequest, ...] | None]
+    plans: list[NativePlan]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_pages, v_pages = self.owner.pool.layer(layer)
-        memory = self.owner.memory[layer]
-        rule, split = self.owner.rules[layer], self.num_decode_rows
-        k_pages.index_put_(self.index, turn_heads(k, self.turn).to(k_pages.dtype))
-        v_pages.index_put_(self.index, v.to(v_pages.dtype))
+        plan, split, prefill = self.plans[layer], self.num_decode_rows, self.prefill[layer]
+        plan.point_pages(*self.owner.pool.layer(layer))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        if split:
+            plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
+        else:
+            plan.run(Phase.STORE, kv=(k, v))
+        if prefill is not None:
+            rule = self.owner.rules[layer]
+            out[split:] = run_prefill(q[split:], *self.owner.memory[layer], prefill, rule).out
+        return out
+
+
+@dataclass(frozen=True)
+class _TorchDecode:
+    """The decode rows of a step under one score rule; ``turn`` has the angles of every state."""
+
+    prepared: PreparedWork
+    turn: Turn
+    row_state_indptr: Tensor
+
+    def run(self, q: Tensor, memory: tuple[Tensor, Tensor], rule: ScoreRule, out: Tensor) -> None:
+        """One output a row."""
+        states = run_prepared(q, memory, self.prepared, self.turn, rule)
+        merge_states(states, self.row_state_indptr, out=out, implementation="reference")
+
+
+@dataclass(frozen=True)
+class _TorchStep:
+    """What the model's layers call where there is no C compiler."""
+
+    owner: CpuAttention
+    num_decode_rows: int
+    prefill: list[tuple[PreparedRequest, ...] | None]
+    decode: list[_TorchDecode | None]
+    slots: Tensor
+    turn: Turn
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
+        k_pages, v_pages = owner.pool.layer(layer)
+        page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
+        index = (page, owner.heads, (self.slots % size)[:, None])
+        k_pages.index_put_(index, turn_heads(k, self.turn).to(k_pages.dtype))
+        v_pages.index_put_(index, v.to(v_pages.dtype))
+        memory, rule = owner.memory[layer], owner.rules[layer]
         decode, prefill = self.decode[layer], self.prefill[layer]
-        if prefill is None:
-            assert decode is not None, "a step has rows of one kind or the other"
-            return decode.run(q, memory, rule)
-        new = run_prefill(q[split:], *memory, prefill, rule).out.to(q.dtype)
-        if decode is None:
-            return new
-        old = decode.run(q[:split], memory, rule)
-        return torch.cat([old, new])
-
-
-def _alone(groups: Groups, num_rows: int) -> list[Item]:
-    """Items of single rows, the shortest first, as long as one padded block holds them."""
-    single = sorted((i for i in groups.items if len(i.entries) == 1), key=lambda i: len(i.pages))
-    sizes = [(n + 1 + num_rows) * len(item.pages) for n, item in enumerate(single)]
-    return [item for item, size in zip(single, sizes, strict=True) if size <= _ALONE_PAGES]
-
-
-def _padded(states: list[list[int]]) -> tuple[Tensor, Tensor | None]:
-    """Lists of states as one index ``[rows, states]``, and what pads it, ``[rows, states, 1]``."""
-    width = max(map(len, states))
-    # a row's padding repeats its last state, hidden
-    index = torch.tensor([[*row, *row[-1:] * (width - len(row))] for row in states])
-    if all(len(row) == width for row in states):
-        return index, None
-    counts = torch.tensor([len(row) for row in states])
-    return index, (torch.arange(width) >= counts[:, None])[..., None]
+        out = torch.empty(q.shape, dtype=q.dtype)
+        if decode is not None:
+            decode.run(q, memory, rule, out[:split])
+        if prefill is not None:
+            out[split:] = run_prefill(q[split:], *memory, prefill, rule).out
+        return out

@@ -5,6 +5,7 @@ tensors of fixed capacity for a captured graph and fills them anew for every ste
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,6 +228,16 @@ def host_work(
     )
 
 
+def split_item(item: Item, max_pages: int) -> list[Item]:
+    """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
+    pages = len(item.pages)
+    parts = -(-pages // max_pages)
+    if parts == 1:
+        return [item]
+    bounds = [pages * n // parts for n in range(parts + 1)]
+    return [Item(item.pages[a:b], item.first_page + a, item.entries) for a, b in pairwise(bounds)]
+
+
 def make_work_list(
     items: Sequence[Item], rows: Sequence[DecodeRow], *, page_size: int, device: torch.device
 ) -> WorkList:
@@ -310,4 +321,3 @@ class WorkBuffer:
         self._flat.copy_(staging, non_blocking=True)
         if sent is not None:
             sent.record()
-

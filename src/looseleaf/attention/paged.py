@@ -4,6 +4,7 @@ Writes the step's keys and values to their slots, then answers the decode rows b
 merge and the new rows by span list. On the CPU the same work is done by batched products.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from looseleaf.attention.cost_model import default_cost_model
 from looseleaf.attention.cpu_step import CpuAttention
-from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
@@ -20,13 +21,17 @@ from looseleaf.attention.plan import (
     Planner,
     PrefillChunk,
 )
+from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
+from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import Attend, Rotation, ScoreRule
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,13 @@ class PagedAttention:
             costs=default_cost_model(kv.shape[5], kv.itemsize, _num_processors(device)),
             batch_invariant=self.batch_invariant,
         )
-        on_cpu = device.type == "cpu" and self.implementation in ("auto", "cpu")
         self._cpu = None
-        if on_cpu:
-            self._cpu = CpuAttention(self.pool, self.rotation, self.rules, self.num_qo_heads)
+        asked = self.implementation
+        if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
+            native = asked == "native" or (asked == "auto" and self._can_compile())
+            self._cpu = CpuAttention(
+                self.pool, self.rotation, self.rules, self.num_qo_heads, native
+            )
 
     @property
     def counters(self) -> PlanCounters:
@@ -104,6 +112,15 @@ class PagedAttention:
         plan = AttentionPlan(len(slots), work, None)
         return _OpsStep(self, plan, slots, frame_positions)
 
+    def _can_compile(self) -> bool:
+        """Whether the C kernels are to be had; says so where they are not."""
+        try:
+            load_attention(self.pool.layer(0)[0], self.num_qo_heads, self.rotation)
+        except NativeUnavailable as error:
+            _log.warning("decoding goes on without the C kernels, and more slowly: %s", error)
+            return False
+        return True
+
     def _group(self, rows: Sequence[DecodeRow]) -> Groups:
         """The groups of ``rows``; the same object as long as the same rows go on."""
         # a row is known by its lists; settled spans alone would not do, since all that are empty
@@ -114,7 +131,9 @@ class PagedAttention:
         )
         if not same:
             self._lists = lists
-            self._groups = self.planner.group(rows, grouping=self.grouping)
+            # what the planner knows of costs is about GPUs
+            group = self.planner.group if self._cpu is None else group_rows
+            self._groups = group(rows, grouping=self.grouping)
         shared = [item for item in self._groups.items if len(item.entries) > 1]
         self.counters.items += len(self._groups.items)
         self.counters.grouped_items += len(shared)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import looseleaf.assets
-from looseleaf.config import EngineConfig, ModelConfig
+from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import CheckpointNotFound, InvalidOption
@@ -23,6 +23,12 @@ from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import rope_fingerprint
 
 REFERENCE_MODELS = ("causal", "block")
+
+_CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
+    "auto": "auto",
+    "native": "native",
+    "torch": "cpu",
+}
 
 
 def load_engine(
@@ -49,6 +55,8 @@ def load_engine(
         salt=config.salt,
         page_size=config.cache.page_size,
     )
+    if implementation == "auto" and device.type == "cpu":
+        implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
     runner = Runner.create(decoder, config, max_model_len, implementation)
     return Engine(EngineParts(config, runner, Tokenizer(folder), keys, max_model_len))
 

@@ -31,15 +31,19 @@ def partial_attention(
     ``q`` is unrotated. Row ``r`` sees key ``j`` of an item (frame position ``p_j``) if ``0 <= p_j <
     bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
     has a window. A key that is not visible is not read as a number: its page may hold anything, NaN
-    included; the CPU path alone needs finite pages, as a `PagePool` has them. ``slot_positions`` is
+    included; ``cpu`` alone needs finite pages, as a `PagePool` has them. ``slot_positions`` is
     needed if any item is explicit. Feed the result to `merge_states` with
     ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is undefined: only a merge
     may read it."""
-    chosen = choose(implementation, q, cpu="cpu")
+    chosen = choose(implementation, q, cpu="cpu", native=True)
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton
 
         return partial_attention_triton(q, k_pages, v_pages, work, rotation, rule, slot_positions)
+    if chosen == "native":
+        from looseleaf.ops.partial_attention.native import partial_attention_native
+
+        return partial_attention_native(q, k_pages, v_pages, work, rotation, rule, slot_positions)
     if chosen == "cpu":
         from looseleaf.ops.partial_attention.cpu import partial_attention_cpu
 

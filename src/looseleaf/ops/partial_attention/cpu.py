@@ -1,10 +1,9 @@
 """Partial attention on the CPU: items of like shape in one batched product, no loop over pages or
 heads.
 
-`prepare` turns a work list into buckets, `run_buckets` runs them for a layer. Items are padded to
+`prepare` turns a work list into buckets, `run_prepared` runs them for a layer. Items are padded to
 the longest of their bucket; keys that a row must not see get a bias of -inf. The pool holds finite
-numbers only, so a padded slot costs time but never an answer. Without a window or ALiBi, buckets
-stay right while their rows move on, so a decode loop prepares what is settled once. Answers to
+numbers only, so a padded slot costs time but never an answer. Answers to
 `partial_attention_reference`.
 """
 
@@ -26,7 +25,7 @@ from looseleaf.ops.flash_cpu import (
     visibility_bias,
 )
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.rotate.cpu import TurnTable, turn_heads
+from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # (row, page) cells of padding that cost about as much as one more bucket
@@ -55,6 +54,12 @@ class PreparedWork:
     offsets: IntArray
     order: IntArray
 
+    def frame_rows(self, work: WorkList) -> Int[Tensor, " entries"]:
+        """Where each padded entry's query stands in its item's frame, at least 0."""
+        offsets = torch.from_numpy(self.offsets)
+        positions = work.row_positions.long()[torch.from_numpy(self.rows)]
+        return positions.sub_(offsets).clamp_min_(0)
+
 
 def partial_attention_cpu(
     q: Float[Tensor, "rows qo_heads head_dim"],
@@ -67,14 +72,24 @@ def partial_attention_cpu(
 ) -> AttnState:
     """See `looseleaf.ops.partial_attention`; prepares and runs in one call."""
     prepared = prepare(work, PageLayout.of(k_pages, q.shape[1]), rule, slot_positions)
-    out = torch.zeros(work.state_capacity, *q.shape[1:])
+    turn = TurnTable.create(rotation).at(prepared.frame_rows(work))
+    memory = page_memory(k_pages), page_memory(v_pages)
+    return run_prepared(q, memory, prepared, turn, rule)
+
+
+def run_prepared(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    memory: tuple[Tensor, Tensor],
+    prepared: PreparedWork,
+    turn: Turn,
+    rule: ScoreRule,
+) -> AttnState:
+    """The states of a prepared work list; ``turn`` has the angles of its `frame_rows`."""
+    capacity = len(prepared.order)
+    out = torch.zeros(capacity, *q.shape[1:])
     lse = torch.full(out.shape[:2], -torch.inf)
     if prepared.buckets:
-        rows = torch.from_numpy(prepared.rows)
-        frame_rows = work.row_positions.long()[rows] - torch.from_numpy(prepared.offsets)
-        turn = TurnTable.create(rotation).at(frame_rows.clamp_min(0))
-        turned = turn_heads(q.index_select(0, rows), turn)
-        memory = page_memory(k_pages), page_memory(v_pages)
+        turned = turn_heads(q.index_select(0, torch.from_numpy(prepared.rows)), turn)
         done, done_lse = run_buckets(turned, memory, prepared.buckets, rule)
         written = torch.from_numpy(np.flatnonzero(prepared.order >= 0))
         order = torch.from_numpy(prepared.order).index_select(0, written)

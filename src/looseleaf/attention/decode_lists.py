@@ -1,0 +1,80 @@
+"""The work list of decode rows that go on: written once when the rows change, then moved along.
+
+From one decode step to the next every row stands one further and its tail has one more key.
+Nothing else changes, so a step rewrites positions and bounds, and now and then adds a page, for
+which tails have room.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
+from looseleaf.attention.lists import make_work_list, split_item
+
+# pages by which a tail can grow before the lists are written anew
+_ROOM = 16
+
+
+class DecodeLists:
+    """The lists of ``rows``, grouped as ``groups`` say, in items of at most ``split_keys`` keys.
+
+    ``split_keys`` is a multiple of ``page_size``. A tail's last item may grow past it.
+    """
+
+    def __init__(
+        self, rows: Sequence[DecodeRow], groups: Groups, *, page_size: int, split_keys: int
+    ) -> None:
+        self.groups = groups
+        most = split_keys // page_size
+        settled = [part for item in groups.items for part in split_item(item, most)]
+        tails = [split_item(item, most) for item in tail_items(rows, groups)]
+        items = [*settled, *(part for tail in tails for part in tail)]
+        last_places = _last_places(len(settled), tails)
+        for place in last_places:
+            items[place] = _with_room(items[place])
+        self.work = make_work_list(items, rows, page_size=page_size, device=torch.device("cpu"))
+        self._positions = self.work.row_positions.numpy()
+        self._bounds = self.work.entry_bound.numpy()
+        self._pages = self.work.page_indices.numpy()
+        # tails have one entry an item, and stand last
+        parts = [len(tail) for tail in tails]
+        self._tail_bounds = self._bounds[len(self._bounds) - sum(parts) :]
+        self._tail_row = np.repeat(np.arange(len(rows)), parts)
+        starts = self.work.item_page_indptr.numpy()
+        stops = [int(starts[place + 1]) for place in last_places]
+        self._known = [len(row.tail.pages) for row in rows]
+        # where page p of a row's tail stands in page_indices: p plus this
+        self._base = [stop - _ROOM - known for stop, known in zip(stops, self._known, strict=True)]
+        self._limit = [known + _ROOM for known in self._known]
+
+    def move_to(self, rows: Sequence[DecodeRow]) -> bool:
+        """Bring the lists to where the same rows stand now; False if a tail has outgrown its
+        room.
+        """
+        lengths = []
+        for index, row in enumerate(rows):
+            tail = row.tail
+            lengths.append(tail.length)
+            count = len(tail.pages)
+            if count != self._known[index]:
+                if count > self._limit[index]:
+                    return False
+                first, base = self._known[index], self._base[index]
+                self._pages[base + first : base + count] = tail.pages[first:]
+                self._known[index] = count
+        self._positions[:] = [row.position for row in rows]
+        self._tail_bounds[:] = np.asarray(lengths)[self._tail_row]
+        return True
+
+
+def _last_places(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:
+    """The index of every tail's last item, where ``before`` items precede them all."""
+    ends = before + np.cumsum([len(parts) for parts in tails])
+    return [int(end) - 1 for end in ends]
+
+
+def _with_room(item: Item) -> Item:
+    # the pages to come: any page will do, since the bound hides it
+    return Item([*item.pages, *[item.pages[-1]] * _ROOM], item.first_page, item.entries)

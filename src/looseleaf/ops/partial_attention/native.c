@@ -1,0 +1,395 @@
+/* The attention of a step on the CPU: store keys and values, attend over a work list, merge.
+
+   Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, INTERLEAVED, KV_TYPE), so that every
+   loop over dims has a constant length and becomes vector instructions. Keys and values are read where
+   they lie, once per item and block of query rows; all arithmetic is fp32, softmax in base 2. The arrays
+   are those of `WorkList`; the Python beside this file says what each means. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if KV_TYPE == 0
+typedef float kv_t;
+static inline float load(kv_t x) { return x; }
+static inline kv_t store(float x) { return x; }
+#elif KV_TYPE == 1
+typedef uint16_t kv_t; /* bfloat16: the upper half of a float */
+static inline float load(kv_t x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+static inline kv_t store(float x) {
+    union { float value; uint32_t bits; } u = {x};
+    if (x != x) return (kv_t)((u.bits >> 16) | 64); /* a NaN stays one */
+    return (kv_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
+}
+#else
+typedef _Float16 kv_t;
+static inline float load(kv_t x) { return (float)x; }
+static inline kv_t store(float x) { return (kv_t)x; }
+#endif
+
+/* LANES floats, the widest that the processor has and that HEAD_DIM is a multiple of */
+typedef float vec __attribute__((vector_size(4 * LANES)));
+enum { VECS = HEAD_DIM / LANES };
+
+static inline vec load_vec(const kv_t *p) {
+#if KV_TYPE == 0
+    vec wide;
+    memcpy(&wide, p, sizeof wide);
+    return wide;
+#elif KV_TYPE == 1
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    halves narrow;
+    memcpy(&narrow, p, sizeof narrow);
+    return (vec)(__builtin_convertvector(narrow, words) << 16);
+#else
+    typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
+    halves narrow;
+    memcpy(&narrow, p, sizeof narrow);
+    return __builtin_convertvector(narrow, vec);
+#endif
+}
+
+enum { TILE = 64, STORE = 1, PARTIAL = 2, MERGE = 4 };
+static const float LOG2_E = 1.44269504088896f, LN_2 = 0.693147180559945f;
+
+typedef struct {
+    /* the work list; NULL where there is none */
+    const int32_t *num_items, *item_page_indptr, *item_entry_indptr, *item_kv_head, *item_explicit;
+    const int32_t *page_indices, *page_positions;
+    const int32_t *entry_row, *entry_offset, *entry_bound, *entry_mask, *entry_state;
+    const int32_t *mask_words, *row_positions, *row_state_indptr, *slot_positions;
+    /* of every row of the step: where its key goes, and where that stands in its frame */
+    const int64_t *slots, *frame_positions;
+    const float *cos, *sin, *slopes;
+    float *state_out, *state_lse;
+    int64_t num_rows, num_decode_rows, num_states, num_kv_heads, window, slot_positions_stride;
+    float softmax_scale, soft_cap;
+} Plan;
+
+typedef struct { /* strides in elements; the dims of a head are neighbours */
+    const kv_t *q, *k, *v;
+    kv_t *k_pages, *v_pages, *out;
+    int64_t q_row, q_head, k_row, k_head, v_row, v_head, out_row;
+    int64_t k_page, k_page_head, v_page, v_page_head;
+} Tensors;
+
+/* 2^x for x <= 0, relative error below 3e-7; exactly 0 far below */
+static inline float exp2_fast(float x) {
+    float clamped = x < -126.0f ? -126.0f : x;
+    float whole = rintf(clamped), f = clamped - whole;
+    float p = 1.5403530e-4f;
+    p = p * f + 1.3333558e-3f;
+    p = p * f + 9.6181291e-3f;
+    p = p * f + 5.5504109e-2f;
+    p = p * f + 2.4022651e-1f;
+    p = p * f + 6.9314718e-1f;
+    p = p * f + 1.0f;
+    union { int32_t bits; float value; } scale = {((int32_t)whole + 127) << 23};
+    return x < -126.0f ? 0.0f : p * scale.value;
+}
+
+/* out[n] = the sum of the lanes of sums[n], for n < count */
+static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, int count, float *out) {
+#if LANES > 1 && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define EVEN_ODD 1
+#endif
+#endif
+#if EVEN_ODD && LANES == 16
+#define PAIRS(a, b)                                                                                       \
+    (__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +           \
+     __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
+#elif EVEN_ODD && LANES == 8
+#define PAIRS(a, b)                                                                                       \
+    (__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +                                           \
+     __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15))
+#elif EVEN_ODD && LANES == 4
+#define PAIRS(a, b)                                                                                       \
+    (__builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7))
+#endif
+#ifdef PAIRS
+    if (count == LANES) { /* all sums at once: neighbours, then pairs of neighbours, and so on */
+        vec level[LANES];
+        for (int n = 0; n < LANES; n++) level[n] = sums[n];
+        for (int left = LANES / 2; left; left /= 2)
+            for (int n = 0; n < left; n++) level[n] = PAIRS(level[2 * n], level[2 * n + 1]);
+        memcpy(out, level, sizeof *level);
+        return;
+    }
+#endif
+    for (int n = 0; n < count; n++) {
+        float sum = 0.0f;
+        for (int i = 0; i < LANES; i++) sum += sums[n][i];
+        out[n] = sum;
+    }
+}
+
+/* x turned to `position`, times `factor` */
+static inline void turn(const kv_t *x, int64_t position, const Plan *plan, float factor, float *turned) {
+    const float *cos = plan->cos + position * (ROTARY_DIM / 2), *sin = plan->sin + position * (ROTARY_DIM / 2);
+    for (int i = 0; i < ROTARY_DIM / 2; i++) {
+        int a = INTERLEAVED ? 2 * i : i, b = INTERLEAVED ? 2 * i + 1 : i + ROTARY_DIM / 2;
+        float first = load(x[a]), second = load(x[b]);
+        turned[a] = (first * cos[i] - second * sin[i]) * factor;
+        turned[b] = (second * cos[i] + first * sin[i]) * factor;
+    }
+    for (int i = ROTARY_DIM; i < HEAD_DIM; i++) turned[i] = load(x[i]) * factor;
+}
+
+static void store_row(const Plan *plan, const Tensors *t, int64_t row) {
+    int64_t slot = plan->slots[row];
+    if (slot < 0) return;
+    int64_t page = slot / PAGE_SIZE, place = (slot % PAGE_SIZE) * HEAD_DIM;
+    for (int64_t head = 0; head < plan->num_kv_heads; head++) {
+        const kv_t *k = t->k + row * t->k_row + head * t->k_head;
+        const kv_t *v = t->v + row * t->v_row + head * t->v_head;
+        kv_t *k_slot = t->k_pages + page * t->k_page + head * t->k_page_head + place;
+        float turned[HEAD_DIM];
+        turn(k, plan->frame_positions[row], plan, 1.0f, turned);
+        for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = store(turned[d]);
+        memcpy(t->v_pages + page * t->v_page + head * t->v_page_head + place, v, HEAD_DIM * sizeof(kv_t));
+    }
+}
+
+/* Packed row `m` of an item is entry m / GROUP, query head m % GROUP of the KV head. */
+typedef struct {
+    int32_t row, position, bound, mask, state, head;
+    float slope;
+} PackedRow;
+
+static inline PackedRow packed_row(const Plan *plan, int32_t first_entry, int32_t m, int64_t kv_head) {
+    int32_t entry = first_entry + m / GROUP, head = (int32_t)kv_head * GROUP + m % GROUP;
+    int32_t row = plan->entry_row[entry];
+    PackedRow packed = {
+        .row = row,
+        .position = plan->row_positions[row] - plan->entry_offset[entry],
+        .bound = plan->entry_bound[entry],
+        .mask = plan->entry_mask[entry],
+        .state = plan->entry_state[entry],
+        .head = head,
+        .slope = plan->slopes ? plan->slopes[head] * LOG2_E : 0.0f,
+    };
+    return packed;
+}
+
+/* Whether a key at `position` of the frame is hidden from a row besides by its bound. */
+static inline int hidden(const Plan *plan, const PackedRow *row, int32_t position) {
+    if (plan->window && row->position - position >= plan->window) return 1;
+    if (row->mask < 0) return 0;
+    uint32_t word = (uint32_t)plan->mask_words[row->mask + position / 32];
+    return (word >> (position % 32)) & 1;
+}
+
+/* scores[m][n] = q[m] . keys[n], for ROWS rows and a tile of keys */
+static inline __attribute__((always_inline)) void score_tile(
+    const int ROWS, const vec (*q)[VECS], const kv_t *const *keys, int count, float (*scores)[TILE]) {
+    vec sums[4][LANES];
+    for (int first = 0; first < count; first += LANES) {
+        int some = count - first < LANES ? count - first : LANES;
+        for (int n = 0; n < some; n++) {
+            const kv_t *key = keys[first + n];
+            vec sum[4];
+            for (int i = 0; i < VECS; i++) {
+                vec wide = load_vec(key + i * LANES);
+                for (int m = 0; m < ROWS; m++) sum[m] = i ? sum[m] + q[m][i] * wide : q[m][i] * wide;
+            }
+            for (int m = 0; m < ROWS; m++) sums[m][n] = sum[m];
+        }
+        for (int m = 0; m < ROWS; m++) sum_lanes(sums[m], some, scores[m] + first);
+    }
+}
+
+/* acc[m] += sum over keys of scores[m][n] * values[n]; a key without any weight is not read as a number
+   if `special`: it may be anything */
+static inline __attribute__((always_inline)) void weigh_tile(
+    const int ROWS, const kv_t *const *values, int count, int special, const float (*scores)[TILE],
+    vec (*acc)[VECS]) {
+    enum { WIDTH = LANES >= 16 ? 4 : 2 }; /* vectors of each row that stay in registers */
+    for (int first = 0; first < VECS; first += WIDTH) {
+        int width = VECS - first < WIDTH ? VECS - first : WIDTH;
+        vec sum[4][WIDTH];
+        for (int m = 0; m < ROWS; m++)
+            for (int i = 0; i < WIDTH; i++) sum[m][i] = i < width ? acc[m][first + i] : (vec){0};
+        for (int n = 0; n < count; n++) {
+            if (special) {
+                float seen = 0.0f;
+                for (int m = 0; m < ROWS; m++) seen += scores[m][n];
+                if (seen == 0.0f) continue;
+            }
+            for (int i = 0; i < WIDTH; i++) {
+                if (VECS % WIDTH && i >= width) continue;
+                vec wide = load_vec(values[n] + (first + i) * LANES);
+                for (int m = 0; m < ROWS; m++) sum[m][i] += scores[m][n] * wide;
+            }
+        }
+        for (int m = 0; m < ROWS; m++)
+            for (int i = 0; i < WIDTH; i++)
+                if (i < width) acc[m][first + i] = sum[m][i];
+    }
+}
+
+/* Scores to weights, in place; the running maximum, sum and output move on. */
+static inline __attribute__((always_inline)) void soften(
+    const Plan *plan, const PackedRow *row, const int32_t *positions, int count, int special,
+    float *score, float *peak, float *total, vec *acc) {
+    if (plan->soft_cap != 0.0f) {
+        float cap = plan->soft_cap * LOG2_E;
+        for (int n = 0; n < count; n++) score[n] = cap * tanhf(score[n] / cap);
+    }
+    if (special) {
+        for (int n = 0; n < count; n++) {
+            int32_t position = positions[n];
+            int gone = position < 0 || position >= row->bound || hidden(plan, row, position);
+            score[n] = gone ? -INFINITY : score[n] - row->slope * (float)(row->position - position);
+        }
+    }
+    float top = *peak, sum = 0.0f;
+#pragma omp simd reduction(max : top)
+    for (int n = 0; n < count; n++) top = score[n] > top ? score[n] : top;
+    if (top == -INFINITY) { /* nothing seen so far */
+        memset(score, 0, sizeof(float) * (size_t)count);
+        return;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int n = 0; n < count; n++) {
+        float weight = exp2_fast(score[n] - top);
+        score[n] = weight;
+        sum += weight;
+    }
+    float kept = exp2_fast(*peak - top);
+    *total = *total * kept + sum;
+    *peak = top;
+    if (kept != 1.0f)
+        for (int i = 0; i < VECS; i++) acc[i] *= kept;
+}
+
+/* ROWS packed rows of an item over all its keys. */
+static inline __attribute__((always_inline)) void read_item(
+    const int ROWS, const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first) {
+    int32_t first_entry = plan->item_entry_indptr[item];
+    int32_t first_page = plan->item_page_indptr[item], last_page = plan->item_page_indptr[item + 1];
+    int explicit_positions = plan->item_explicit[item];
+    PackedRow rows[4];
+    vec q[4][VECS], acc[4][VECS];
+    float scores[4][TILE], peak[4], total[4];
+    int32_t least = INT32_MAX, most = 0;
+    int masked = plan->window != 0 || plan->slopes != 0 || explicit_positions;
+    for (int m = 0; m < ROWS; m++) {
+        rows[m] = packed_row(plan, first_entry, first + m, kv_head);
+        const kv_t *query = t->q + rows[m].row * t->q_row + rows[m].head * t->q_head;
+        /* a row before the frame sees nothing in it, and has no angle there */
+        turn(query, rows[m].position < 0 ? 0 : rows[m].position, plan, plan->softmax_scale * LOG2_E,
+             (float *)q[m]);
+        least = rows[m].bound < least ? rows[m].bound : least;
+        most = rows[m].bound > most ? rows[m].bound : most;
+        masked |= rows[m].mask >= 0;
+        peak[m] = -INFINITY;
+        total[m] = 0.0f;
+        memset(acc[m], 0, sizeof acc[m]);
+    }
+    const kv_t *keys[TILE], *values[TILE];
+    int32_t positions[TILE];
+    int count = 0, special = masked;
+    for (int32_t ordinal = first_page; ordinal < last_page; ordinal++) {
+        int64_t page = plan->page_indices[ordinal];
+        int32_t start = plan->page_positions[ordinal], slots = PAGE_SIZE;
+        if (!explicit_positions) {
+            if (start >= most) slots = 0;
+            else if (most - start < PAGE_SIZE) slots = most - start;
+            special |= start + slots > least;
+        }
+        const kv_t *key = t->k_pages + page * t->k_page + kv_head * t->k_page_head;
+        const kv_t *value = t->v_pages + page * t->v_page + kv_head * t->v_page_head;
+        for (int slot = 0; slot < slots; slot++) {
+            keys[count] = key + slot * HEAD_DIM;
+            values[count] = value + slot * HEAD_DIM;
+            positions[count] = explicit_positions
+                                   ? plan->slot_positions[page * plan->slot_positions_stride + slot]
+                                   : start + slot;
+            count++;
+        }
+        int last = ordinal + 1 == last_page;
+        if (count && (last || count + PAGE_SIZE > TILE)) {
+            score_tile(ROWS, q, keys, count, scores);
+            for (int m = 0; m < ROWS; m++)
+                soften(plan, &rows[m], positions, count, special, scores[m], &peak[m], &total[m], acc[m]);
+            if (special) weigh_tile(ROWS, values, count, 1, scores, acc);
+            else weigh_tile(ROWS, values, count, 0, scores, acc);
+            count = 0;
+            special = masked;
+        }
+    }
+    for (int m = 0; m < ROWS; m++) {
+        int64_t place = (int64_t)rows[m].state * plan->num_kv_heads * GROUP + rows[m].head;
+        float *out = plan->state_out + place * HEAD_DIM;
+        float scale = total[m] > 0.0f ? 1.0f / total[m] : 0.0f;
+        for (int i = 0; i < VECS; i++) acc[m][i] *= scale;
+        memcpy(out, acc[m], sizeof acc[m]);
+        plan->state_lse[place] = total[m] > 0.0f ? (peak[m] + log2f(total[m])) * LN_2 : -INFINITY;
+    }
+}
+
+static void run_unit(const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head) {
+    int32_t only = plan->item_kv_head[item];
+    if (only >= 0 && only != kv_head) return;
+    int32_t packed = (plan->item_entry_indptr[item + 1] - plan->item_entry_indptr[item]) * GROUP;
+    for (int32_t first = 0; first < packed;) {
+        switch (packed - first) {
+            case 1: read_item(1, plan, t, item, kv_head, first); first += 1; break;
+            case 2: read_item(2, plan, t, item, kv_head, first); first += 2; break;
+            case 3: read_item(3, plan, t, item, kv_head, first); first += 3; break;
+            default: read_item(4, plan, t, item, kv_head, first); first += 4;
+        }
+    }
+}
+
+static void merge_row(const Plan *plan, const Tensors *t, int64_t row) {
+    int32_t first = plan->row_state_indptr[row], last = plan->row_state_indptr[row + 1];
+    int64_t heads = plan->num_kv_heads * GROUP;
+    for (int64_t head = 0; head < heads; head++) {
+        float top = -INFINITY, total = 0.0f, sum[HEAD_DIM];
+        memset(sum, 0, sizeof sum);
+        for (int32_t state = first; state < last; state++) {
+            float lse = plan->state_lse[state * heads + head];
+            top = lse > top ? lse : top;
+        }
+        for (int32_t state = first; state < last && top > -INFINITY; state++) {
+            float weight = exp2_fast((plan->state_lse[state * heads + head] - top) * LOG2_E);
+            if (weight == 0.0f) continue;
+            const float *out = plan->state_out + (state * heads + head) * HEAD_DIM;
+            total += weight;
+            for (int d = 0; d < HEAD_DIM; d++) sum[d] += weight * out[d];
+        }
+        float scale = total > 0.0f ? 1.0f / total : 0.0f;
+        kv_t *out = t->out + row * t->out_row + head * HEAD_DIM;
+        for (int d = 0; d < HEAD_DIM; d++) out[d] = store(sum[d] * scale);
+    }
+}
+
+/* The phases of a step that `phases` names, each done by all threads before the next begins. */
+void looseleaf_attention(const Plan *plan, const Tensors *tensors, int64_t phases) {
+#pragma omp parallel
+    {
+        if (phases & STORE) {
+#pragma omp for
+            for (int64_t row = 0; row < plan->num_rows; row++) store_row(plan, tensors, row);
+        }
+        if (phases & PARTIAL) {
+            int64_t heads = plan->num_kv_heads, units = plan->num_items[0] * heads;
+            int64_t lses = plan->num_states * heads * GROUP;
+#pragma omp for
+            for (int64_t place = 0; place < lses; place++) plan->state_lse[place] = -INFINITY;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t unit = 0; unit < units; unit++)
+                run_unit(plan, tensors, (int32_t)(unit / heads), unit % heads);
+        }
+        if (phases & MERGE) {
+#pragma omp for
+            for (int64_t row = 0; row < plan->num_decode_rows; row++) merge_row(plan, tensors, row);
+        }
+    }
+}

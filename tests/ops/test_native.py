@@ -1,0 +1,156 @@
+"""The C kernels answer to the references: every rule, mask, patch, empty row, dtype and shape.
+
+Pages are poisoned with NaN wherever no row may look, as for the other kernels.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from looseleaf.errors import InvalidOption, NativeUnavailable
+from looseleaf.ops import native_build
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.native_build import cache_folder, find_compiler, load_library
+from looseleaf.ops.partial_attention import WorkList, partial_attention
+from looseleaf.ops.rotate import rotate
+from looseleaf.testing.budget import assert_state_within_budget
+from looseleaf.testing.build import SceneBuilder
+from looseleaf.testing.lists import work_list
+from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.poison import poisoned
+from looseleaf.testing.scene import Scene, Shape
+from looseleaf.testing.variants import VARIANTS
+from looseleaf.types import AttnState
+
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+# few shapes, since each is compiled; what is no constant to the compiler varies freely
+SHAPES = st.builds(
+    Shape,
+    num_qo_heads=st.just(4),
+    num_kv_heads=st.sampled_from([1, 2]),
+    head_dim=st.just(32),
+    rotary_dim=st.sampled_from([None, 12]),
+    soft_cap=st.sampled_from([0.0, 3.0]),
+    window=st.sampled_from([0, 1, 25]),
+    alibi=st.booleans(),
+    masks=st.booleans(),
+    patches=st.booleans(),
+    per_head=st.booleans(),
+    num_requests=st.integers(1, 5),
+)
+
+
+def decode_scene(seed: int, shape: Shape) -> Scene:
+    return SceneBuilder(seed, shape).decode()
+
+
+def partial_states(scene: Scene, work: WorkList) -> AttnState:
+    with poisoned():
+        return partial_attention(
+            scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule,
+            scene.slot_positions, "native",
+        )  # fmt: skip
+
+
+def attended(scene: Scene, work: WorkList) -> AttnState:
+    return merge_states(partial_states(scene, work), work.row_state_indptr)
+
+
+def assert_right(actual: AttnState, scene: Scene) -> None:
+    dtype = scene.shape.dtype
+    plain = dense_attention(scene, dtype)
+    assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
+
+
+@EVERY_VARIANT
+def test_decode_attends_within_the_budget(variant: str) -> None:
+    scene = decode_scene(11, VARIANTS[variant])
+    for grouped, pages in [(True, None), (False, 1)]:
+        assert_right(
+            attended(scene, work_list(scene, grouped=grouped, pages_per_item=pages)), scene
+        )
+
+
+@settings(max_examples=60)
+@given(shape=SHAPES, seed=st.integers(0, 2**16), pages=st.integers(1, 6), grouped=st.booleans())
+def test_decode_is_dense_attention_under_random_rules(
+    shape: Shape, seed: int, pages: int, grouped: bool
+) -> None:
+    scene = decode_scene(seed, shape)
+    work = work_list(scene, grouped=grouped, pages_per_item=pages, seed=seed)
+    assert_right(attended(scene, work), scene)
+
+
+@HALF
+@pytest.mark.parametrize("variant", ["gqa", "soft-cap", "window", "alibi", "everything"])
+def test_half_precision_attends_within_the_budget(variant: str, dtype: torch.dtype) -> None:
+    scene = decode_scene(13, replace(VARIANTS[variant], dtype=dtype))
+    assert_right(attended(scene, work_list(scene)), scene)
+
+
+def test_no_items_are_empty_states() -> None:
+    scene = decode_scene(15, Shape())
+    work = work_list(scene)
+    nothing = replace(work, num_items=torch.zeros_like(work.num_items))
+    state = partial_states(scene, nothing)
+    assert state.lse.shape == (nothing.state_capacity, 4)
+    assert (state.lse == -torch.inf).all()
+
+
+def test_patches_without_slot_positions_are_refused() -> None:
+    scene = decode_scene(17, VARIANTS["patches"])
+    with pytest.raises(InvalidOption, match="slot_positions"):
+        partial_attention(
+            scene.q, scene.k_pages, scene.v_pages, work_list(scene), scene.rotation, scene.rule,
+            implementation="native",
+        )  # fmt: skip
+
+
+def test_what_the_kernels_can_not_do_is_refused() -> None:
+    scene = decode_scene(18, Shape())
+    work = work_list(scene)
+    with pytest.raises(InvalidOption, match="make them the same"):
+        partial_attention(
+            scene.q.half(), scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule,
+            implementation="native",
+        )  # fmt: skip
+    with pytest.raises(NativeUnavailable, match="float64"):
+        partial_attention(
+            scene.q.double(), scene.k_pages.double(), scene.v_pages.double(), work, scene.rotation,
+            scene.rule, implementation="native",
+        )  # fmt: skip
+    with pytest.raises(InvalidOption, match="no C kernel"):
+        rotate(scene.q, torch.arange(len(scene.q)), scene.rotation, implementation="native")
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(NativeUnavailable, match=r"install gcc or clang, .*cpu_kernels='torch'"):
+        find_compiler()
+
+
+def test_a_source_that_does_not_compile_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(NativeUnavailable, match="can't compile"):
+        load_library("int f(void) { return ANSWER }", (("ANSWER", 4),))
+    assert not list(cache_folder().iterdir())
+
+
+def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = "int answer(void) { return ANSWER; }"
+    assert load_library(source, (("ANSWER", 41),)).answer() == 41
+    assert load_library(source, (("ANSWER", 42),)).answer() == 42
+    assert len(list(cache_folder().iterdir())) == 2
+    load_library.cache_clear()
+    # from here on a compiler would fail, and none is asked
+    monkeypatch.setattr(native_build, "_compile", None)
+    assert load_library(source, (("ANSWER", 41),)).answer() == 41
