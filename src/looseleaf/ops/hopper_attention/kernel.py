@@ -7,7 +7,6 @@ the other takes exponentials. Rows, frames and bounds are those of the portable 
 caps, slopes, bitmaps and explicit positions are left to them.
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -200,75 +199,127 @@ def _plain_end(
 
 
 @gluon.jit
+def _score(
+    q_tiles, k_tiles, stage, WORKER: gl.constexpr, HALVES: gl.constexpr, S_LAYOUT: gl.constexpr
+):
+    """Scores of a tile of keys, begun and not waited for."""
+    scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
+    scores = warpgroup_mma(
+        q_tiles.index(WORKER * HALVES), k_tiles.index(stage * HALVES).permute((1, 0)),
+        scores, use_acc=False, is_async=True,
+    )  # fmt: skip
+    if HALVES == 2:
+        scores = warpgroup_mma(
+            q_tiles.index(WORKER * HALVES + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
+            scores, is_async=True,
+        )  # fmt: skip
+    return scores
+
+
+@gluon.jit
+def _weigh(scores, peak, total, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
+           S_LAYOUT: gl.constexpr):  # fmt: skip
+    """Weights of a tile, the new peak and total, and by what the values so far shrink."""
+    first_page, num_slots, plain_end, bound, _ = keys
+    if start + KEYS > plain_end:
+        position = _key_positions(
+            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(0, S_LAYOUT)
+        )
+        scores = gl.where(position[None, :] < bound[:, None], scores, float("-inf"))
+    new_peak = gl.maximum(peak, gl.max(scores, 1))
+    # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
+    pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weight = gl.exp2(scores - pivot[:, None])
+    shrink = gl.exp2(peak - pivot)
+    return weight, new_peak, total * shrink + gl.sum(weight, 1), shrink
+
+
+@gluon.jit
+def _clear_tile(v_tiles, stage, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
+                HALVES: gl.constexpr):  # fmt: skip
+    """Clear what no row sees of a tile of values, if there may be such."""
+    KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    first_page, num_slots, plain_end, _, last_bound = keys
+    if start + KEYS > plain_end:
+        position = _key_positions(
+            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(1, KEY_LAYOUT)
+        )
+        for half in gl.static_range(HALVES):
+            _clear_unseen(v_tiles.index(stage * HALVES + half), position < last_bound, KEY_LAYOUT)
+        fence_async_shared()
+        _barrier()
+
+
+@gluon.jit
 def _fold_span(
-    q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count,
-    lists, first_page, num_slots, plain_end, bound, last_bound,
+    q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
     WORKER: gl.constexpr, DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The running state with the keys of one span in it."""
+    """The running state with the keys of one span in it.
+
+    The product of a tile's weights and values runs beside the next tile's scores and exponentials.
+    """
     k_full, k_empty, v_full, v_empty = barriers
     HALVES: gl.constexpr = HEAD_DIM // HALF
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    for start in range(0, num_slots, KEYS):
+    stage, phase = count % STAGES, (count // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = _score(q_tiles, k_tiles, stage, WORKER, HALVES, S_LAYOUT)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    _barrier()
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    weight, peak, total, shrink = _weigh(
+        scores, peak, total, lists, keys, 0, DECODE, PAGE_SIZE, S_LAYOUT
+    )
+    b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+    share = gl.convert_layout(shrink, O_ROW)[:, None]
+    low *= share
+    if HALVES == 2:
+        high *= share
+    num_slots = keys[1]
+    for start in range(KEYS, num_slots, KEYS):
         stage, phase = count % STAGES, (count // STAGES) & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
-        scores = warpgroup_mma(
-            q_tiles.index(WORKER * HALVES), k_tiles.index(stage * HALVES).permute((1, 0)),
-            scores, use_acc=False, is_async=True,
-        )  # fmt: skip
-        if HALVES == 2:
-            scores = warpgroup_mma(
-                q_tiles.index(WORKER * HALVES + 1),
-                k_tiles.index(stage * HALVES + 1).permute((1, 0)), scores, is_async=True,
-            )  # fmt: skip
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        _barrier()
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        is_plain = start + KEYS <= plain_end
-        if not is_plain:
-            position = _key_positions(
-                lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(0, S_LAYOUT)
-            )
-            visible = position[None, :] < bound[:, None]
-            scores = gl.where(visible, scores, float("-inf"))
-        new_peak = gl.maximum(peak, gl.max(scores, 1))
-        # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
-        pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weight = gl.exp2(scores - pivot[:, None])
-        shrink = gl.exp2(peak - pivot)
-        total = total * shrink + gl.sum(weight, 1)
-        peak = new_peak
-        b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-        share = gl.convert_layout(shrink, O_ROW)[:, None]
-        low = low * share
-        if HALVES == 2:
-            high = high * share
+        next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
+        mbarrier.wait(k_full.index(next_stage), next_phase)
+        scores = _score(q_tiles, k_tiles, next_stage, WORKER, HALVES, S_LAYOUT)
         mbarrier.wait(v_full.index(stage), phase)
-        if not is_plain:
-            position = _key_positions(
-                lists, first_page, num_slots, start, DECODE, PAGE_SIZE,
-                gl.SliceLayout(1, KEY_LAYOUT),
-            )  # fmt: skip
-            for half in gl.static_range(HALVES):
-                _clear_unseen(
-                    v_tiles.index(stage * HALVES + half), position < last_bound, KEY_LAYOUT
-                )
-            fence_async_shared()
-            _barrier()
+        # in a span only the last tiles hold what is not seen, and they come below
         low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
         if HALVES == 2:
             high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
+        scores = warpgroup_mma_wait(HALVES, deps=[scores])
+        _barrier()
+        mbarrier.arrive(k_empty.index(next_stage), count=1)
+        weight, peak, total, shrink = _weigh(
+            scores, peak, total, lists, keys, start, DECODE, PAGE_SIZE, S_LAYOUT
+        )
+        if HALVES == 2:
             low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
         else:
             low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
         _barrier()
         mbarrier.arrive(v_empty.index(stage), count=1)
+        b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+        share = gl.convert_layout(shrink, O_ROW)[:, None]
+        low *= share
+        if HALVES == 2:
+            high *= share
         count += 1
-    return low, high, peak, total, count
+    stage, phase = count % STAGES, (count // STAGES) & 1
+    mbarrier.wait(v_full.index(stage), phase)
+    _clear_tile(v_tiles, stage, lists, keys, (num_slots - 1) // KEYS * KEYS, DECODE, PAGE_SIZE,
+                HALVES)  # fmt: skip
+    low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
+    if HALVES == 2:
+        high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
+        low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
+    else:
+        low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
+    _barrier()
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return low, high, peak, total, count + 1
 
 
 @gluon.jit
@@ -352,7 +403,7 @@ def _compute(
                     _barrier()
                     low, high, peak, total, count = _fold_span(
                         q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count,
-                        lists, first_page, num_slots, plain_end, bound, last_bound,
+                        lists, (first_page, num_slots, plain_end, bound, last_bound),
                         WORKER, DECODE, HEAD_DIM, PAGE_SIZE, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
             empty = total == 0.0
