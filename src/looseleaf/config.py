@@ -126,15 +126,20 @@ class SchedulerConfig:
     """How requests share a step."""
 
     max_num_seqs: int = _option(64, "sequences that run at once")
-    max_num_batched_tokens: int = _option(2048, "tokens that one step computes at most")
+    max_num_batched_tokens: int | None = _option(
+        None, "tokens that one step computes at most; default: 2048 on a CPU, 8192 on a GPU"
+    )
     grouping: bool = _option(
         True, "rows that read the same pages share one work item, whatever their offsets"
+    )
+    batch_invariant: bool = _option(
+        False, "attention splits and merges the same way whatever else is in the batch; slower"
     )
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs > 0, "max_num_seqs must be positive")
         _require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
+            self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
             f"{self.max_num_seqs}, or running sequences leave no room for new ones",
         )
@@ -158,6 +163,9 @@ class EngineConfig:
         "where there is a C compiler",
     )
     salt: str = _option("", "caches with different salts share nothing")
+    cuda_graphs: bool = _option(
+        True, "on a GPU, replay steps of few rows instead of launching every kernel"
+    )
     seed: int = _option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -174,6 +182,11 @@ class EngineConfig:
             self.cpu_kernels in ("auto", "native", "torch"),
             f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
         )
+
+    def batched_tokens(self, on_gpu: bool) -> int:
+        """What a step computes at most: as asked for, or what the device is fast with."""
+        asked = self.scheduler.max_num_batched_tokens
+        return asked or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)
 
 
 @dataclass(frozen=True)

@@ -86,3 +86,15 @@ class NativeUnavailable(LooseleafError):
 
 class IntegrityError(LooseleafError):
     """The page pool's books do not balance: a bug in Looseleaf, please report it."""
+
+
+def as_looseleaf_error(error: Exception) -> LooseleafError:
+    """``error`` itself if it is one of ours, else an EngineFault that it caused."""
+    if isinstance(error, LooseleafError):
+        return error
+    fault = EngineFault(
+        f"a fault inside the engine ended this request ({type(error).__name__}: {error}): "
+        "send it again, and report it if it happens twice"
+    )
+    fault.__cause__ = error
+    return fault

@@ -201,7 +201,7 @@ def test_a_fault_in_a_step_ends_its_requests_and_the_engine_goes_on(
         for _ in range(good_steps):
             llm.engine.step()
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.runner, "run", lambda work: 1 / 0)
+            patch.setattr(llm.engine.runner, "run", lambda *_: 1 / 0)
             assert llm.engine.step() == [progress]
         assert isinstance(progress.error, EngineFault)
         assert isinstance(progress.error.__cause__, ZeroDivisionError)

@@ -57,11 +57,7 @@ def test_no_request_makes_a_fault_or_loses_a_page(fuzzed: Live, method: str, pat
     )
     def ask(case: schemathesis.Case) -> None:
         response = case.call(base_url=fuzzed.url, timeout=20)
-        case.validate_response(
-            response, checks=[not_a_server_error, response_schema_conformance]
-        )
-
-
+        case.validate_response(response, checks=[not_a_server_error, response_schema_conformance])
 
     given(case=operation.as_strategy())(ask)()
     fuzzed.wait_until_idle()

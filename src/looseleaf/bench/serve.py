@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from looseleaf.bench.serving import ServerProcess
+from looseleaf.bench.server_process import ServerProcess
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError

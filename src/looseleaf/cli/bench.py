@@ -138,6 +138,37 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     _report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
 
 
+@bench.command()
+@click.option(
+    "--shape",
+    default="llama-3.1-8b",
+    show_default=True,
+    help="shape of the random model; tiny runs at toy sizes anywhere",
+)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@click.option("--repetitions", type=int, help="of every line [default: 5]")
+@_OUTPUT
+def serving(shape: str, device: str, repetitions: int | None, output: Path | None) -> None:
+    """First tokens, time per token and throughput of a server's work, beside their floors."""
+    import dataclasses
+
+    from looseleaf.bench.serving import ServingSizes, measure
+    from looseleaf.engine.loading import pick_device
+
+    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    if repetitions is not None:
+        sizes = dataclasses.replace(sizes, repetitions=repetitions)
+    rows = []
+    for row in measure(shape, sizes, pick_device(device)):
+        rows.append(row)
+        click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
+    shown = (
+        "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
+        "roofline_share",
+    )  # fmt: skip
+    _report(rows, f"serving: {shape}", shown, output, "serving")
+
+
 def _report(
     rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
 ) -> None:

@@ -5,36 +5,35 @@ requests can be added and aborted."""
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
 from itertools import count
 
 from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.books import Books
+from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
+from looseleaf.engine.drawing import Draw, Drawing
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.intake import Intake
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
-from looseleaf.engine.runner import Runner, logit_sequences
-from looseleaf.engine.sampling import (
-    Sampler,
-    SamplingBatch,
-    TokenLogprob,
-)
+from looseleaf.engine.rows import awaited_token, logit_sequences
+from looseleaf.engine.runner import Runner
+from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
-from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.stats import EngineCounters, EngineSnapshot, SharedKeys, StepStats
+from looseleaf.engine.sequence import Phase, Sequence
+from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.errors import (
     DeadlineExceeded,
-    EngineFault,
     InvalidOption,
     InvalidRequest,
     LooseleafError,
     PoolTooSmall,
+    as_looseleaf_error,
 )
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
@@ -55,16 +54,21 @@ class EngineParts:
     max_model_len: int
 
 
-@dataclass(eq=False)
-class _Batch:
-    """The sampling batch of the outputs that made it, kept while the same rows decode."""
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device computes or has computed, and the tokens that it yields."""
 
-    outputs: list[OutputProgress] = field(default_factory=list)
-    sampling: SamplingBatch | None = None
+    work: StepWork
+    draws: list[Draw]
 
 
 class Engine:
-    """Runs requests over one model. Not thread-safe: one caller at a time."""
+    """Runs requests over one model. Not thread-safe: one caller at a time.
+
+    On a GPU it runs one step ahead of its own eyes: the next step is planned and launched before
+    the tokens of the last one have arrived, and reads them on the device. An output that turns out
+    to have ended is computed once in vain.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
         self.config = parts.config
@@ -72,24 +76,29 @@ class Engine:
         self.max_model_len = parts.max_model_len
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
-        self.counters = EngineCounters()
         self.last_step: StepStats | None = None
         vocab_size = parts.runner.model.config.vocab_size
         self.prompts = PromptBuilder(parts.tokenizer, vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, vocab_size)
         self.documents = Documents(self.store, parts.keys, self.warm, self.abort)
+        page_size = parts.config.cache.page_size
+        self._books = Books(parts.runner.attention, self.documents, page_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
         self._intake = Intake(parts.tokenizer, self.grammars, self._admission, parts.max_model_len)
-        self._scheduler = Scheduler(parts.config.scheduler, self._admission)
-        self._sampler = Sampler()
+        budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
+        self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
+        self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
-        # (when, number, request), the first to end in front
-        self._deadlines: list[tuple[float, int, RequestProgress]] = []
+        self._deadlines = Deadlines()
         self._numbers, self._warm_numbers = count(), count()
-        self._batch = _Batch()
-        self._shared_keys = SharedKeys(self._admission.page_size)
+        self._ahead: _Launched | None = None
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Sums since the engine was made."""
+        return self._books.counters
 
     @property
     def has_work(self) -> bool:
@@ -129,8 +138,7 @@ class Engine:
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
-        if request.deadline is not None:
-            heappush(self._deadlines, (progress.arrived + request.deadline, number, progress))
+        self._deadlines.add(progress)
         return progress
 
     def warm(
@@ -183,25 +191,117 @@ class Engine:
         plan = self.runner.attention.counters
         before = replace(plan)
         changed = self._expire(begun)
-        try:
-            work = self._scheduler.schedule()
-        except Exception as error:
-            # nobody knows how far it came: all that is booked is taken back
-            return changed + self._fail(self._requests.values(), error)
-        changed += [self._refuse(sequence) for sequence in work.refused]
-        if not work.empty or work.admitted:
-            changed += self._compute(work)
+        launched = self._take_ahead() or self._launch_next(changed)
+        if launched is not None:
+            self._finish(launched, changed)
         if self._warming:
             changed += self._end_warm()
+        chunks = launched.work.chunks if launched else []
         self.last_step = StepStats(
             time.perf_counter() - begun,
-            sum(chunk.stop - chunk.start for chunk in work.chunks),
-            len(work.decode),
+            sum(chunk.stop - chunk.start for chunk in chunks),
+            len(launched.work.decode) if launched else 0,
             plan.items - before.items,
             plan.grouped_items - before.grouped_items,
             plan.grouped_rows - before.grouped_rows,
         )
         return list(dict.fromkeys(changed))
+
+    def _launch_next(self, changed: list[RequestProgress]) -> _Launched | None:
+        """Schedule a step and launch it; whom it refuses or fails joins ``changed``."""
+        try:
+            work = self._scheduler.schedule()
+        except Exception as error:
+            # nobody knows how far it came: all that is booked is taken back
+            changed += self._fail(self._requests.values(), error)
+            return None
+        changed += [self._refuse(sequence) for sequence in work.refused]
+        return self._launch(work, changed)
+
+    def _launch(
+        self, work: StepWork, changed: list[RequestProgress], previous: Tensor | None = None
+    ) -> _Launched | None:
+        """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
+        try:
+            self._books.book_admissions(work, self._outputs)
+            if work.empty:
+                return None
+            logits = self.runner.run(work, previous)
+        except Exception as error:
+            changed += self._fail(self._requests_of(work), error)
+            return None
+        self._books.book_step(work, self._outputs)
+        outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
+        if not outputs:
+            return _Launched(work, [])
+
+        def end(output: OutputProgress, error: Exception) -> None:
+            changed.extend(self._fail([output.request], error))
+
+        return _Launched(work, self._drawing.draw(outputs, logits, end))
+
+    def _launch_ahead(
+        self, launched: _Launched, changed: list[RequestProgress]
+    ) -> _Launched | None:
+        """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
+        if len(launched.draws) > 1:
+            return None
+        draw = launched.draws[0] if launched.draws else None
+        yielding = [
+            (row, o) for row, o in enumerate(draw.outputs if draw else []) if not o.finished
+        ]
+        if any(output.sampling.grammar is not None for _, output in yielding):
+            # what a grammar lets follow is known once the token is
+            return None
+        # an output that reaches its length now has no next step
+        going_on = {o.sequence: row for row, o in yielding if not o.stop.ends_with_next}
+        for sequence, row in going_on.items():
+            sequence.append(awaited_token(row))
+        try:
+            work = self._scheduler.schedule_ahead({o.sequence for _, o in yielding} - {*going_on})
+            if work is None:
+                return None
+            return self._launch(work, changed, draw.sampled.token_ids if draw else None)
+        except Exception as error:
+            changed += self._fail(self._requests.values(), error)
+            return None
+        finally:
+            for sequence in going_on:
+                sequence.drop_awaited()
+
+    def _take_ahead(self) -> _Launched | None:
+        """The step that was launched ahead, less what has ended since; None if nothing is left."""
+        launched, self._ahead = self._ahead, None
+        if launched is None:
+            return None
+        work = launched.work
+        decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
+        chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
+        if not decode and not chunks:
+            return None
+        return replace(launched, work=replace(work, decode=decode, chunks=chunks))
+
+    def _finish(self, launched: _Launched, changed: list[RequestProgress]) -> None:
+        """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
+        try:
+            self._scheduler.complete(launched.work)
+        except Exception as error:
+            changed += self._fail(self._requests_of(launched.work), error)
+            return
+        if self.runner.runs_ahead:
+            self._ahead = self._launch_ahead(launched, changed)
+        for draw in launched.draws:
+            taking = [(row, o) for row, o in enumerate(draw.outputs) if not o.finished]
+            tokens = draw.arrival.wait()
+            for row, output in taking:
+                # a sibling's fault may have ended it
+                if not output.finished:
+                    self._take(output, tokens[row], draw.sampled.logprobs.get(row))
+            changed += [output.request for _, output in taking]
+
+    def _requests_of(self, work: StepWork) -> list[RequestProgress]:
+        sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
+        return [self._outputs[s].request for s in sequences if s in self._outputs]
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
@@ -215,49 +315,6 @@ class Engine:
             if segment is None
         ]
         self.store.check(private)
-
-    def _sampling_batch(self, outputs: list[OutputProgress]) -> SamplingBatch:
-        if self._batch.sampling is None or self._batch.outputs != outputs:
-            states = [output.sampling for output in outputs]
-            self._batch = _Batch(outputs, SamplingBatch(states, device=self.runner.model.device))
-        assert self._batch.sampling is not None
-        return self._batch.sampling
-
-    def _compute(self, work: StepWork) -> list[RequestProgress]:
-        try:
-            self._book_admissions(work)
-            if work.empty:
-                return []
-            logits = self.runner.run(work)
-            self._scheduler.complete(work)
-        except Exception as error:
-            sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
-            return self._fail([self._outputs[s].request for s in sequences], error)
-        self._book_step(work)
-        outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
-        if outputs:
-            self._draw(outputs, logits)
-        return [output.request for output in outputs]
-
-    def _draw(self, outputs: list[OutputProgress], logits: Tensor) -> None:
-        """The next token of every output; where that fails, its request ends alone."""
-        try:
-            sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
-        except Exception as error:
-            self._batch = _Batch()
-            if len(outputs) == 1:
-                self._fail([outputs[0].request], error)
-            else:
-                # one by one, to see whose fault it was; so far no state has changed
-                for row, output in enumerate(outputs):
-                    if not output.finished:
-                        self._draw([output], logits[row : row + 1])
-            return
-        tokens = sampled.token_ids.tolist()
-        for row, (output, token) in enumerate(zip(outputs, tokens, strict=True)):
-            # a sibling's fault may have ended it
-            if not output.finished:
-                self._take(output, token, sampled.logprobs.get(row))
 
     def _take(
         self, output: OutputProgress, token: int, logprobs: tuple[TokenLogprob, ...] | None
@@ -276,23 +333,19 @@ class Engine:
         """End requests with ``error``."""
         ended = list(dict.fromkeys(requests))
         for progress in ended:
-            progress.error = _as_error(error)
+            progress.error = as_looseleaf_error(error)
             self.abort(progress.request.request_id)
         return ended
 
     def _expire(self, now: float) -> list[RequestProgress]:
         """End the requests whose deadline has passed."""
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, progress = heappop(self._deadlines)
-            if not progress.finished:
-                expired += self._fail(
-                    [progress],
-                    DeadlineExceeded(
-                        f"the request did not end within its deadline of "
-                        f"{progress.request.deadline} s: allow more time or ask for fewer tokens"
-                    ),
-                )
+        expired = self._deadlines.expired(now)
+        for progress in expired:
+            error = DeadlineExceeded(
+                f"the request did not end within its deadline of {progress.request.deadline} s: "
+                "allow more time or ask for fewer tokens"
+            )
+            self._fail([progress], error)
         return expired
 
     def _end_warm(self) -> list[RequestProgress]:
@@ -317,19 +370,7 @@ class Engine:
         if progress.finished:
             progress.mark_finished()
             self._requests.pop(name, None)
-            self._count_end(progress)
-
-    def _count_end(self, progress: RequestProgress) -> None:
-        if progress.request.warms:
-            return
-        if isinstance(progress.error, DeadlineExceeded):
-            self.counters.deadline_exceeded += 1
-        elif progress.error is not None:
-            self.counters.failed += 1
-        elif any(o.stop.finish and o.stop.finish.reason == "abort" for o in progress.outputs):
-            self.counters.aborted += 1
-        else:
-            self.counters.finished += 1
+            self._books.book_end(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
         """End a request that cannot be admitted though nobody else runs."""
@@ -340,45 +381,6 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
-
-    def _book_admissions(self, work: StepWork) -> None:
-        self.counters.preemptions += len(work.preempted)
-        for sequence, report in work.admitted:
-            output = self._outputs[sequence]
-            if output.reuse is None:
-                if output.request.metrics.admitted is None:
-                    output.request.mark_admitted()
-                    self.documents.note_admission(sequence, report)
-                    if not sequence.warms:
-                        self.counters.count_reuse(report)
-                output.reuse = report
-            else:
-                again = (
-                    report.text_tokens - report.text_tokens_cached + report.document_tokens_computed
-                )
-                output.request.preempted_tokens += again
-
-    def _book_step(self, work: StepWork) -> None:
-        counters, plan = self.counters, self.runner.attention.counters
-        counters.steps += 1
-        counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        counters.items, counters.grouped_items = plan.items, plan.grouped_items
-        counters.grouped_rows = plan.grouped_rows
-        if work.decode:
-            shared = self._shared_keys.of(self.runner.attention.groups, len(work.decode))
-            for sequence, keys in zip(work.decode, shared, strict=True):
-                self._outputs[sequence].request.count_decode(sequence.num_tokens, keys)
-
-
-def _as_error(error: Exception) -> LooseleafError:
-    if isinstance(error, LooseleafError):
-        return error
-    fault = EngineFault(
-        f"a fault inside the engine ended this request ({type(error).__name__}: {error}): "
-        "send it again, and report it if it happens twice"
-    )
-    fault.__cause__ = error
-    return fault
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:

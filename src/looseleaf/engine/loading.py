@@ -42,7 +42,7 @@ def load_engine(
     """
     config = config or EngineConfig()
     folder = find_checkpoint(reference_model("block") if model is None else model)
-    device = _pick_device(config.device)
+    device = pick_device(config.device)
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape)
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
@@ -95,7 +95,11 @@ def longest_context(shape: ModelConfig) -> int | None:
     return stated
 
 
-def _pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of that name, ``auto`` for a GPU if there is one.
+
+    Raises InvalidOption if it is unknown or not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

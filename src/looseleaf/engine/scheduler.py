@@ -7,7 +7,7 @@ nothing waits forever."""
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from looseleaf.config import SchedulerConfig
@@ -38,10 +38,13 @@ class StepWork:
 
 @dataclass
 class Scheduler:
-    """Waiting and running sequences; ``schedule`` makes a step, ``complete`` books it."""
+    """Waiting and running sequences; ``schedule`` makes a step of at most ``token_budget`` tokens,
+    ``complete`` books it.
+    """
 
     config: SchedulerConfig
     admission: Admission
+    token_budget: int
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
 
@@ -70,12 +73,27 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
         admitted = [] if preempted else self._admit_waiting()
-        chunks = self._fill_chunks(self.config.max_num_batched_tokens - len(decode))
+        chunks = self._fill_chunks(self.token_budget - len(decode))
         refused = self._refuse_hopeless() if not self.running and not preempted else []
         idle = not decode and not chunks
         if self.running and idle and not any(s.warms and s.warm for s in self.running):
             raise IntegrityError("sequences run, but none has anything to compute")
         return StepWork(decode, chunks, admitted, preempted, refused)
+
+    def schedule_ahead(self, ending: Collection[Sequence]) -> StepWork | None:
+        """The step behind one whose tokens are not there yet, without the sequences that end with
+        it.
+
+        None if there is nothing to compute, or if an output could only grow at another's cost:
+        who makes room is decided once all tokens are known.
+        """
+        decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
+        if not all(self.admission.grow(sequence) for sequence in decode):
+            return None
+        admitted = self._admit_waiting()
+        chunks = self._fill_chunks(self.token_budget - len(decode))
+        work = StepWork(decode, chunks, admitted, [], [])
+        return None if work.empty else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
         """Book a step that ran; returns the sequences whose prompt is now complete."""

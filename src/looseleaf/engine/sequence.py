@@ -245,8 +245,12 @@ class Sequence:
         return all(run.computed == run.num_tokens for run in self.runs)
 
     def append(self, token: int) -> None:
-        """One more output token."""
+        """One more output token, or a stand-in for one that the device has and the host awaits."""
         self.tail.tokens.append(token)
+
+    def drop_awaited(self) -> None:
+        """Take the stand-in back: the step that reads the token itself is launched."""
+        self.tail.tokens.pop()
 
     def spans_before(self, run: TextRun) -> tuple[ReadSpan, ...]:
         """All parts before ``run``, whole."""

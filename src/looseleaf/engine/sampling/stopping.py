@@ -50,6 +50,11 @@ class StopChecker:
         return self._text
 
     @property
+    def ends_with_next(self) -> bool:
+        """Whether the next token is the last one, whichever it is."""
+        return self.num_tokens + 1 >= self._max_tokens
+
+    @property
     def visible_text(self) -> str:
         """What may be streamed: the text so far without what is held back. It only ever grows."""
         return self._text[: len(self._text) - (0 if self.finish else self._num_held())]

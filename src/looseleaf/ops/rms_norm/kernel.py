@@ -1,0 +1,49 @@
+"""Sum and RMS norm on the device: one program a row, which it reads and writes once."""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    stream, delta, weight, out, features, eps, stride_stream, stride_delta,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    o_x = tl.arange(0, BLOCK)
+    m_x = o_x < features
+    b_x = tl.load(stream + row * stride_stream + o_x, mask=m_x, other=0.0)
+    if delta is not None:
+        b_delta = tl.load(delta + row * stride_delta + o_x, mask=m_x, other=0.0)
+        # rounded as the stream is, so that what is normed is what is stored
+        b_x = (b_x.to(tl.float32) + b_delta.to(tl.float32)).to(stream.dtype.element_ty)
+        tl.store(stream + row * stride_stream + o_x, b_x, mask=m_x)
+    b_x = b_x.to(tl.float32)
+    mean = tl.sum(b_x * b_x, 0) / features
+    b_weight = tl.load(weight + o_x, mask=m_x, other=0.0).to(tl.float32)
+    tl.store(out + row * features + o_x, b_x * tl.rsqrt(mean + eps) * b_weight, mask=m_x)
+
+
+def rms_norm_triton(
+    stream: Float[Tensor, "rows features"],
+    weight: Float[Tensor, " features"],
+    eps: float,
+    delta: Float[Tensor, "rows features"] | None = None,
+) -> Float[Tensor, "rows features"]:
+    """See `looseleaf.ops.rms_norm`."""
+    rows, features = stream.shape
+    out = torch.empty((rows, features), dtype=stream.dtype, device=stream.device)
+    if not out.numel():
+        return out
+    assert stream.stride(1) == weight.stride(0) == 1, "a row must be contiguous"
+    assert delta is None or delta.stride(1) == 1, "a row must be contiguous"
+    block = triton.next_power_of_2(features)
+    _rms_norm_kernel[(rows,)](
+        stream, delta, weight, out, features, eps, stream.stride(0),
+        delta.stride(0) if delta is not None else 0,
+        BLOCK=block, num_warps=max(1, min(16, block // 512)), enable_fp_fusion=True,
+    )  # fmt: skip
+    return out
