@@ -310,8 +310,8 @@ class Engine:
         if progress.finished and (ended := self._warming.pop(name, None)):
             try:
                 ended(progress)
-            except LooseleafError as error:
-                progress.error = error
+            except Exception as error:
+                progress.error = _as_error(error)
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
         if progress.finished:
