@@ -155,6 +155,8 @@ class Engine:
             )
 
         def pin(progress: RequestProgress) -> None:
+            if progress.error is not None:
+                return
             sequence = progress.outputs[0].sequence
             run = sequence.runs[0]
             for page in range(run.computed // self._admission.page_size):
