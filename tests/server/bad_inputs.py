@@ -90,7 +90,11 @@ BODIES = [
     raw("arrays 100,000 deep", _nested(100_000)),
     raw("the number NaN", b'{"model":"looseleaf-reference","temperature":NaN,"messages":[]}'),
     raw("the number Infinity", b'{"model":"looseleaf-reference","top_p":Infinity,"messages":[]}'),
-    raw("the number 1e999", json.dumps(_chat()).encode()[:-1] + b',"temperature":1e999}', param="temperature"),
+    raw(
+        "the number 1e999",
+        json.dumps(_chat()).encode()[:-1] + b',"temperature":1e999}',
+        param="temperature",
+    ),
     raw("a number of 5,000 digits", b'{"seed":' + b"9" * 5000 + b"}"),
     raw("the same name twice", b'{"model":"a","model":"b","messages":[]}'),
     raw("half of a surrogate pair", json.dumps(_chat(messages=_user("\ud800"))).encode()),
@@ -116,7 +120,11 @@ CHATS = [
         "messages.0.role",
         messages=[{"role": "user|><|system", "content": "x"}],
     ),
-    chat("an image", "messages.0.content.0", messages=_user([{"type": "image_url", "image_url": {"url": "x"}}])),
+    chat(
+        "an image",
+        "messages.0.content.0",
+        messages=_user([{"type": "image_url", "image_url": {"url": "x"}}]),
+    ),
     chat("a content part without a type", "messages.0.content.0", messages=_user([{"text": "x"}])),
     chat("an unknown model", "model", 404, model="gpt-7"),
     chat("a path as the model", "model", 404, model="../../etc/passwd"),
@@ -156,20 +164,37 @@ CHATS = [
     chat("a schema of an unknown type", None, response_format=_format({"type": "thing"})),
     chat("a schema nested 100 deep", None, response_format=_format(_deep_schema(100))),
     chat("a schema with a reference to nothing", None, response_format=_format({"$ref": "#/no"})),
-    chat("a schema with a bad pattern", None, response_format=_format({"type": "string", "pattern": "("})),
+    chat(
+        "a schema with a bad pattern",
+        None,
+        response_format=_format({"type": "string", "pattern": "("}),
+    ),
     chat("fuse that does not exist yet", "fuse", fuse="blend"),
     chat("select that does not exist yet", "select", select="top-k"),
     chat("revise that does not exist yet", "revise", revise=8),
-    chat("documents without a user message", "documents", messages=[{"role": "system", "content": "x"}], documents=[{"text": "x"}]),
+    chat(
+        "documents without a user message",
+        "documents",
+        messages=[{"role": "system", "content": "x"}],
+        documents=[{"text": "x"}],
+    ),
     chat("a document without text or id", "documents.0", documents=[{}]),
     chat("a document that is a string", "documents.0", documents=["text"]),
     chat("an empty document", None, documents=[{"text": "  "}]),
     chat("an unknown document", None, 404, documents=[{"id": "nothing"}]),
     chat("a path as a document's id", "documents.0.id", documents=[{"id": "../../etc/passwd"}]),
-    chat("a title for a registered document", "documents.0.title", documents=[{"id": "x", "title": "y"}]),
+    chat(
+        "a title for a registered document",
+        "documents.0.title",
+        documents=[{"id": "x", "title": "y"}],
+    ),
     chat("257 documents", "documents", documents=[{"text": "x"}] * 257),
     chat("a document longer than the context", None, documents=[{"text": "word " * 50_000}]),
-    chat("a document part without text", "messages.0.content.0", messages=_user([{"type": "document"}])),
+    chat(
+        "a document part without text",
+        "messages.0.content.0",
+        messages=_user([{"type": "document"}]),
+    ),
 ]
 
 OTHERS = [
@@ -204,7 +229,11 @@ OTHERS = [
     visit("a method that a path does not take", "PUT", CHAT, 405),
     visit("a file above the page's folder", "GET", "/static/..%2f__init__.py", 404),
     raw("tokenizing nothing", b"{}", path="/tokenize"),
-    raw("tokenizing two things", json.dumps({"prompt": "x", "messages": _user("x")}).encode(), path="/tokenize"),
+    raw(
+        "tokenizing two things",
+        json.dumps({"prompt": "x", "messages": _user("x")}).encode(),
+        path="/tokenize",
+    ),
 ]
 
 BAD_INPUTS = [*BODIES, *CHATS, *OTHERS]

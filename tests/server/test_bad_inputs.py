@@ -13,9 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
 def test_a_wrong_request_is_refused_in_openais_shape(live: Live, bad: BadInput) -> None:
-    response = live.client.request(
-        bad.method, bad.path, content=bad.content, headers=bad.headers
-    )
+    response = live.client.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
     assert response.status_code == bad.status, response.text
     error = ErrorBody.model_validate_json(response.content).error
     assert error.param == bad.param

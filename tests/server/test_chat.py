@@ -54,7 +54,9 @@ def test_a_stream_tells_what_the_whole_answer_tells(live: Live, fields: dict[str
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         if choice["logprobs"] is not None:
             entries = [e for c in own if c["logprobs"] for e in c["logprobs"]["content"]]
-            assert [e["token"] for e in entries] == [e["token"] for e in choice["logprobs"]["content"]]
+            assert [e["token"] for e in entries] == [
+                e["token"] for e in choice["logprobs"]["content"]
+            ]
     assert {event["id"] for event in events} == {events[0]["id"]}
     assert all(event["usage"] is None for event in events[:-1])
     assert events[-1]["choices"] == []
@@ -103,9 +105,9 @@ def test_a_document_part_stands_exactly_where_it_is(live: Live) -> None:
     before = [part, {"type": "text", "text": QUESTION}]
     behind = [{"type": "text", "text": QUESTION}, part, {"type": "text", "text": " Say it."}]
     offsets = [
-        live.chat(messages=[{"role": "user", "content": content}]).json()["looseleaf"]["documents"][0][
-            "offset"
-        ]
+        live.chat(messages=[{"role": "user", "content": content}]).json()["looseleaf"]["documents"][
+            0
+        ]["offset"]
         for content in (before, behind)
     ]
     assert offsets[0] < offsets[1]
@@ -131,7 +133,8 @@ def test_text_that_looks_like_a_marker_stays_text(live: Live, marker: str) -> No
 
 def test_the_same_seed_gives_the_same_answer_and_other_outputs_differ(live: Live) -> None:
     first, second = (
-        live.chat(temperature=1.5, seed=11, n=4, ignore_eos=True).json()["choices"] for _ in range(2)
+        live.chat(temperature=1.5, seed=11, n=4, ignore_eos=True).json()["choices"]
+        for _ in range(2)
     )
     assert first == second
     assert len({choice["message"]["content"] for choice in first}) > 1
@@ -193,7 +196,9 @@ def test_completions_of_texts_and_of_tokens_agree(live: Live) -> None:
     assert [choice["index"] for choice in both["choices"]] == [0, 1]
     columns = by_text["choices"][0]["logprobs"]
     assert {len(column) for column in columns.values()} == {by_text["usage"]["completion_tokens"]}
-    events = live.events("/v1/completions", {**body, "prompt": [QUESTION, "The archive"], "stream": True})
+    events = live.events(
+        "/v1/completions", {**body, "prompt": [QUESTION, "The archive"], "stream": True}
+    )
     for choice in both["choices"]:
         pieces = [c["text"] for e in events for c in e["choices"] if c["index"] == choice["index"]]
         assert "".join(pieces) == choice["text"]

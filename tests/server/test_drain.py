@@ -53,7 +53,9 @@ async def read(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> 
 
 async def load_and_end(process: subprocess.Popen[str], url: str) -> list[list[Any]]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, trust_env=False, limits=limits
+    ) as client:
         begun = [asyncio.Event() for _ in range(24)]
         tasks = [asyncio.create_task(read(client, n, e)) for n, e in enumerate(begun)]
         await asyncio.gather(*(event.wait() for event in begun))
@@ -78,7 +80,7 @@ def test_sigterm_in_the_middle_of_streams_cuts_none_of_them() -> None:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait()
+        process.communicate()
 
 
 def refused(*arguments: str, **environment: str) -> str:

@@ -22,7 +22,9 @@ def test_what_says_nothing_of_anybody_needs_no_key(tenants: Live, path: str) -> 
     assert tenants.client.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong-key-000", "Basic red-key-0001"])
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer wrong-key-000", "Basic red-key-0001"]
+)
 def test_without_a_key_there_is_no_access(tenants: Live, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
     paths = tenants.client.get("/openapi.json").json()["paths"]
@@ -120,7 +122,11 @@ def test_the_time_of_an_answer_does_not_tell_what_another_tenant_holds(tenants: 
         held, own = (long_text(f"{who} {number}") for who in ("red", "blue"))
         tenants.chat(key=KEYS["red"], documents=[{"text": held}], max_tokens=1)
         tenants.chat(key=KEYS["blue"], documents=[{"text": own}], max_tokens=1)
-        texts = {"held by red": held, "held by nobody": long_text(f"- {number}"), "held by blue": own}
+        texts = {
+            "held by red": held,
+            "held by nobody": long_text(f"- {number}"),
+            "held by blue": own,
+        }
         for who, text in texts.items():
             body = chat_body(documents=[{"text": text}], max_tokens=1)
             answer = tenants.post("/v1/chat/completions", body, headers=BLUE).json()

@@ -70,7 +70,9 @@ def _type(shape: Mapping[str, Any]) -> str:
     if choices:
         return " or ".join(dict.fromkeys(_type(one) for one in choices))
     if "enum" in shape or "const" in shape:
-        return " or ".join(f"<code>{escape(repr(v))}</code>" for v in shape.get("enum", [shape.get("const")]))
+        return " or ".join(
+            f"<code>{escape(repr(v))}</code>" for v in shape.get("enum", [shape.get("const")])
+        )
     if shape.get("type") == "array":
         return f"list of {_type(shape.get('items', {}))}"
     bounds = [
