@@ -2,7 +2,7 @@
 
 As functions over plain tensors, with as few operations as the mathematics allows: at batch 1 the
 count of operations is the speed, on a CPU and on a GPU. Where the two differ is in what an addition
-to the stream is fused with: on a CPU with the product before it, on a GPU with the norm behind it.
+to the stream is fused with: the product before it, or, for few rows on a GPU, the norm behind it.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from looseleaf.config import ModelConfig
-from looseleaf.models.linear import Projection, add_project, project
+from looseleaf.models.linear import Projection, add_project, add_project_, project
 from looseleaf.ops.rms_norm import rms_norm
 from looseleaf.ops.silu_mul import silu_mul
+
+# on a GPU the product of more rows hides the traffic of the stream that it is added to; that of
+# fewer rows is best cut along its inner dim, and adds up what it was cut into on its own
+_FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
@@ -64,9 +68,14 @@ class Stream(NamedTuple):
 
 
 def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm."""
-    if stream.total.is_cuda:
+    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm.
+
+    May change the stream in place: what was given is not to be used again.
+    """
+    if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
         return Stream(stream.settled(), project(hidden, projection))
+    if stream.total.is_cuda:
+        return Stream(add_project_(stream.settled(), hidden, projection))
     return Stream(add_project(stream.settled(), hidden, projection))
 
 
