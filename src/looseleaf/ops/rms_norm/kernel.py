@@ -6,15 +6,20 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+
 
 @triton.jit
 def _rms_norm_kernel(
     stream, delta, weight, out, features, eps, stride_stream, stride_delta, stride_part,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, BLOCK)
     m_x = o_x < features
+    b_weight = tl.load(weight + o_x, mask=m_x, other=0.0).to(tl.float32)
+    await_previous(CHAINED)
     b_x = tl.load(stream + row * stride_stream + o_x, mask=m_x, other=0.0)
     if delta is not None:
         b_sum = b_x.to(tl.float32)
@@ -26,7 +31,6 @@ def _rms_norm_kernel(
         tl.store(stream + row * stride_stream + o_x, b_x, mask=m_x)
     b_x = b_x.to(tl.float32)
     mean = tl.sum(b_x * b_x, 0) / features
-    b_weight = tl.load(weight + o_x, mask=m_x, other=0.0).to(tl.float32)
     tl.store(out + row * features + o_x, b_x * tl.rsqrt(mean + eps) * b_weight, mask=m_x)
 
 
@@ -49,9 +53,10 @@ def rms_norm_triton(
         if delta.ndim == 3:
             parts, stride_part = delta.shape[0], delta.stride(0)
     block = triton.next_power_of_2(features)
+    chained = chains(stream)
     _rms_norm_kernel[(rows,)](
         stream, delta, weight, out, features, eps, stream.stride(0),
-        stride_delta, stride_part, PARTS=parts, BLOCK=block,
-        num_warps=max(1, min(16, block // 512)), enable_fp_fusion=True,
+        stride_delta, stride_part, PARTS=parts, CHAINED=chained, BLOCK=block,
+        num_warps=max(1, min(16, block // 512)), enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return out

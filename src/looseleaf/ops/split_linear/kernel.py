@@ -6,12 +6,16 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+
 
 @triton.jit
 def _split_linear_kernel(
     x, weight, out, rows, features, inner, stride_x,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED)
     part = tl.program_id(1)
     length = inner // PARTS
     o_m, o_k = tl.arange(0, BLOCK_M), part * length + tl.arange(0, BLOCK_K)
@@ -19,6 +23,7 @@ def _split_linear_kernel(
     m_row = (o_m < rows)[:, None]
     p_x = x + o_m[:, None] * stride_x + o_k[None, :]
     p_weight = weight + o_n[:, None] * inner + o_k[None, :]
+    await_previous(CHAINED)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, length, BLOCK_K):
         b_x = tl.load(p_x, mask=m_row, other=0.0)  # [M, K]
@@ -44,9 +49,10 @@ def split_linear_triton(
     out = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
     if not rows:
         return out
+    chained = chains(x)
     _split_linear_kernel[(features // block_n, parts)](
-        x, weight, out, rows, features, inner, x.stride(0), PARTS=parts,
+        x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
         BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=4, num_stages=4, enable_fp_fusion=True,
+        num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return out
