@@ -84,6 +84,11 @@ class PagedAttention:
             )
 
     @property
+    def groups(self) -> Groups:
+        """How the decode rows of the latest step were grouped; the same object while they stay."""
+        return self._groups
+
+    @property
     def counters(self) -> PlanCounters:
         """What the plans chose, summed over steps."""
         return self.planner.counters

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,34 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     _report(rows, "reuse: reference", shown, output, "reuse")
 
 
+@bench.command("serve")
+@click.option("--streams", default=200, show_default=True, help="callers at a time")
+@click.option("--seconds", default=300.0, show_default=True, help="how long they go on asking")
+@click.option("--documents", default=20, show_default=True, help="texts that they ask about")
+@click.option("--tenants", default=3, show_default=True)
+@click.option("--leaving", default=0.1, show_default=True, help="share that goes away midway")
+@click.option("--seed", default=0, show_default=True)
+@_OUTPUT
+def serve_load(output: Path | None, **sizes: Any) -> None:
+    """Streams from the reference model under load; each answer is checked against one alone."""
+    for package in ("fastapi", "httpx"):
+        if find_spec(package) is None:
+            raise InvalidOption(
+                f"bench serve needs {package}: pip install 'looseleaf[serve,bench]'"
+            )
+    from looseleaf.bench.serve import Load, measure
+    from looseleaf.evals.world import make_example
+
+    load = Load(**sizes)
+    if load.streams < 1 or load.documents < 1 or load.tenants < 1 or load.seconds <= 0:
+        raise InvalidOption("--streams, --documents, --tenants and --seconds must be positive")
+    examples = [make_example("lookup", seed) for seed in range(load.documents)]
+    texts = ["\n".join(e.documents[:2]) for e in examples]
+    row = measure(load, texts, [e.question for e in examples])
+    shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
+    _report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
+
+
 @bench.command()
 @click.option(
     "--shape",
@@ -178,7 +207,5 @@ def _report(
 
 
 def _require_transformers() -> None:
-    from importlib.util import find_spec
-
     if find_spec("transformers") is None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")

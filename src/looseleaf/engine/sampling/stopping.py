@@ -73,6 +73,12 @@ class StopChecker:
             self.finish = Finish("length")
         return self.finish
 
+    def complete(self) -> Finish:
+        """The output is whole and nothing can follow: a stop, even at the limit of its length."""
+        if self.finish is None or self.finish.reason == "length":
+            self.finish = Finish("stop")
+        return self.finish
+
     def close(self, reason: Literal["stop", "length", "abort"] = "abort") -> Finish:
         """End the output from outside and release what is held back; an earlier end stays."""
         self.finish = self.finish or Finish(reason)

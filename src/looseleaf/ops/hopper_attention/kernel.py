@@ -416,9 +416,10 @@ def _compute(
             total = gl.where(empty, 1.0, total)
             b_lse = gl.where(empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
             share = gl.convert_layout(1.0 / total, O_ROW)[:, None]
-            target_s, head_s = place_s, kv_head * GROUP + (
-                local + gl.arange(0, ROWS, layout=S_ROW)
-            ) % GROUP
+            target_s, head_s = (
+                place_s,
+                kv_head * GROUP + (local + gl.arange(0, ROWS, layout=S_ROW)) % GROUP,
+            )
             m_o, place_o, _, head_o = _rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, O_ROW
             )
