@@ -36,8 +36,8 @@ def test_the_kernels_parts_add_up_within_the_budget(
         summands = split_linear(wide[:, :768], weight, parts, "triton")
     assert summands.shape == (parts, rows, 128)
     truth = x.double() @ weight.double().T
-    plain = x.float() @ weight.float().T
-    assert_within_budget(summands.sum(0), truth, plain, torch.float32)
+    plain = (x.float() @ weight.float().T).to(dtype)
+    assert_within_budget(summands.sum(0), truth, plain, dtype)
 
 
 @pytest.mark.parametrize(("features", "inner"), [(4096, 4096), (4096, 14_336), (896, 4864)])

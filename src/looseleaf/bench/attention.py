@@ -99,9 +99,7 @@ class Bench:
         size = (case.num_rows, self.shape.num_qo_heads, self.shape.head_dim)
         return torch.randn(size, device=self.device).to(self.shape.dtype)
 
-    def plan(
-        self, case: Case, *, grouping: bool = True, invariant: bool = False
-    ) -> AttentionPlan:
+    def plan(self, case: Case, *, grouping: bool = True, invariant: bool = False) -> AttentionPlan:
         """The step as the engine would plan it."""
         planner = replace(self.planner, batch_invariant=invariant)
         groups = planner.group(case.rows, grouping=grouping)

@@ -8,6 +8,7 @@ them. Floors count what must be read and multiplied at least: weights once a ste
 key and value once a step.
 """
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,7 @@ class Workbench:
 
     def run(self, prompts: Sequence[PromptParts], new_tokens: int) -> Moments:
         """All prompts at once, to the end."""
+        gc.collect()
         start = time.perf_counter()
         added = [self.add(prompt, new_tokens) for prompt in prompts]
         waiting = set(added)
@@ -273,7 +275,7 @@ def _short_prompts(bench: Workbench) -> Iterator[Row]:
         bench.forget()
         return bench.run([(bench.text(prompt),) for _ in range(number)], output)
 
-    taken = [once() for _ in range(max(1, bench.sizes.repetitions - 2))]
+    taken = _repeat(bench, once)
     prefill = bench.floor(number * prompt, number * prompt, number * prompt**2 / 2)
     keys = number * (prompt + output // 2)
     decode = output * bench.floor(number, keys, keys)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
+# all rows that the operator is for: what multiplies whole warp groups of rows also reads fastest
+_BLOCK_M = 64
+
 
 @triton.jit
 def _split_linear_kernel(
@@ -43,6 +46,7 @@ def split_linear_triton(
 ) -> Float[Tensor, "parts rows features"]:
     """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
     (rows, inner), features = x.shape, weight.shape[0]
+    assert rows <= _BLOCK_M, "a program has all rows"
     block_n, block_k = tile
     assert features % block_n == 0 and inner % (parts * block_k) == 0, "tiles must fit"
     assert x.stride(1) == 1 and weight.is_contiguous(), "inner dims must be contiguous"
@@ -52,7 +56,7 @@ def split_linear_triton(
     chained = chains(x)
     _split_linear_kernel[(features // block_n, parts)](
         x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
-        BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=block_n, BLOCK_K=block_k,
+        BLOCK_M=_BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return out
