@@ -2,11 +2,13 @@
 
 Prompts are random token ids (tokenizing is not in the times), outputs have a fixed length, decoding
 is greedy. A time to first token runs from the call that adds the request to the step that returns
-its token; a time per output token from the step in which the last request of the batch got its
-first token to the end. Floors count what must be read and multiplied at least: weights once a step,
-every distinct key and value once a step.
+its token. A time per output token is that of the steps in which all requests of the batch decode:
+behind the one that gave the last of them its first token, before the one that ends the first of
+them. Floors count what must be read and multiplied at least: weights once a step, every distinct
+key and value once a step.
 """
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +52,7 @@ class ServingSizes:
         """Sizes at which a laptop's processor is done in seconds."""
         return cls(
             document=40, question=8, prefix=64, batch=4, cold=4, short_prompts=6,
-            short_prompt=20, short_output=5, output=4, repetitions=1, rates=(50.0,), arrivals=6,
+            short_prompt=20, short_output=5, output=12, repetitions=1, rates=(50.0,), arrivals=6,
         )  # fmt: skip
 
     @property
@@ -64,10 +66,13 @@ class ServingSizes:
 
 
 class Moments(NamedTuple):
-    """Seconds until all requests had their first token, and from there to the end."""
+    """Seconds until all requests had their first token, of a step in which all decode, and in all.
+
+    ``per_token`` is 0 if no step was of that kind."""
 
     first: float
-    rest: float
+    per_token: float
+    total: float
 
 
 @dataclass(eq=False)
@@ -112,6 +117,7 @@ class Workbench:
 
     def run(self, prompts: Sequence[PromptParts], new_tokens: int) -> Moments:
         """All prompts at once, to the end."""
+        gc.collect()
         start = time.perf_counter()
         added = [self.add(prompt, new_tokens) for prompt in prompts]
         waiting = set(added)
@@ -119,9 +125,14 @@ class Workbench:
             self.engine.step()
             waiting = {p for p in waiting if p.metrics.first_token is None}
         first = time.perf_counter()
+        steps, all_decode = 0, first
         while self.engine.has_work:
-            self.engine.step()
-        return Moments(first - start, time.perf_counter() - first)
+            changed = self.engine.step()
+            if not any(progress.finished for progress in added):
+                steps += len(changed) == len(added)
+                all_decode = time.perf_counter()
+        per_token = (all_decode - first) / steps if steps else 0.0
+        return Moments(first - start, per_token, time.perf_counter() - start)
 
     def forget(self) -> None:
         """Empty the cache."""
@@ -264,12 +275,12 @@ def _short_prompts(bench: Workbench) -> Iterator[Row]:
         bench.forget()
         return bench.run([(bench.text(prompt),) for _ in range(number)], output)
 
-    taken = [once() for _ in range(max(1, bench.sizes.repetitions - 2))]
+    taken = _repeat(bench, once)
     prefill = bench.floor(number * prompt, number * prompt, number * prompt**2 / 2)
     keys = number * (prompt + output // 2)
     decode = output * bench.floor(number, keys, keys)
     label = f"{number} requests, {prompt} in, {output} out"
-    rates = [number * output / (m.first + m.rest) for m in taken]
+    rates = [number * output / m.total for m in taken]
     yield _row(bench, label, "tokens/s", rates, number * output / (prefill + decode))
 
 
@@ -326,5 +337,5 @@ def _serve(
 
 
 def _per_token(bench: Workbench, label: str, taken: Sequence[Moments], floor: float) -> Row:
-    values = [1e3 * m.rest / (bench.sizes.output - 1) for m in taken]
+    values = [1e3 * m.per_token for m in taken]
     return _row(bench, f"{label}: time per output token", "ms", values, 1e3 * floor)

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
@@ -92,6 +93,9 @@ def _fetch(
     v_pages = v_tiles._reinterpret(v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
     count = 0
     num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
+    gdc_wait()
+    # started no sooner, the next kernel need not wait for what this one has waited for
+    gdc_launch_dependents()
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end = _unit(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
         for block in range(0, num_packed, 2 * ROWS):
@@ -365,6 +369,8 @@ def _compute(
             m_s, place_s, row_s, _ = _rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, S_ROW
             )
+            gdc_wait()
+            gdc_launch_dependents()
             vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
             true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
             true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
@@ -511,6 +517,7 @@ def launch(
         DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, num_warps=4,
+        launch_pdl=True,
     )  # fmt: skip
 
 
