@@ -366,7 +366,7 @@ class Engine:
             try:
                 ended(progress)
             except Exception as error:
-                progress.error = _as_error(error)
+                progress.error = as_looseleaf_error(error)
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
         if progress.finished:
