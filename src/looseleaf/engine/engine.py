@@ -86,7 +86,7 @@ class Engine:
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
         # (when, number, request), the first to end in front
-        self._deadlines: list[tuple[float, int, RequestProgress]] = []
+        self._deadlines: list[tuple[float, str]] = []
         self._numbers, self._warm_numbers = count(), count()
         self._batch = _Batch()
         self._shared_keys = SharedKeys(self._admission.page_size)
@@ -130,7 +130,8 @@ class Engine:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
         if request.deadline is not None:
-            heappush(self._deadlines, (progress.arrived + request.deadline, number, progress))
+            # names only: a request that ends before its deadline must not be kept until then
+            heappush(self._deadlines, (progress.due, request.request_id))
         return progress
 
     def warm(
@@ -286,8 +287,10 @@ class Engine:
         """End the requests whose deadline has passed."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, progress = heappop(self._deadlines)
-            if not progress.finished:
+            due, name = heappop(self._deadlines)
+            progress = self._requests.get(name)
+            # the name may be another request's by now, which has a deadline of its own
+            if progress is not None and progress.due == due:
                 expired += self._fail(
                     [progress],
                     DeadlineExceeded(
