@@ -1,6 +1,7 @@
 """What an operator counts on: limits, deadlines, disconnects, faults, system prompts, metrics."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.runner import Runner
 from looseleaf.server.service import REFERENCE_NAME
 from tests.server.conftest import KEYS
@@ -220,3 +222,14 @@ def test_a_template_places_titles_and_leaves_their_line_out_without_one() -> Non
 
         assert "Title: Book\nHere." in shown({"title": "Book", "text": "Here."})
         assert "Title" not in shown({"text": "Here."})
+
+
+def test_nothing_of_a_request_is_kept_once_it_has_ended(live: Live) -> None:
+    live.wait_until_idle()
+    for n in range(20):
+        live.chat(messages=[{"role": "user", "content": f"Who signs request {n}?"}], max_tokens=2)
+    live.wait_until_idle()
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) is RequestProgress]
+    # the engine's thread may still have the last one at hand
+    assert len(kept) <= 1

@@ -341,7 +341,7 @@ class Engine:
 
     def _expire(self, now: float) -> list[RequestProgress]:
         """End the requests whose deadline has passed."""
-        expired = self._deadlines.expired(now)
+        expired = self._deadlines.expired(now, self._requests)
         for progress in expired:
             error = DeadlineExceeded(
                 f"the request did not end within its deadline of {progress.request.deadline} s: "
