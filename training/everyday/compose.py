@@ -60,7 +60,8 @@ class Fact:
     def agrees(self, other: Fact, slots: set[str]) -> bool:
         """Whether both may be meant by a question that names only these slots."""
         return self.family.group == other.family.group and all(
-            self.slots[slot] == other.slots.get(slot, self.slots[slot]) for slot in slots
+            slot not in other.slots or _noun(self.slots[slot]) == _noun(other.slots[slot])
+            for slot in slots
         )
 
 
@@ -70,6 +71,21 @@ class Note:
 
     texts: tuple[str, ...]
     asked: tuple[tuple[str, str, bool], ...]
+
+
+def _noun(forms: Forms) -> str:
+    """What tells one slot from another: its first form, without the article."""
+    return next(iter(forms.values()))[0].removeprefix("the ")
+
+
+def _recast(forms: Forms) -> dict[str, Forms]:
+    """The same thing or person, in the forms of every slot that may hold it."""
+    text = next(iter(forms.values()))[0]
+    if not text.startswith("the "):
+        return {"s": {"s": (text,)}, "p": {"p": (text,)}}
+    bare = text.removeprefix("the ")
+    target = {"x": (text,), "x0": (bare,), "be": ("is",), "do": ("does",), "was": ("was",)}
+    return {"s": {"s": (text,), "s0": (bare,)}, "p": {"p": (text,)}, "x": target}
 
 
 def _lowered(forms: Forms) -> Forms:
@@ -83,7 +99,7 @@ class Composer:
         self.rng, self.draw = rng, Draw(rng)
         self.filler = Filler(rng, self.draw.name)
         self.facts: list[Fact] = []
-        self.careless = rng.random() < 0.08  # sentences begin small
+        self.careless = rng.random() < 0.14  # sentences begin small
         self.lower = self.careless and rng.random() < 0.5  # no capitals at all
 
     # facts -------------------------------------------------------------------------------------
@@ -148,6 +164,8 @@ class Composer:
         return text if self.careless else text[0].upper() + text[1:]
 
     def _line(self, fact: Fact) -> str:
+        if self.rng.random() < 0.2:
+            return self._state(fact).rstrip(".")
         text = self.fill(self._usable(fact.family.lines, fact), fact.fields())
         return text[0].upper() + text[1:] if not self.careless and self.rng.random() < 0.6 else text
 
@@ -173,11 +191,11 @@ class Composer:
 
     def note(self) -> str:
         form = self.rng.random()
-        if form < 0.07:
+        if form < 0.1:
             return self._table()
-        if form < 0.14:
+        if form < 0.17:
             return self._about()
-        return self._sections() if form < 0.26 else self._plain()
+        return self._sections() if form < 0.29 else self._plain()
 
     def _plain(self) -> str:
         """Sentences or lines about this and that."""
@@ -199,7 +217,7 @@ class Composer:
         form = rng.random()
         share = 0.0 if form < 0.5 else 1.0 if form < 0.85 else 0.5  # of lines, not sentences
         pieces = [self._line(f) if rng.random() < share else self._state(f) for f in facts]
-        if share == 0 and len(pieces) > 1 and rng.random() < 0.15:
+        if share == 0 and len(pieces) > 1 and rng.random() < 0.3:
             first, second = pieces.pop(), pieces.pop()
             second = second[0].lower() + second[1:] if second.startswith("The ") else second
             pieces.append(f"{first.rstrip('.')} and {second}")
@@ -292,13 +310,25 @@ class Composer:
             question = question.rstrip("?.")
         return question[0].upper() + question[1:] if form >= 0.06 else question
 
+    def _unsaid(self, known: Fact | None) -> Fact:
+        """What the notes may not say: near to a known fact, or something else of its subject."""
+        if known is None or not known.slots:
+            return self._make(self.rng.choice(FAMILIES))
+        if self.rng.random() < 0.55:
+            return self._sibling(known)
+        subjects = [forms for slot, forms in known.slots.items() if slot in ("s", "x", "p")]
+        if not subjects:
+            return self._sibling(known)
+        recast = _recast(subjects[0])
+        family = self.rng.choice([f for f in FAMILIES if f.slots.keys() & recast.keys()])
+        return self._make(family, {s: f for s, f in recast.items() if s in family.slots})
+
     def question(self, unsaid: bool) -> tuple[str, str, bool] | None:
         """A question that the notes answer once, or not at all; None if this draw gives none."""
         rng = self.rng
         known = rng.choice(self.facts) if self.facts else None
         if unsaid:
-            near = known is not None and known.slots and rng.random() < 0.75
-            asked = self._sibling(known) if near and known else self._make(rng.choice(FAMILIES))
+            asked = self._unsaid(known if rng.random() < 0.8 else None)
         elif known is None:
             return None
         else:
@@ -313,7 +343,7 @@ class Composer:
         return (question, answer, True) if meant == 1 else None
 
 
-def compose(rng: random.Random, unsaid: float = 0.25) -> Note:
+def compose(rng: random.Random, unsaid: float = 0.3) -> Note:
     """Notes and questions; `unsaid` is the share of questions that the notes do not answer."""
     composer = Composer(rng)
     texts = tuple(composer.note() for _ in range(rng.choice(_NUM_NOTES)))

@@ -70,7 +70,7 @@ OPENING = Family(
      ("At what time does {s} {v}?", "The {s0} {v3} {o}.")),
 )  # fmt: skip
 HOURS = Family(
-    "hours",
+    "opening",
     {"s": place},
     hours,
     ("{s} opens at {o} and closes at {u}.", "{s} is open from {o} to {u}.",
@@ -86,7 +86,7 @@ HOURS = Family(
      ("When is {s} open?", "The {s0} is open from {o} to {u}.")),
 )  # fmt: skip
 STATE = Family(
-    "state",
+    "opening",
     {"s": place, "a": just("a", lambda d: d.one(("closed", "open", "free", "busy", "full",
                                                    "empty", "available", "locked")))},
     just("o", lambda draw: f"on {draw.date()}"),
