@@ -2,8 +2,10 @@
 
     python -m training.probe --model FOLDER [--show]
 
-No note of it is trained on. An answer is right if it ends with what the note says, word for word; it
-declines if it is "The documents do not say."; anything else is wrong.
+No note of it is trained on. The errors of a first round of training on `probe.json` suggested what the
+second should show; `probe_second.json` was written after both. An answer is right if it ends with
+what the note says, word for word; it declines if it is "The documents do not say."; anything else
+is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.request import DocumentContext
 from looseleaf.evals.world import NO_ANSWER
 
-PROBE = Path(__file__).with_name("probe.json")
+PROBES = tuple(
+    Path(__file__).with_name(name) for name in ("probe.json", "probe_second.json")
+)
 RIGHT, DECLINED, WRONG = "right", "declined", "wrong"
 
 
@@ -32,7 +36,7 @@ class Probe:
     answers: tuple[str, ...]
 
 
-def load_probes(file: Path = PROBE) -> list[Probe]:
+def load_probes(file: Path) -> list[Probe]:
     entries = json.loads(file.read_text(encoding="utf-8"))
     return [
         Probe(tuple(entry["notes"]), question, tuple(answers or ()))
@@ -82,21 +86,28 @@ def report(probes: Sequence[Probe], replies: Sequence[str]) -> str:
     )
 
 
+def print_misses(probes: Sequence[Probe], replies: Sequence[str]) -> None:
+    for probe, reply in zip(probes, replies, strict=True):
+        verdict = judge(probe, reply)
+        if verdict != RIGHT:
+            wanted = " / ".join(probe.answers) or NO_ANSWER
+            print(f"  {verdict:9} {probe.question}\n{'':12}{reply}\n{'':12}wanted: {wanted}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder; without it, the one that ships")
     parser.add_argument("--show", action="store_true", help="print what was not answered rightly")
     arguments = parser.parse_args()
-    llm, probes = LLM(arguments.model), load_probes()
+    llm = LLM(arguments.model)
     contexts: tuple[DocumentContext, ...] = ("lead", "prompt")
-    for context in contexts:
-        replies = ask_probes(llm, probes, context)
-        print(f"{context:8}{report(probes, replies)}")
-        for probe, reply in zip(probes, replies, strict=True):
-            verdict = judge(probe, reply)
-            if arguments.show and verdict != RIGHT:
-                wanted = " / ".join(probe.answers) or NO_ANSWER
-                print(f"  {verdict:9} {probe.question}\n{'':12}{reply}\n{'':12}wanted: {wanted}")
+    for file in PROBES:
+        probes = load_probes(file)
+        for context in contexts:
+            replies = ask_probes(llm, probes, context)
+            print(f"{file.stem:13}{context:7}{report(probes, replies)}")
+            if arguments.show:
+                print_misses(probes, replies)
 
 
 if __name__ == "__main__":
