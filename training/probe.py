@@ -2,10 +2,10 @@
 
     python -m training.probe --model FOLDER [--show]
 
-No note of it is trained on. The errors of a first round of training on `probe.json` suggested what the
-second should show; `probe_second.json` was written after both. An answer is right if it ends with
-what the note says, word for word; it declines if it is "The documents do not say."; anything else
-is wrong.
+No note of it is trained on. What went wrong on `probe.json` after a first round of training
+suggested what the second should show; `probe_second.json` was written after both. An answer is
+right if it ends with what the note says, word for word; it declines if it is "The documents do not
+say."; anything else is wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.request import DocumentContext
 from looseleaf.evals.world import NO_ANSWER
 
-PROBES = tuple(
-    Path(__file__).with_name(name) for name in ("probe.json", "probe_second.json")
-)
+PROBES = tuple(Path(__file__).with_name(name) for name in ("probe.json", "probe_second.json"))
 RIGHT, DECLINED, WRONG = "right", "declined", "wrong"
 
 

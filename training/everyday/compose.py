@@ -20,7 +20,8 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _FACTS = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 9, 14)
 _NUM_NOTES = (1, 1, 1, 1, 1, 2, 2, 3, 4)
 _TITLES = (
-    "notes", "to do", "reminder", "meeting notes, {date}", "hello everyone,", "dear all,", "{event}",
+    "notes", "to do", "reminder", "meeting notes, {date}", "hello everyone,", "dear all,",
+    "{event}",
     "{thing}", "house rules", "contacts", "phone numbers", "important", "{date}", "minutes, {date}",
     "{place} information", "checklist", "shopping", "prices", "timetable", "{invented} {thing}",
     "who does what", "hi {name},", "welcome to the {place}!", "recipe for {thing}", "info",
@@ -267,20 +268,15 @@ class Composer:
     def _table(self) -> str:
         """A row for each thing, a column for each relation."""
         rng, draw = self.rng, self.draw
-        columns = [draw.relation() for _ in range(rng.randint(1, 3))]
+        columns = list({draw.relation(): None for _ in range(rng.randint(1, 3))})
         lines = [["item" if rng.random() < 0.5 else "", *columns]]
         for _ in range(rng.randint(1, 4)):
             holder = ATTRIBUTE.slots["s"](draw)
-            cells = [draw.one(holder.get("s0", holder["s"]))]
-            for column in columns:
-                given: dict[str, Forms] = {"s": holder, "r": {"r": (column,)}}
-                fact = self._make(ATTRIBUTE, given)
-                if any(fact.agrees(other, {"s", "r"}) for other in self.facts):
-                    continue
-                self.facts.append(fact)
-                cells.append(fact.values["o"][0])
-            if len(cells) == len(columns) + 1:
-                lines.append(cells)
+            row = [self._make(ATTRIBUTE, {"s": holder, "r": {"r": (c,)}}) for c in columns]
+            if not any(new.agrees(old, {"s", "r"}) for new in row for old in self.facts):
+                self.facts += row
+                name = draw.one(holder.get("s0", holder["s"]))
+                lines.append([name, *(fact.values["o"][0] for fact in row)])
         lines.insert(1, ["---"] * (len(columns) + 1))
         if rng.random() < 0.3:
             return "\n".join(", ".join(cells) for cells in lines if cells[0] != "---")

@@ -13,12 +13,15 @@ from looseleaf.evals.world import words as world_words
 from looseleaf.evals.world.names import is_held_out
 from training.everyday import words
 
-_ONSETS = tuple(
+_ONSETS = words.listed(
     "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kn l m n p ph pl pr qu r s sc sh sk sl sm sn "
-    "sp st str sw t th tr tw v w wh y z".split()
+    "sp st str sw t th tr tw v w wh y z"
 )
-_VOWELS = tuple("a e i o u a e i o u ai au ea ee ei ie oa oo ou y".split())
-_CODAS = tuple("b ck d f g l ll lt m mp n nd ng nk nt p r rd rk rn rt s sh ss st t th x z".split())
+_VOWELS = words.listed("a e i o u a e i o u ai au ea ee ei ie oa oo ou y")
+_CODAS = words.listed("b ck d f g l ll lt m mp n nd ng nk nt p r rd rk rn rt s sh ss st t th x z")
+_BEFORE = words.listed(
+    "in in in on on under behind near above below beside at inside next_to in_front_of on_top_of"
+)
 
 
 class Draw:
@@ -210,7 +213,7 @@ class Draw:
             return f"{first}@{domain}"
         return f"www.{domain}" if form < 0.65 else f"{self.one(words.THINGS)}.{domain}"
 
-    def words_(self) -> str:
+    def phrase(self) -> str:
         """One to three words in lower case."""
         rng, form = self.rng, self.rng.random()
         if form < 0.3:
@@ -228,7 +231,7 @@ class Draw:
     def value(self) -> str:
         """Anything that may stand behind a colon."""
         kinds: tuple[tuple[float, Callable[[], str]], ...] = (
-            (0.36, self.words_), (0.46, self.code), (0.54, self.count), (0.63, self.amount),
+            (0.36, self.phrase), (0.46, self.code), (0.54, self.count), (0.63, self.amount),
             (0.69, self.date), (0.74, self.clock), (0.81, self.address), (0.85, self.phone),
             (0.91, self.person), (0.95, self.town), (1.01, lambda: self.invented().capitalize()),
         )  # fmt: skip
@@ -252,8 +255,7 @@ class Draw:
             return f"{self.one(('in', 'in', 'at', 'near'))} {self.town()}"
         if form < 0.3:
             return f"in {self.one(('room', 'box', 'hall', 'building', 'row'))} {self.code(4)}"
-        before = "in in in on on under behind near above below beside at inside".split()
-        near = f"{self.one((*before, 'next to', 'in front of', 'on top of'))} the"
+        near = f"{self.one(_BEFORE)} the"
         noun = self.invented() if form > 0.94 else self.one(words.SPOTS)
         return f"{near} {self.described(noun)}"
 

@@ -12,6 +12,7 @@ from training.everyday import words
 from training.everyday.draw import Draw
 from training.everyday.makers import Maker, creature, holder, just, place, target, verb
 
+
 @dataclass(frozen=True)
 class Family:
     """Facts of one kind. Families of one `group` use the same slots and never contradict."""
@@ -97,7 +98,7 @@ NAMED = Family(
     "named",
     {"x": creature},
     just("o", lambda draw: draw.invented().capitalize() if draw.rng.random() < 0.5
-          else draw.one((draw.name(), draw.noun().capitalize(), draw.words_()))),
+          else draw.one((draw.name(), draw.noun().capitalize(), draw.phrase()))),
     ("{x} is called {o}.", "our {x0} is called {o}.", "the name of {x} is {o}.",
      "{x} is named {o}.", "my {x0} is named {o}.", "we named {x} {o}.", "we call {x} {o}."),
     ("name of {x}: {o}", "{x0}: {o}", "{x0} name: {o}"),
@@ -152,7 +153,7 @@ CHARGE = Family(
 LIKING = Family(
     "liking",
     {"p": just("p", Draw.person), "v": verb},
-    just("o", lambda draw: draw.one((draw.words_(), f"the {draw.thing()}", draw.plural(),
+    just("o", lambda draw: draw.one((draw.phrase(), f"the {draw.thing()}", draw.plural(),
                                       f"{draw.plural()} and {draw.thing()}",
                                       f"{draw.one(words.MASS)} and {draw.plural()}",
                                       draw.one(words.MASS),

@@ -6,7 +6,18 @@ from training.everyday import words
 from training.everyday.draw import Draw
 from training.everyday.families import ATTRIBUTE, PEOPLE_FAMILIES, PLAIN, Family
 from training.everyday.makers import (
-    Forms, clock, hours, just, opener, place, target, task, thing, verb, when, where,
+    Forms,
+    clock,
+    hours,
+    just,
+    opener,
+    place,
+    target,
+    task,
+    thing,
+    verb,
+    when,
+    where,
 )  # fmt: skip
 
 
@@ -66,7 +77,8 @@ OPENING = Family(
     ("{s} {v3} {o}.", "{s} {v3} {o}.", "{s} {v3} {o} every day.", "{o} {s} {v3}.",
      "{s} always {v3} {o}."),
     ("{s} {v3} {o}", "{s0} {v3}: {o0}", "{s0}: {v3} {o}"),
-    (("When does {s} {v}?", "The {s0} {v3} {o}."), ("What time does {s} {v}?", "The {s0} {v3} {o}."),
+    (("When does {s} {v}?", "The {s0} {v3} {o}."),
+     ("What time does {s} {v}?", "The {s0} {v3} {o}."),
      ("At what time does {s} {v}?", "The {s0} {v3} {o}.")),
 )  # fmt: skip
 HOURS = Family(
@@ -113,7 +125,8 @@ WHERE = Family(
      "we keep {x} {o}.", "please put {x} {o}.", "{x} {be} now {o}.", "I left {x} {o}."),
     ("{x0}: {o}", "{x0} {o}", "{x}: {o0}", "{x0} - {o}"),
     (("Where {be} {x}?", "The {x0} {be} {o}."), ("Where {be} {x}?", "The {x0} {be} {o}."),
-     ("Where can I find {x}?", "The {x0} {be} {o}."), ("Where {be} {x} kept?", "The {x0} {be} {o}."),
+     ("Where can I find {x}?", "The {x0} {be} {o}."),
+     ("Where {be} {x} kept?", "The {x0} {be} {o}."),
      ("Where do we keep {x}?", "The {x0} {be} {o}.")),
 )  # fmt: skip
 ABODE = Family(
@@ -236,8 +249,8 @@ DEPARTURE = Family(
 )  # fmt: skip
 MEASURE = Family(
     "measure",
-    {"s": place, "a": just("a", lambda draw: draw.one(("old", "tall", "long", "wide", "deep", "high",
-                                                     "big", "heavy", "far", "thick")))},
+    {"s": place, "a": just("a", lambda draw: draw.one(("old", "tall", "long", "wide", "deep",
+                                                     "high", "big", "heavy", "far", "thick")))},
     just("o", lambda draw: draw.amount(("years", "m", "cm", "km", "miles", "kg", "metres"))),
     ("{s} is {o} {a}.", "{s} is about {o} {a}.", "{s} is only {o} {a}."),
     ("{s0}: {o} {a}", "{s0} {o} {a}"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-def _list(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
     """Words of a text; an underscore stands for a space within one."""
     return tuple(word.replace("_", " ") for word in text.split())
 
 
-THINGS: tuple[str, ...] = _list(
+THINGS: tuple[str, ...] = listed(
     """alarm album antenna apple apron armchair axe badge bag ball balloon bandage banner barrel
     basin basket bath battery beam bean bed bell belt bench bike bin blanket blender boat boiler
     bolt book boot bottle bowl box bracelet brick broom brush bucket bulb button cable cake
@@ -33,7 +33,7 @@ THINGS: tuple[str, ...] = _list(
     umbrella uniform valve van vase vest violin wagon wallet wardrobe washer watch whistle wheel
     window wire wrench zipper"""
 )
-PLURALS: tuple[str, ...] = _list(
+PLURALS: tuple[str, ...] = listed(
     """accounts answers applications appointments badges bags bins blankets boats bookings books
     boxes brochures cables cakes candles cards chairs cheques chickens claims clocks complaints
     contracts cookies copies cups curtains customers decorations dishes documents doors drawings
@@ -48,14 +48,14 @@ PLURALS: tuple[str, ...] = _list(
     stickers stones supplies tables taxes tents tests tickets tiles tools towels toys trees
     trips tyres uniforms vouchers walls weeds windows workshops"""
 )
-MASS: tuple[str, ...] = _list(
+MASS: tuple[str, ...] = listed(
     """baking_powder basil beef bread broth butter cement charcoal cheese chocolate cinnamon cocoa
     coffee cream detergent fabric firewood flour fuel garlic ginger glue gravel honey jam juice
     lemon_juice margarine mayonnaise milk mustard oil olive_oil paint parsley pasta pepper
     plaster rice salt sand soil spinach starch sugar syrup tea thyme tofu vanilla vinegar water
     wax wine wood wool yeast yogurt"""
 )
-COUNTED: tuple[str, ...] = _list(
+COUNTED: tuple[str, ...] = listed(
     """apples bananas beds bottles bowls boys buses cabins candles cars cats chairs children
     computers cups cows days desks dogs doors eggs employees engines floors girls guests horses
     houses keys lamps lemons lockers members nurses onions pages parking_spaces people players
@@ -63,7 +63,7 @@ COUNTED: tuple[str, ...] = _list(
     students tables teachers teams tents tickets tomatoes towels trees visitors volunteers weeks
     windows workers"""
 )
-PLACES: tuple[str, ...] = _list(
+PLACES: tuple[str, ...] = listed(
     """airport apartment attic bakery bank barn basement bathroom bay beach bedroom boathouse
     bookshop bridge cabin cafe camp campsite canteen castle cathedral cellar cemetery centre
     chapel church cinema clinic club college cottage courthouse courtyard crossing dairy depot
@@ -75,14 +75,14 @@ PLACES: tuple[str, ...] = _list(
     studio supermarket temple terminal terrace theatre tower town university village villa
     warehouse waterfall windmill workshop yard zoo"""
 )
-SPOTS: tuple[str, ...] = _list(
+SPOTS: tuple[str, ...] = listed(
     """attic bag barrel basement basket bathroom bench boot bowl box bucket cabinet car case cellar
     chest closet corridor cupboard desk door drawer envelope fence fireplace folder freezer
     fridge garage garden gate glovebox hall hallway hedge jar kitchen ladder letterbox locker
     mat mirror office oven pantry piano pot printer rack roof room safe shed shelf sink sofa
     stairs stove suitcase table tin toolbox tray tree trunk vase wall wardrobe window workbench"""
 )
-ROLES: tuple[str, ...] = _list(
+ROLES: tuple[str, ...] = listed(
     """accountant actor agent architect artist assistant author babysitter baker barber bookkeeper
     boss builder butcher buyer captain caretaker carpenter cashier chair chairman chairwoman
     chef cleaner clerk coach conductor contact cook coordinator counsellor dentist designer
@@ -96,12 +96,12 @@ ROLES: tuple[str, ...] = _list(
     teacher technician tenant therapist trainer translator treasurer tutor vet waiter warden
     watchman winner writer"""
 )
-KIN: tuple[str, ...] = _list(
+KIN: tuple[str, ...] = listed(
     """aunt boss boyfriend brother colleague cousin dad daughter father flatmate friend girlfriend
     grandfather grandma grandmother grandpa husband mother mum neighbour nephew niece partner
     sister son teacher uncle wife"""
 )
-RELATIONS: tuple[str, ...] = _list(
+RELATIONS: tuple[str, ...] = listed(
     """access account address age amount area balance bed birth_name brand budget capacity capital
     category chapter charge class code colour combination contact cost country currency
     date_of_birth deadline default deposit depth destination diameter difficulty dose door_code
@@ -118,12 +118,12 @@ RELATIONS: tuple[str, ...] = _list(
     username value version voltage volume warranty website weight width wifi wifi_code wifi_name
     wifi_password window_seat WLAN_key year zip_code"""
 )
-LIKED: tuple[str, ...] = _list(
+LIKED: tuple[str, ...] = listed(
     """animal band bird book cake colour day dish drink film flower food fruit game holiday
     ice_cream meal month music number place restaurant season singer snack song sport soup
     subject sweet tea team toy tree"""
 )
-EVENTS: tuple[str, ...] = _list(
+EVENTS: tuple[str, ...] = listed(
     """appointment assembly auction ball barbecue birthday breakfast brunch call ceremony check-up
     class concert conference course dance deadline delivery demonstration dinner exam excursion
     exhibition fair festival final fitting game graduation hearing holiday inspection interview
@@ -134,11 +134,12 @@ EVENTS: tuple[str, ...] = _list(
     workshop"""
 )
 OPENING: tuple[tuple[str, str], ...] = (
-    ("open", "opens"), ("close", "closes"), ("start", "starts"), ("begin", "begins"), ("end", "ends"),
-    ("leave", "leaves"), ("arrive", "arrives"), ("finish", "finishes"), ("depart", "departs"),
-    ("stop", "stops"), ("ring", "rings"), ("run", "runs"), ("come", "comes"), ("return", "returns"),
+    ("open", "opens"), ("close", "closes"), ("start", "starts"), ("begin", "begins"),
+    ("end", "ends"), ("leave", "leaves"), ("arrive", "arrives"), ("finish", "finishes"),
+    ("depart", "departs"), ("stop", "stops"), ("ring", "rings"), ("run", "runs"), ("come", "comes"),
+    ("return", "returns"),
 )  # fmt: skip
-VEHICLES: tuple[str, ...] = _list("bus tram train ferry line coach boat shuttle flight")
+VEHICLES: tuple[str, ...] = listed("bus tram train ferry line coach boat shuttle flight")
 # base form, third person, past, participle
 IRREGULAR: tuple[tuple[str, str, str, str], ...] = (
     ("bring", "brings", "brought", "brought"), ("buy", "buys", "bought", "bought"),
@@ -156,7 +157,7 @@ IRREGULAR: tuple[tuple[str, str, str, str], ...] = (
     ("take", "takes", "took", "taken"), ("teach", "teaches", "taught", "taught"),
     ("wear", "wears", "wore", "worn"), ("write", "writes", "wrote", "written"),
 )  # fmt: skip
-REGULAR: tuple[str, ...] = _list(
+REGULAR: tuple[str, ...] = listed(
     """announce answer approve arrange assemble bake book borrow brush call cancel carry change
     charge check choose clean clear close collect cook copy correct count cover deliver design
     discuss distribute download edit empty examine explain file fill finish fix fold grade guard
@@ -167,7 +168,7 @@ REGULAR: tuple[str, ...] = _list(
     report reserve review sew share ship sign sort stamp start stock store study supply switch
     test tidy train translate tune update use verify wash watch water weigh wipe wrap"""
 )
-TOWNS: tuple[str, ...] = _list(
+TOWNS: tuple[str, ...] = listed(
     """Aberdeen Accra Antwerp Athens Austin Basel Bergen Bilbao Bologna Boston Bristol Cairo
     Cardiff Chicago Cork Delhi Denver Dresden Dublin Florence Geneva Ghent Glasgow Granada
     Hamburg Hanoi Helsinki Innsbruck Istanbul Jena Kiel Krakow Kyoto Lagos Leeds Leipzig Lima
@@ -176,7 +177,7 @@ TOWNS: tuple[str, ...] = _list(
     Stockholm Sydney Tallinn Tokyo Toronto Trieste Turin Uppsala Valencia Venice Verona Vienna
     Vilnius Warsaw York Zagreb Zurich"""
 )
-FIRST_NAMES: tuple[str, ...] = _list(
+FIRST_NAMES: tuple[str, ...] = listed(
     """Aaron Abigail Adrian Aisha Agnes Albert Alex Alfred Amelia Andrea Andrew Angela Anton Arthur
     Astrid Barbara Beatrice Ben Bernard Bianca Bob Bridget Bruno Camila Caroline Cecilia Charles
     Charlotte Chloe Christian Claire Connor Cynthia Dennis Diana Diego Dominic Dora Dylan Edgar
@@ -190,7 +191,7 @@ FIRST_NAMES: tuple[str, ...] = _list(
     Stefan Stella Steven Sven Tamara Teresa Theo Tim Ursula Valerie Vera Victor Vincent Violet
     Walter Wendy Werner William Yasmin Yusuf Zoe"""
 )
-SURNAMES: tuple[str, ...] = _list(
+SURNAMES: tuple[str, ...] = listed(
     """Adams Ahmad Andersen Baker Bauer Becker Bennett Berg Bianchi Brown Campbell Carter Chen
     Clark Costa Cruz Davies Dubois Eriksen Evans Fernandez Fischer Foster Garcia Gomez Gupta
     Haas Hansen Harris Hoffmann Hughes Ibrahim Ito Jackson Jansen Jensen Johnson Jones Kaya
@@ -200,34 +201,34 @@ SURNAMES: tuple[str, ...] = _list(
     Sokolov Suzuki Tanaka Taylor Thompson Turner Vogel Walker Wang Ward Weber White Williams
     Wilson Wood Wright Yamamoto Young Zhang Zimmermann"""
 )
-TITLES: tuple[str, ...] = _list("Mr. Mrs. Ms. Dr. Prof. Aunt Uncle")
-COLOURS: tuple[str, ...] = _list(
+TITLES: tuple[str, ...] = listed("Mr. Mrs. Ms. Dr. Prof. Aunt Uncle")
+COLOURS: tuple[str, ...] = listed(
     """beige black blue brown cream crimson dark gold golden green grey lilac orange pale pink
     purple red silver turquoise white yellow"""
 )
-ADJECTIVES: tuple[str, ...] = _list(
+ADJECTIVES: tuple[str, ...] = listed(
     """back big broken cheap clean common cordless digital dirty double electric emergency empty
     extra family first front full general guest heavy inner large last left lower main metal
     middle monthly narrow new next old opposite outer plastic portable private public rear right
     round second secret shared short single small spare special square steel tall third upper
     weekly wide wooden yearly"""
 )
-ANIMALS: tuple[str, ...] = _list(
-    """bear bird budgie canary cat chicken cow dog donkey duck ferret fish fox frog goat goldfish goose
-    guinea_pig hamster hedgehog hen horse kitten lamb lizard mouse owl parrot pig pony puppy rabbit rat
-    sheep snail snake spider tortoise turtle"""
+ANIMALS: tuple[str, ...] = listed(
+    """bear bird budgie canary cat chicken cow dog donkey duck ferret fish fox frog goat goldfish
+    goose guinea_pig hamster hedgehog hen horse kitten lamb lizard mouse owl parrot pig pony puppy
+    rabbit rat sheep snail snake spider tortoise turtle"""
 )
-RESTING: tuple[str, ...] = _list(
+RESTING: tuple[str, ...] = listed(
     "rest cook bake dry soak cool simmer boil chill wait steam roast stay last work park charge"
 )
-UNITS: tuple[str, ...] = _list(
+UNITS: tuple[str, ...] = listed(
     """g kg ml l litres cm m km mm euros dollars pounds francs crowns cents percent degrees hours
     minutes seconds days weeks months years grams spoons cups tablespoons teaspoons slices
     pieces sheets boxes bottles bags miles watts volts"""
 )
-MONEY: tuple[str, ...] = _list("euros euro dollars pounds francs crowns cents")
-SPANS: tuple[str, ...] = _list("hours minutes seconds days weeks months years nights")
-NUMERALS: tuple[str, ...] = _list(
+MONEY: tuple[str, ...] = listed("euros euro dollars pounds francs crowns cents")
+SPANS: tuple[str, ...] = listed("hours minutes seconds days weeks months years nights")
+NUMERALS: tuple[str, ...] = listed(
     "one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty"
 )
 HOURS: tuple[str, ...] = (
