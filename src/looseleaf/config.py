@@ -126,15 +126,20 @@ class SchedulerConfig:
     """How requests share a step."""
 
     max_num_seqs: int = _option(64, "sequences that run at once")
-    max_num_batched_tokens: int = _option(2048, "tokens that one step computes at most")
+    max_num_batched_tokens: int | None = _option(
+        None, "tokens that one step computes at most; default: 2048 on a CPU, 8192 on a GPU"
+    )
     grouping: bool = _option(
         True, "rows that read the same pages share one work item, whatever their offsets"
+    )
+    batch_invariant: bool = _option(
+        False, "attention splits and merges the same way whatever else is in the batch; slower"
     )
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs > 0, "max_num_seqs must be positive")
         _require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
+            self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
             f"{self.max_num_seqs}, or running sequences leave no room for new ones",
         )
@@ -158,6 +163,9 @@ class EngineConfig:
         "where there is a C compiler",
     )
     salt: str = _option("", "caches with different salts share nothing")
+    cuda_graphs: bool = _option(
+        True, "on a GPU, replay steps of few rows instead of launching every kernel"
+    )
     seed: int = _option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -173,4 +181,77 @@ class EngineConfig:
         _require(
             self.cpu_kernels in ("auto", "native", "torch"),
             f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
+        )
+
+    def batched_tokens(self, on_gpu: bool) -> int:
+        """What a step computes at most: as asked for, or what the device is fast with."""
+        asked = self.scheduler.max_num_batched_tokens
+        return asked or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the HTTP server is reached, whom it answers, and how much each may ask of it."""
+
+    host: str = _option("127.0.0.1", "address to listen at")
+    port: int = _option(8000, "port to listen at; 0 takes a free one")
+    served_model_name: str | None = _option(
+        None, "name of the model for clients; default: as the checkpoint is named"
+    )
+    system_prompt: tuple[str, ...] = _option(
+        (),
+        "[NAME=]FILE: text that is read before every chat, computed once; with NAME, for a model "
+        "of that name beside the plain one; may be repeated",
+    )
+    document_template: str | None = _option(
+        None,
+        "a document's text from {title} and {text}; a line with {title} is left out where there is "
+        "no title; default: '{text}', after a line with the title if the model has no form for "
+        "documents",
+    )
+    api_keys: str | None = _option(
+        None,
+        "file of lines TENANT=KEY; tenants share nothing; LOOSELEAF_KEYS may hold them as well",
+    )
+    open_loopback: bool = _option(
+        True, "where there are no keys, answer everybody on this machine, and nobody else"
+    )
+    open_metrics: bool = _option(False, "give /metrics to callers without a key")
+    operator: str = _option("operator", "the tenant whose keys may read /metrics")
+    requests_per_minute: int | None = _option(None, "most requests of one key in a minute")
+    concurrent_requests: int | None = _option(None, "most requests of one key at a time")
+    max_body_mib: float = _option(32.0, "largest request body in MiB")
+    max_documents: int = _option(256, "most documents of one request")
+    max_request_tokens: int | None = _option(
+        None, "most tokens of prompt and answer of one request; default: the model's context"
+    )
+    max_completions: int = _option(64, "most outputs of one request: n times its prompts")
+    max_queue: int = _option(256, "outputs that may wait for a free place; more are refused")
+    max_registered: int = _option(10_000, "most registered documents of one tenant")
+    deadline: float = _option(600.0, "seconds that a request may take, at most")
+    drain_seconds: float = _option(600.0, "seconds that running requests get when the server ends")
+    log_level: Literal["debug", "info", "warning", "error"] = _option("info", "least level to log")
+    log_format: Literal["json", "console"] = _option("json", "form of the log, one line an event")
+    tracing: bool = _option(False, "send OpenTelemetry traces, as the OTEL_ variables say")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
+        for name in (
+            "requests_per_minute",
+            "concurrent_requests",
+            "max_body_mib",
+            "max_documents",
+            "max_request_tokens",
+            "max_completions",
+            "max_queue",
+            "max_registered",
+            "deadline",
+            "drain_seconds",
+        ):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"{name} must be positive, not {value}")
+        template = self.document_template
+        _require(
+            template is None or template.count("{text}") == 1,
+            "document_template must say once where the {text} stands",
         )

@@ -4,12 +4,18 @@ LooseleafError
 ├── InvalidRequest      this request can't be served as asked; others go on
 │   ├── PromptTooLong       more tokens than the context holds
 │   ├── EmptyDocument       a document without tokens
-│   └── PoolTooSmall        more pages than the device pool has
+│   ├── PoolTooSmall        more pages than the device pool has
+│   ├── DocumentNotFound    no registered document of that id
+│   └── DocumentExists      another text is registered under that id
+├── DeadlineExceeded    a request took longer than it was allowed to
+├── EngineFault         a request ended by a fault inside the engine; others go on
+├── EngineClosed        the engine takes no new requests
 ├── InvalidOption       a configuration value is unknown or out of range
 ├── ModelError          a checkpoint can't be used
 │   ├── CheckpointNotFound  no such folder or hub id
 │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
+├── BenchmarkRefused    an answer that was to be timed is wrong
 ├── NativeUnavailable   the C kernels can't be compiled here
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
@@ -35,6 +41,26 @@ class PoolTooSmall(InvalidRequest):
     """The request needs more pages than the device pool will ever have."""
 
 
+class DocumentNotFound(InvalidRequest):
+    """No document of that id is registered, at least not under this salt."""
+
+
+class DocumentExists(InvalidRequest):
+    """Another text is registered under that id."""
+
+
+class DeadlineExceeded(LooseleafError, TimeoutError):
+    """A request took longer than it was allowed to, and was ended."""
+
+
+class EngineFault(LooseleafError):
+    """A fault inside the engine ended this request; ``__cause__`` is what happened."""
+
+
+class EngineClosed(LooseleafError):
+    """The engine takes no new requests: it was closed, or finishes what it has and closes then."""
+
+
 class InvalidOption(LooseleafError, ValueError):
     """A configuration value is unknown or out of range."""
 
@@ -55,9 +81,25 @@ class UnsupportedModel(ModelError):
     """A model family or a feature of one that Looseleaf does not implement."""
 
 
+class BenchmarkRefused(LooseleafError):
+    """An answer that was to be timed is wrong, so its speed means nothing."""
+
+
 class NativeUnavailable(LooseleafError):
     """The C kernels of the CPU path can't be compiled on this machine."""
 
 
 class IntegrityError(LooseleafError):
     """The page pool's books do not balance: a bug in Looseleaf, please report it."""
+
+
+def as_looseleaf_error(error: Exception) -> LooseleafError:
+    """``error`` itself if it is one of ours, else an EngineFault that it caused."""
+    if isinstance(error, LooseleafError):
+        return error
+    fault = EngineFault(
+        f"a fault inside the engine ended this request ({type(error).__name__}: {error}): "
+        "send it again, and report it if it happens twice"
+    )
+    fault.__cause__ = error
+    return fault

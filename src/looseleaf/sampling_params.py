@@ -1,13 +1,51 @@
 """How a request's tokens are chosen and where its output ends, in vLLM's names and meanings."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from looseleaf.errors import InvalidOption
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this one mean greedy decoding, as in vLLM."""
+
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output's text must look like. Needs the extra ``serve``, which brings llguidance."""
+
+    kind: GrammarKind
+    source: str = ""
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
+        """JSON that fits a schema, given as such or as JSON text."""
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps(schema, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidOption(f"this JSON schema can't be written as JSON: {error}") from error
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that a regular expression matches as a whole."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> "Grammar":
+        """Text of a context-free grammar in Lark's notation."""
+        return cls("lark", text)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -45,6 +83,9 @@ class SamplingParams:
         none.
     ``logit_bias``
         token id to a number added to its logit.
+    ``grammar``
+        what the text must follow; the output ends with reason ``stop`` when it is complete, even
+        before ``min_tokens``.
     """
 
     n: int = 1
@@ -65,6 +106,7 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -9,33 +9,38 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan, group_rows
-from looseleaf.attention.plan import AttentionPlan, PrefillChunk, make_plan
-from looseleaf.ops.partial_attention import WorkList
+from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_model
+from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
+from looseleaf.attention.plan import AttentionPlan, Planner, PrefillChunk, make_span_list
+from looseleaf.ops.partial_attention import Tile, WorkList
 from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe, decode_rows, spans_of
 
 
-def planned(
-    rows: list[DecodeRow],
-    chunks: Sequence[PrefillChunk] = (),
-    *,
-    grouping: bool = True,
-    split_pages: int = 1 << 20,
-    tile_rows: int = 64,
-) -> AttentionPlan:
-    return make_plan(
-        rows,
-        group_rows(rows, grouping=grouping),
-        chunks,
-        page_size=PAGE_SIZE,
-        split_keys=split_pages * PAGE_SIZE,
-        tile_rows=tile_rows,
-        device=torch.device("cpu"),
+def cost_model(per_key: float = 0.05) -> CostModel:
+    """Few programs and small tiles, so that small steps are cut, grouped and read wide."""
+    narrow, wide = Tile(4, 16, 4, 1, 1), Tile(16, 16, 4, 1, 1)
+    return CostModel(
+        TileCost(narrow, 6, 0.1, per_key, per_key / 3),
+        TileCost(wide, 6, 0.1, per_key, per_key),
+        launch=0.1,
+        per_state=0.001,
     )
 
 
+def planner(costs: CostModel | None = None, *, batch_invariant: bool = False) -> Planner:
+    return Planner(PAGE_SIZE, 4, 2, torch.device("cpu"), costs or cost_model(), batch_invariant)
+
+
+def planned(
+    rows: list[DecodeRow], chunks: Sequence[PrefillChunk] = (), *, grouping: bool = True
+) -> AttentionPlan:
+    made = planner()
+    return made.plan(rows, made.group(rows, grouping=grouping), chunks)
+
+
 def arrays(lists: object) -> dict[str, list[int]]:
-    return {name: value.tolist() for name, value in vars(lists).items()}
+    return {n: v.tolist() for n, v in vars(lists).items() if isinstance(v, torch.Tensor)}
 
 
 def key_reads(work: WorkList) -> list[tuple[int, int, int, int, int]]:
@@ -53,31 +58,31 @@ def key_reads(work: WorkList) -> list[tuple[int, int, int, int, int]]:
     return sorted(reads)
 
 
-@given(step=STEPS, grouping=st.booleans(), split_pages=st.sampled_from([1, 2, 1 << 20]))
+@given(step=STEPS, grouping=st.booleans(), invariant=st.booleans())
 def test_a_work_list_reads_what_the_rows_read_however_it_is_grouped_and_split(
-    step: StepRecipe, grouping: bool, split_pages: int
+    step: StepRecipe, grouping: bool, invariant: bool
 ) -> None:
     rows = decode_rows(step)
-    plan = planned(rows, grouping=grouping, split_pages=split_pages)
+    made = planner(batch_invariant=invariant)
+    plan = made.plan(rows, made.group(rows, grouping=grouping), ())
     assert plan.work is not None
     assert plan.spans is None
-    assert plan.num_decode_rows == len(rows)
+    assert plan.num_work_rows == len(rows)
     assert key_reads(plan.work) == sorted(
         (index, page, n * PAGE_SIZE, span.offset, span.length)
         for index, row in enumerate(rows)
         for span in spans_of(row)
         for n, page in enumerate(span.pages)
     )
-    assert max(np.diff(plan.work.item_page_indptr)) <= split_pages
     assert plan.work.row_positions.tolist() == [row.position for row in rows]
 
 
-@given(step=STEPS, grouping=st.booleans(), split_pages=st.sampled_from([1, 1 << 20]))
+@given(step=STEPS, grouping=st.booleans())
 def test_every_entry_writes_one_state_and_those_of_a_row_lie_side_by_side(
-    step: StepRecipe, grouping: bool, split_pages: int
+    step: StepRecipe, grouping: bool
 ) -> None:
     rows = decode_rows(step)
-    work = planned(rows, grouping=grouping, split_pages=split_pages).work
+    work = planned(rows, grouping=grouping).work
     assert work is not None
     a = arrays(work)
     assert sorted(a["entry_state"]) == list(range(work.state_capacity))
@@ -90,14 +95,16 @@ def test_every_entry_writes_one_state_and_those_of_a_row_lie_side_by_side(
 def test_plan_arrays_are_int32_without_masks_patches_or_selection() -> None:
     row = DecodeRow(20, (), ReadSpan((3, 4), 0, 21, 0))
     chunk = PrefillChunk(range(5), (ReadSpan((5,), 0, 5, 0),))
-    plan = planned([row], [chunk])
-    assert plan.work is not None
-    assert plan.spans is not None
-    for lists in (plan.work, plan.spans):
-        assert all(tensor.dtype == torch.int32 for tensor in vars(lists).values())
-    assert plan.work.item_kv_head.tolist() == [-1]
-    assert plan.work.item_explicit.tolist() == plan.spans.span_explicit.tolist() == [0]
-    assert plan.work.entry_mask.tolist() == plan.spans.span_mask.tolist() == [-1]
+    work = planned([row]).work
+    assert work is not None
+    spans = make_span_list([chunk], tile_rows=64, device=torch.device("cpu"))
+    for lists in (work, spans):
+        tensors = [value for value in vars(lists).values() if isinstance(value, torch.Tensor)]
+        assert all(tensor.dtype == torch.int32 for tensor in tensors)
+        assert not lists.mask_words.numel()
+    assert set(work.item_kv_head.tolist()) == set(work.entry_mask.tolist()) == {-1}
+    assert set(work.item_explicit.tolist()) == set(spans.span_explicit.tolist()) == {0}
+    assert spans.span_mask.tolist() == [-1]
 
 
 @pytest.mark.parametrize("tile_rows", [1, 3, 64])
@@ -108,9 +115,7 @@ def test_a_span_list_cuts_chunks_into_tiles_and_keeps_rows_and_spans(tile_rows: 
         PrefillChunk(range(27, 45), (lead, document, tail)),
         PrefillChunk(range(7, 9), (ReadSpan((6,), 0, 9, 0),)),
     ]
-    spans = planned([], chunks, tile_rows=tile_rows).spans
-    assert spans is not None
-    a = arrays(spans)
+    a = arrays(make_span_list(chunks, tile_rows=tile_rows, device=torch.device("cpu")))
     assert a["row_positions"] == [*range(27, 45), 7, 8]
     assert a["request_span_indptr"] == [0, 3, 4]
     assert a["span_page_indptr"] == [0, 1, 3, 5, 6]
@@ -123,3 +128,94 @@ def test_a_span_list_cuts_chunks_into_tiles_and_keeps_rows_and_spans(tile_rows: 
     # a tile never holds rows of two chunks
     assert [int(first >= 18) for first, _ in bounds] == a["tile_request"]
     assert all(last <= 18 or first >= 18 for first, last in bounds)
+
+
+@given(step=STEPS, grouping=st.booleans())
+def test_every_piece_is_launched_once_by_a_tile_that_has_room_for_its_rows(
+    step: StepRecipe, grouping: bool
+) -> None:
+    rows = decode_rows(step)
+    work = planned(rows, grouping=grouping).work
+    assert work is not None
+    assert work.tile_indptr is not None
+    bounds = work.tile_indptr.tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == work.num_items.item()
+    entries = np.diff(work.item_entry_indptr.numpy())
+    for tile, (first, last) in zip(work.tiles, pairwise(bounds), strict=True):
+        assert all(2 * count <= tile.block_m for count in entries[first:last])
+
+
+@given(step=STEPS)
+def test_a_batch_invariant_row_reads_the_same_pieces_whoever_is_with_it(step: StepRecipe) -> None:
+    """Same keys cut at the same places, merged in the same order, by the same tile."""
+    rows = decode_rows(step)
+    made = planner(batch_invariant=True)
+    together = made.plan(rows, made.group(rows, grouping=True), ()).work
+    assert together is not None
+    assert len(together.tiles) == 1
+    for index, row in enumerate(rows):
+        alone = made.plan([row], made.group([row], grouping=False), ()).work
+        assert alone is not None
+        assert pieces_of(together, index) == pieces_of(alone, 0)
+
+
+def pieces_of(work: WorkList, row: int) -> list[tuple[list[int], int]]:
+    """The pages of each state of a row, in the order of the merge, and how far they are seen."""
+    a = arrays(work)
+    first, last = a["row_state_indptr"][row : row + 2]
+    found = {}
+    for item in range(a["num_items"][0]):
+        pages = a["page_indices"][slice(*a["item_page_indptr"][item : item + 2])]
+        for entry in range(*a["item_entry_indptr"][item : item + 2]):
+            if a["entry_row"][entry] == row:
+                found[a["entry_state"][entry]] = (pages, a["entry_bound"][entry])
+    assert sorted(found) == list(range(first, last))
+    return [found[state] for state in range(first, last)]
+
+
+def test_a_few_new_rows_are_read_by_work_list_and_see_nothing_behind_them() -> None:
+    document = ReadSpan(tuple(range(40)), 0, 40 * PAGE_SIZE, 40)
+    tail = ReadSpan((50, 51), 40 * PAGE_SIZE, PAGE_SIZE + 3, 0)
+    positions = range(tail.offset + 5, tail.offset + tail.length)
+    plan = planned([], [PrefillChunk(positions, (document, tail))])
+    assert plan.spans is None
+    assert plan.work is not None
+    assert plan.num_work_rows == len(positions)
+    seen = {(row, bound) for row, page, _, _, bound in key_reads(plan.work) if page == 50}
+    assert seen == {(n, 6 + n) for n in range(len(positions))}
+
+
+def test_rows_that_share_too_little_read_it_each_on_its_own() -> None:
+    long, short = tuple(range(64)), (100,)
+    costs = default_cost_model(128, 2, 132)
+    for pages, grouped in ((long, True), (short, False)):
+        shared = ReadSpan(pages, 0, len(pages) * PAGE_SIZE, len(pages))
+        rows = [
+            DecodeRow(n, (shared,), ReadSpan((200 + n,), shared.length, 1, 0)) for n in range(2)
+        ]
+        made = planner(costs)
+        groups = made.group(rows, grouping=True)
+        assert [len(item.entries) for item in groups.items] == ([2] if grouped else [1, 1])
+        assert made.counters.refused_groups == (not grouped)
+
+
+@given(steps=st.lists(STEPS, min_size=2, max_size=3))
+def test_a_buffer_holds_one_list_after_the_other_at_the_same_addresses(
+    steps: list[StepRecipe],
+) -> None:
+    lists: list[tuple[HostWork, int]] = []
+    for step in steps:
+        rows, made = decode_rows(step), planner(cost_model(per_key=1e-6))
+        work = made.host_work(rows, made.group(rows, grouping=False))
+        assert work is not None
+        lists.append((work, len(rows)))
+    tiles = lists[0][0].tiles
+    buffer = WorkBuffer(WorkCapacity(20, 500, 500, 2000), tiles, torch.device("cpu"))
+    addresses = {n: v.data_ptr() for n, v in vars(buffer.work).items() if n == "page_indices"}
+    for work, num_rows in lists:
+        buffer.load(work)
+        assert key_reads(buffer.work) == key_reads(work.to(torch.device("cpu")))
+        indptr = buffer.work.row_state_indptr.tolist()
+        assert set(indptr[num_rows:]) == {work.num_entries}
+    assert addresses["page_indices"] == buffer.work.page_indices.data_ptr()

@@ -1,9 +1,12 @@
 """Result files only grow, and figures are taken in turn."""
 
 import csv
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from looseleaf.bench import origin
 from looseleaf.bench.origin import describe_origin
 from looseleaf.bench.results import append_rows
 from looseleaf.bench.timing import measure_in_turn
@@ -49,3 +52,25 @@ def test_every_arm_begins_a_round_as_often_as_the_others():
     assert taken["a"].values == (1.0, 4.0, 5.0, 8.0)
     assert taken["a"].median == 4.5
     assert taken["b"].range == (2.0, 7.0)
+
+
+def test_a_row_names_its_commit_and_only_changed_code_makes_it_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    for name in ("results/speed.csv", "code/origin.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("before\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    monkeypatch.setattr(origin, "__file__", str(tmp_path / "code/origin.py"))
+    commit = git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "results/speed.csv").write_text("before\nafter\n")
+    assert describe_origin()["commit"] == commit
+    (tmp_path / "code/origin.py").write_text("after\n")
+    assert describe_origin()["commit"] == f"{commit}-dirty"

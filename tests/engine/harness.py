@@ -13,7 +13,8 @@ from torch import Tensor
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Prompt, Request
-from looseleaf.engine.runner import Runner, logit_sequences
+from looseleaf.engine.rows import logit_sequences
+from looseleaf.engine.runner import Runner
 from looseleaf.engine.scheduler import StepWork
 from tests.checkpoints import FAMILIES, ROPE_LAWS
 
@@ -58,8 +59,8 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def run(self, work: StepWork) -> Any:
-        result = self.runner.run(work)
+    def run(self, work: StepWork, previous: Tensor | None = None) -> Any:
+        result = self.runner.run(work, previous)
         for sequence, row in zip(logit_sequences(work), result, strict=True):
             self.logits[sequence.request_id, sequence.index].append(row.clone())
         return result

@@ -11,7 +11,7 @@ import pytest
 from looseleaf import AsyncLLM, SamplingParams
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Prompt
-from looseleaf.errors import InvalidRequest, LooseleafError, PromptTooLong
+from looseleaf.errors import EngineFault, InvalidRequest, LooseleafError, PromptTooLong
 from tests.engine.harness import Folder, document, drawn, make_llm, words
 
 PATIENCE = 30.0
@@ -28,7 +28,7 @@ def engine(checkpoint: Folder, **options: Any) -> Iterator[AsyncLLM]:
         yield llm
     finally:
         llm.close()
-        assert not llm._thread.is_alive()
+        assert not llm.is_open
         llm.engine.check()
         assert not llm.engine.has_work
         assert llm.engine.store.num_available == llm.engine.store.pool.num_pages
@@ -57,7 +57,7 @@ def test_concurrent_answers_are_those_of_one_at_a_time(checkpoint: Folder) -> No
 
     with engine(checkpoint) as llm:
         run(lambda: ask_all(llm))
-        assert llm.engine.store_counters.misses == 2
+        assert llm.engine.counters.documents_computed == 2
     offline = make_llm(checkpoint())
     for output, prompt, params in zip(outputs, PROMPTS, PARAMS, strict=True):
         assert output.finished
@@ -98,7 +98,7 @@ def test_cancelled_tasks_and_streams_left_early_free_their_pages(checkpoint: Fol
         async for output in left:
             if len(output.token_ids) == 3:
                 break
-        await left.aclose()  # type: ignore[attr-defined]
+        await left.aclose()
         for task in doomed:
             task.cancel()
         results = await asyncio.gather(*doomed, return_exceptions=True)
@@ -145,7 +145,8 @@ def test_a_fault_in_the_engine_reaches_its_callers_and_later_ones_are_served(
     async def scenario(llm: AsyncLLM, part: Any, name: str) -> None:
         tasks = [last(llm.generate(p, PARAMS[0])) for p in PROMPTS[:3]]
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(result, ZeroDivisionError) for result in results), name
+        assert all(isinstance(result, EngineFault) for result in results), name
+        assert all(isinstance(r.__cause__, ZeroDivisionError) for r in results), name
         monkeypatch.undo()
         assert len((await last(llm.generate(PROMPTS[0], PARAMS[0]))).token_ids) == 10
 
@@ -221,6 +222,6 @@ def test_an_async_engine_is_a_context(checkpoint: Folder) -> None:
     async def scenario() -> None:
         async with AsyncLLM(checkpoint(), num_pages=32) as llm:
             assert (await last(llm.generate("who?", PARAMS[0]))).finished
-        assert not llm._thread.is_alive()
+        assert not llm.is_open
 
     run(scenario)

@@ -70,7 +70,7 @@ def test_all_finish_or_are_cancelled_and_no_page_is_lost(
         engine.check()
     assert_idle(llm)
     assert_ends(added, cancelled, expected)
-    assert engine.store_counters.evicted_segments > 0
+    assert engine.store.counters.evicted_segments > 0
 
 
 def assert_ends(

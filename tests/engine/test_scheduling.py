@@ -8,6 +8,7 @@ import torch
 from looseleaf import LLM, SamplingParams
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Prompt, Request
+from looseleaf.errors import EngineFault
 from tests.engine.harness import (
     GREEDY,
     Answer,
@@ -53,8 +54,8 @@ def test_a_missing_document_is_computed_once_however_many_requests_wait(
     assert llm.engine.counters.prompt_tokens == text + num_tokens(llm, prompts[0])[1]
     sources = [[d.source for d in a.output.reuse.documents] for a in answers]
     assert sources == [["computed"] * 2] + [["awaited"] * 2] * 5
-    counters = llm.engine.store_counters
-    assert (counters.hits, counters.misses) == (10, 2)
+    counters = llm.engine.counters
+    assert (counters.documents_computed, counters.documents_awaited) == (2, 10)
 
 
 def test_documents_in_a_new_order_compute_no_document_token(checkpoint: Folder) -> None:
@@ -123,7 +124,7 @@ def test_idle_segments_make_room_for_new_requests(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint(), num_pages=12)
     for seed in range(6):
         ask(llm, [[LEAD, document(seed, 60), words(seed, 9)]])
-    assert llm.engine.store_counters.evicted_segments > 0
+    assert llm.engine.store.counters.evicted_segments > 0
     assert llm.engine.counters.preemptions == 0
 
 
@@ -200,9 +201,10 @@ def test_a_fault_in_a_step_ends_its_requests_and_the_engine_goes_on(
         for _ in range(good_steps):
             llm.engine.step()
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.runner, "run", lambda work: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                llm.engine.step()
+            patch.setattr(llm.engine.runner, "run", lambda *_: 1 / 0)
+            assert llm.engine.step() == [progress]
+        assert isinstance(progress.error, EngineFault)
+        assert isinstance(progress.error.__cause__, ZeroDivisionError)
         assert progress.output().outputs[0].finish_reason == "abort"
         assert_idle(llm)
     assert_same_answers(ask(llm, [CONVOY[0]], CONVOY_PARAMS[0]), [expected])

@@ -1,5 +1,7 @@
 """The engine on a GPU answers as it does on the CPU, and keeps its laws there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -61,3 +63,65 @@ def test_bf16_documents_are_reused_in_any_order(tmp_path):
     (second,) = llm.generate(PROMPTS[1:2], params)
     assert second.reuse.document_tokens_computed == 0
     llm.engine.check()
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "qwen3"])
+def test_tokens_are_the_same_with_graphs_and_without(tmp_path, family):
+    folder = make_checkpoint(tmp_path, family)
+    params = [SamplingParams(max_tokens=40, seed=n, ignore_eos=True) for n in range(len(PROMPTS))]
+    answers = []
+    for cuda_graphs in (True, False):
+        llm = LLM(folder, dtype="float32", device="cuda", num_pages=128, cuda_graphs=cuda_graphs)
+        answers.append([output.token_ids for output in llm.generate(PROMPTS, params)])
+        llm.engine.check()
+        graphs = llm.engine.runner.graphs
+        assert (graphs is not None) == cuda_graphs
+        # all steps have few rows, and most were launched before the tokens they read were known
+        assert graphs is None or graphs.replays == llm.engine.counters.steps
+    assert answers[0] == answers[1]
+
+
+def test_a_batch_invariant_engine_gives_the_same_bits_grouped_or_not(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    options = {"device": "cuda", "batch_invariant": True}
+    grouped = _logprobs(folder, "bfloat16", **options)
+    assert grouped == _logprobs(folder, "bfloat16", grouping=False, **options)
+
+
+def test_preemption_while_graphs_run_changes_no_token(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    params = [SamplingParams(max_tokens=60, seed=n, ignore_eos=True) for n in range(9)]
+    answers = []
+    for num_pages in (128, 26):
+        llm = LLM(folder, dtype="float32", device="cuda", num_pages=num_pages)
+        answers.append([output.token_ids for output in llm.generate(PROMPTS * 3, params)])
+        llm.engine.check()
+        assert (llm.engine.counters.preemptions > 0) == (num_pages == 26)
+    assert answers[0] == answers[1]
+
+
+def test_an_output_that_ends_unforeseen_takes_no_token_too_many(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    llm = LLM(folder, dtype="float32", device="cuda", num_pages=128)
+    params = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+    (whole,) = llm.generate([PROMPTS[0]], params)
+    stop = whole.token_ids[11]
+    first = whole.token_ids.index(stop)
+    (ended,) = llm.generate([PROMPTS[0]], replace(params, stop_token_ids=[stop]))
+    assert ended.token_ids == whole.token_ids[: first + 1]
+    assert ended.outputs[0].stop_reason == stop
+    llm.engine.check()
+    assert not llm.engine.has_work
+
+
+def test_warming_up_captures_what_later_steps_replay(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=256, max_num_seqs=16)
+    heard = []
+    llm.engine.runner.warm_up(lambda done, total: heard.append((done, total)))
+    assert heard[0][0] == 0
+    assert heard[-1][0] == heard[-1][1]
+    captured = llm.engine.runner.graphs.num_captured
+    llm.generate(PROMPTS * 3, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    assert llm.engine.runner.graphs.replays == llm.engine.counters.steps
+    assert captured > 0

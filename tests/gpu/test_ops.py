@@ -245,6 +245,7 @@ class Capacity:
         capacity = {
             f.name: max(len(getattr(w, f.name)) for w in (one_work, other_work)) + 2
             for f in fields(WorkList)
+            if isinstance(getattr(one_work, f.name), torch.Tensor)
         }
         capacity["num_items"], capacity["row_state_indptr"] = 1, rows + 3
         self.work = WorkList(
@@ -261,5 +262,6 @@ class Capacity:
         self.v_pages[: len(scene.v_pages)] = scene.v_pages
         for field in fields(WorkList):
             source, target = getattr(work, field.name), getattr(self.work, field.name)
-            target[: len(source)] = source
+            if isinstance(source, torch.Tensor):
+                target[: len(source)] = source
         self.work.row_state_indptr[len(work.row_state_indptr) :] = work.row_state_indptr[-1]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.engine.request import DocumentPart, PromptParts, TextPart
+from looseleaf import SamplingParams
+from looseleaf.engine.request import DocumentPart, Request, TextPart
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import KeySpace, SegmentKey
 
@@ -26,7 +27,8 @@ def space(**changes: Any) -> KeySpace:
 
 
 def sequence(*parts: TextPart | DocumentPart, keys: KeySpace | None = None) -> Sequence:
-    return Sequence("request", 0, PromptParts(parts), keys or space(), 16)
+    request = Request("request", parts, SamplingParams())
+    return Sequence(request, 0, keys or space(), 16)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,30 @@ def test_whatever_changes_stored_keys_changes_every_segment_key(
     assert mine.root != other.root
     # even behind the same context: the space itself is part of each key
     assert getattr(mine, kind)(mine.root, [1, 2]) != getattr(other, kind)(mine.root, [1, 2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_requests_salt_joins_the_engines_in_every_key(kind: str) -> None:
+    spaces = [space(), space(salt="a"), space().salted("a"), space(salt="a").salted("a")]
+    spaces += [space().salted("b"), space().salted("a").salted("b"), space(salt="b").salted("a")]
+    context = space().root
+    assert len({getattr(keys, kind)(context, [1, 2]) for keys in spaces}) == len(spaces)
+    assert space().salted("") == space()
+
+
+def test_pages_of_the_service_are_the_same_under_every_salt_and_no_further() -> None:
+    text = tuple(range(48))
+    pages = []
+    for salt in ("", "one", "two"):
+        request = Request("request", (TextPart(text, num_shared=40),), SamplingParams(), salt=salt)
+        tail = (made := Sequence(request, 0, space(), 16)).tail
+        pages.append([tail.page_key(n, made.keys, 16) for n in range(3)])
+        own = Sequence(
+            Request("own", (TextPart(text),), SamplingParams(), salt=salt), 0, space(), 16
+        )
+        assert (own.tail.page_key(0, own.keys, 16) == pages[0][0]) == (salt == "")
+    first, second, third = (set(column) for column in zip(*pages, strict=True))
+    assert (len(first), len(second), len(third)) == (1, 1, 3)
 
 
 def test_the_same_inputs_give_the_same_key_in_every_process() -> None:

@@ -100,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         segment = self.held.pop(number % len(self.held))
         self.store.release(segment)
         if segment.references == 0:
-            if not segment.ready:
+            if not segment.ready or segment.forgotten:
                 assert self.store.find(segment.key) is None
             elif not segment.pinned:
                 self.idle.append(segment)
@@ -126,6 +126,15 @@ class StoreMachine(RuleBasedStateMachine):
         if was_pinned and segment.references == 0:
             self.idle.append(segment)
 
+    @precondition(lambda self: len(self.store))
+    @rule(number=st.integers(0, 99))
+    def forget(self, number: int) -> None:
+        segment = self.pick(self.alive(), number)
+        self.store.forget(segment)
+        assert (self.store.find(segment.key) is None) == (segment not in self.held)
+        assert not segment.pinned
+        self.idle = [other for other in self.idle if other is not segment]
+
     @rule()
     def evict_idle(self) -> None:
         self.store.evict_idle()
@@ -142,6 +151,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(alive) == kept
         free_or_idle = self.store.pool.num_free + sum(len(s.pages) for s in self.idle)
         assert self.store.num_available == free_or_idle
+
+    @invariant()
+    def every_page_is_counted_in_one_state(self) -> None:
+        counts = self.store.page_counts
+        assert counts.total == sum(counts[1:]) == NUM_PAGES
+        assert counts.free == self.store.pool.num_free
+        assert counts.tails == len(self.private)
+        assert counts.idle == sum(len(s.pages) for s in self.idle)
+        assert counts.referenced == sum(len(s.pages) for s in set(self.held))
 
     @invariant()
     def references_are_counted(self) -> None:

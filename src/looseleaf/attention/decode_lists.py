@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
-from looseleaf.attention.plan import make_work_list, split_item
+from looseleaf.attention.lists import make_work_list, split_item
 
 # pages by which a tail can grow before the lists are written anew
 _ROOM = 16

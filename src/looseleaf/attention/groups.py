@@ -5,7 +5,7 @@ different places, a common system prompt, a forest of prefixes. Pages are shared
 when their content and context are the same, so page numbers are all that must be compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,14 +55,16 @@ class Item:
     entries: list[Entry]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Groups:
     """Items of settled spans and of what tails have in common; ``tail_starts[row]`` is the page
-    from which a row reads its tail alone.
+    from which a row reads its tail alone. ``refused`` counts stretches that rows have in common
+    and read alone all the same.
     """
 
     items: list[Item]
     tail_starts: list[int]
+    refused: int = 0
 
 
 class _Reader(NamedTuple):
@@ -71,8 +73,18 @@ class _Reader(NamedTuple):
     is_tail: bool
 
 
-def group_rows(rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
-    """The groups of a step. Without ``grouping`` each (row, span) is an item of its own."""
+Worth = Callable[[int, int], bool]
+"""Whether so many rows had better read so many common pages together."""
+
+
+def group_rows(
+    rows: Sequence[DecodeRow], *, grouping: bool, worth: Worth | None = None, step: int = 1
+) -> Groups:
+    """The groups of a step. Without ``grouping`` each (row, span) is an item of its own.
+
+    Common pages are read together where that is ``worth`` it (always, without an opinion), in
+    stretches that end at multiples of ``step`` pages.
+    """
     groups = Groups([], [0] * len(rows))
     by_first_page: dict[int, list[_Reader]] = {}
     for index, row in enumerate(rows):
@@ -83,8 +95,9 @@ def group_rows(rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
                 by_first_page.setdefault(reader.span.pages[0], []).append(reader)
             elif not reader.is_tail:
                 groups.items.append(_alone(reader, 0))
+    forest = _Forest(groups, worth, step)
     for readers in by_first_page.values():
-        _split_forest(readers, 0, groups)
+        forest.split(readers, 0)
     return groups
 
 
@@ -102,31 +115,45 @@ def _alone(reader: _Reader, start: int) -> Item:
     return Item(span.pages[start:] if start else span.pages, start, [entry])
 
 
-def _split_forest(readers: list[_Reader], start: int, groups: Groups) -> None:
-    """Items for ``readers``, who agree on all pages before ``start``: the stretch they share, then
-    the rest."""
-    if len(readers) == 1:
-        _leave(readers[0], start, groups)
-        return
-    stop = _common_prefix(readers, start)
-    entries = [Entry(r.row, r.span.offset, r.span.length) for r in readers]
-    groups.items.append(Item(readers[0].span.pages[start:stop], start, entries))
-    branches: dict[int, list[_Reader]] = {}
-    for reader in readers:
-        if stop < reader.span.sharable:
-            branches.setdefault(reader.span.pages[stop], []).append(reader)
+@dataclass(frozen=True)
+class _Forest:
+    """Walks down the stretches that readers have in common, and makes items of them."""
+
+    groups: Groups
+    worth: Worth | None
+    step: int
+
+    def split(self, readers: list[_Reader], start: int) -> None:
+        """Items for ``readers``, who agree on all pages before ``start``: the stretch they share,
+        then the rest."""
+        if len(readers) == 1:
+            self._leave(readers[0], start)
+            return
+        common = _common_prefix(readers, start)
+        stop = common // self.step * self.step
+        if stop > start and (self.worth is None or self.worth(len(readers), stop - start)):
+            entries = [Entry(r.row, r.span.offset, r.span.length) for r in readers]
+            pages = readers[0].span.pages[start:stop]
+            self.groups.items.append(Item(pages, start, entries))
+            start = stop
         else:
-            _leave(reader, stop, groups)
-    for branch in branches.values():
-        _split_forest(branch, stop, groups)
+            # some of them may have more in common, and read this stretch along with it
+            self.groups.refused += 1
+        branches: dict[int, list[_Reader]] = {}
+        for reader in readers:
+            if common < reader.span.sharable:
+                branches.setdefault(reader.span.pages[common], []).append(reader)
+            else:
+                self._leave(reader, start)
+        for branch in branches.values():
+            self.split(branch, start)
 
-
-def _leave(reader: _Reader, start: int, groups: Groups) -> None:
-    """From page ``start`` the reader is on its own."""
-    if reader.is_tail:
-        groups.tail_starts[reader.row] = start
-    elif start < len(reader.span.pages):
-        groups.items.append(_alone(reader, start))
+    def _leave(self, reader: _Reader, start: int) -> None:
+        """From page ``start`` the reader is on its own."""
+        if reader.is_tail:
+            self.groups.tail_starts[reader.row] = start
+        elif start < len(reader.span.pages):
+            self.groups.items.append(_alone(reader, start))
 
 
 def _common_prefix(readers: list[_Reader], start: int) -> int:

@@ -11,33 +11,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from looseleaf.attention.cost_model import default_cost_model
 from looseleaf.attention.cpu_step import CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
-from looseleaf.attention.plan import AttentionPlan, PrefillChunk, make_plan
+from looseleaf.attention.lists import HostWork
+from looseleaf.attention.plan import (
+    AttentionPlan,
+    PlanCounters,
+    Planner,
+    PrefillChunk,
+)
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.partial_attention import partial_attention
+from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import Attend, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
-# long enough to fill a tile many times over, short enough that one span feeds many processors
-_SPLIT_KEYS = 512
-_TILE_ROWS = 64
-
-
-@dataclass
-class PlanCounters:
-    """What the plan chose, summed over steps: items that read settled pages, and how many of them
-    serve several rows at once."""
-
-    items: int = 0
-    grouped_items: int = 0
-    grouped_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,8 @@ class StepRows:
 class PagedAttention:
     """Attention of one model over one pool: its rotation table and the score rule of every layer.
 
-    The grouping of decode rows is kept while the same rows go on.
+    The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
+    split and merged the same way whatever else is in the step.
     """
 
     pool: PagePool
@@ -65,12 +60,21 @@ class PagedAttention:
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
     grouping: bool = True
+    batch_invariant: bool = False
     implementation: Implementation = "auto"
-    counters: PlanCounters = field(default_factory=PlanCounters)
     _lists: list[object] = field(default_factory=list)
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
     def __post_init__(self) -> None:
+        kv, device = self.pool.kv, self.pool.kv.device
+        self.planner = Planner(
+            page_size=self.pool.page_size,
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=kv.shape[3],
+            device=device,
+            costs=default_cost_model(kv.shape[5], kv.itemsize, _num_processors(device)),
+            batch_invariant=self.batch_invariant,
+        )
         self._cpu = None
         asked = self.implementation
         if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
@@ -79,6 +83,16 @@ class PagedAttention:
                 self.pool, self.rotation, self.rules, self.num_qo_heads, native
             )
 
+    @property
+    def groups(self) -> Groups:
+        """How the decode rows of the latest step were grouped; the same object while they stay."""
+        return self._groups
+
+    @property
+    def counters(self) -> PlanCounters:
+        """What the plans chose, summed over steps."""
+        return self.planner.counters
+
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
         groups = self._group(rows.decode)
@@ -86,16 +100,22 @@ class PagedAttention:
             return self._cpu.step(
                 rows.decode, groups, rows.chunks, rows.slots, rows.frame_positions
             )
-        plan = make_plan(
-            rows.decode,
-            groups,
-            rows.chunks,
-            page_size=self.pool.page_size,
-            split_keys=_SPLIT_KEYS,
-            tile_rows=_TILE_ROWS,
-            device=self.pool.kv.device,
-        )
+        plan = self.planner.plan(rows.decode, groups, rows.chunks)
         return _OpsStep(self, plan, rows.slots, rows.frame_positions)
+
+    def host_work(
+        self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
+    ) -> HostWork | None:
+        """The work list of a step on the host, None if some of its rows are not for a work list."""
+        return self.planner.host_work(decode, self._group(decode), chunks)
+
+    def over(self, work: WorkList, slots: Tensor, frame_positions: Tensor) -> Attend:
+        """The attention of a step whose rows are all in ``work``.
+
+        Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
+        in the same tensors."""
+        plan = AttentionPlan(len(slots), work, None)
+        return _OpsStep(self, plan, slots, frame_positions)
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -116,7 +136,9 @@ class PagedAttention:
         )
         if not same:
             self._lists = lists
-            self._groups = group_rows(rows, grouping=self.grouping)
+            # what the planner knows of costs is about GPUs
+            group = self.planner.group if self._cpu is None else group_rows
+            self._groups = group(rows, grouping=self.grouping)
         shared = [item for item in self._groups.items if len(item.entries) > 1]
         self.counters.items += len(self._groups.items)
         self.counters.grouped_items += len(shared)
@@ -136,19 +158,30 @@ class _OpsStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, plan, chosen = self.attention, self.plan, self.attention.implementation
         k_pages, v_pages = owner.pool.layer(layer)
-        rule = owner.rules[layer]
-        store_kv(k, v, self.frame_positions, self.slots, owner.rotation, k_pages, v_pages, chosen)
+        rotation, rule = owner.rotation, owner.rules[layer]
+        store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
+        split = plan.num_work_rows
+        new = None
+        if plan.spans is not None:
+            new = prefill_attention(
+                q[split:], k_pages, v_pages, plan.spans, rotation, rule, implementation=chosen
+            ).out
+            if split == 0:
+                return new
         out = torch.empty_like(q)
-        split = plan.num_decode_rows
         if plan.work is not None:
             states = partial_attention(
-                q[:split], k_pages, v_pages, plan.work, owner.rotation, rule, implementation=chosen
+                q[:split], k_pages, v_pages, plan.work, rotation, rule, implementation=chosen
             )
             indptr = plan.work.row_state_indptr
             merge_states(states, indptr, out=out[:split], implementation=chosen)
-        if plan.spans is not None:
-            state = prefill_attention(
-                q[split:], k_pages, v_pages, plan.spans, owner.rotation, rule, implementation=chosen
-            )
-            out[split:] = state.out
+        if new is not None:
+            out[split:] = new
         return out
+
+
+def _num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; anything else plans as an H200 would."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -2,22 +2,58 @@
 rows.
 
 Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
-operators."""
+operators. A cost model chooses who reads together and how far items are cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item, ReadSpan, tail_items
-from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.attention.cost_model import CostModel, TileCost
+from looseleaf.attention.groups import (
+    DecodeRow,
+    Entry,
+    Groups,
+    Item,
+    ReadSpan,
+    group_rows,
+    tail_items,
+)
+from looseleaf.attention.lists import (
+    FlatItems,
+    HostWork,
+    IntArray,
+    Pieces,
+    host_work,
+    indptr_of,
+    int32,
+    make_work_list,
+    send,
+)
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 
-IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+__all__ = [
+    "AttentionPlan",
+    "PlanCounters",
+    "Planner",
+    "PrefillChunk",
+    "make_span_list",
+    "make_work_list",
+]
+
+# a batch-invariant plan cuts every segment at the same places
+_INVARIANT_SPLIT = 1024
+# packed rows of a prefill tile
+_TILE_ROWS = 128
+# steps of up to so many new rows are read by work list if their tiles leave processors idle
+_FEW_NEW_ROWS = 512
+# page lists that are long enough to be kept as arrays, and how many are
+_WORTH_KEEPING = 64
+_MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -33,97 +69,204 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Decode rows come first in the step's rows, then the rows of the prefill chunks, in order.
+    """``work`` covers the first ``num_work_rows`` rows of a step, ``spans`` the others; either is
+    None if it has none.
 
-    ``work`` covers the first ``num_decode_rows`` rows, ``spans`` the others; either is None if it
-    has none.
+    A step's rows are its decode rows, then the rows of its chunks, in order. Decode rows are read
+    by work list; so are all new rows of a step that has few of them.
     """
 
-    num_decode_rows: int
+    num_work_rows: int
     work: WorkList | None
     spans: SpanList | None
 
 
-def make_plan(
-    rows: Sequence[DecodeRow],
-    groups: Groups,
-    chunks: Sequence[PrefillChunk],
-    *,
-    page_size: int,
-    split_keys: int,
-    tile_rows: int,
-    device: torch.device,
-) -> AttentionPlan:
-    """Plan a step of ``rows``, grouped as ``groups`` say, and ``chunks``.
+@dataclass
+class PlanCounters:
+    """What the plan chose, summed over steps: items that read settled pages, and how many of them
+    serve several rows at once; pieces read by narrow and by wide tiles."""
 
-    ``split_keys`` is the longest run of keys in an item, in tokens, a multiple of the page size;
-    ``tile_rows`` the most rows in a prefill tile.
+    items: int = 0
+    grouped_items: int = 0
+    grouped_rows: int = 0
+    refused_groups: int = 0
+    narrow_pieces: int = 0
+    wide_pieces: int = 0
+
+
+@dataclass(eq=False)
+class Planner:
+    """Plans the steps of one model on one device.
+
+    ``batch_invariant``: a row's answer has the same bits whoever is in the batch and whether or not
+    rows are grouped: one tile shape, cuts at fixed places, a fixed order of the merge.
     """
-    work = spans = None
-    if rows:
-        items = [*groups.items, *tail_items(rows, groups)]
-        items = [part for item in items for part in split_item(item, split_keys // page_size)]
-        work = make_work_list(items, rows, page_size=page_size, device=device)
-    if chunks:
-        spans = make_span_list(chunks, tile_rows=tile_rows, device=device)
-    return AttentionPlan(len(rows), work, spans)
+
+    page_size: int
+    num_qo_heads: int
+    num_kv_heads: int
+    device: torch.device
+    costs: CostModel
+    batch_invariant: bool = False
+    counters: PlanCounters = field(default_factory=PlanCounters)
+    _pages: dict[int, tuple[Sequence[int], IntArray]] = field(default_factory=dict)
+    _settled: tuple[Groups, FlatItems] | None = None
+
+    def group(self, rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
+        """Who reads what together, where the cost model agrees."""
+        step = _INVARIANT_SPLIT // self.page_size if self.batch_invariant else 1
+        groups = group_rows(rows, grouping=grouping, worth=self._worth, step=step)
+        self.counters.refused_groups += groups.refused
+        return groups
+
+    def plan(
+        self, rows: Sequence[DecodeRow], groups: Groups, chunks: Sequence[PrefillChunk]
+    ) -> AttentionPlan:
+        """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``."""
+        if work := self.host_work(rows, groups, chunks):
+            return AttentionPlan(work.num_rows, work.to(self.device), None)
+        work = self.host_work(rows, groups) if rows else None
+        return AttentionPlan(
+            len(rows),
+            work.to(self.device) if work else None,
+            make_span_list(chunks, tile_rows=self._tile_rows, device=self.device),
+        )
+
+    def host_work(
+        self, rows: Sequence[DecodeRow], groups: Groups, chunks: Sequence[PrefillChunk] = ()
+    ) -> HostWork | None:
+        """The work list of all rows of the step; None if the new rows are to be read by spans."""
+        if chunks and not self._by_work_list(chunks):
+            return None
+        positions = [row.position for row in rows]
+        own = list(tail_items(rows, groups))
+        for chunk in chunks:
+            own += _chunk_items(chunk, len(positions), self.page_size)
+            positions += chunk.positions
+        flat = FlatItems.concatenate([self._settled_items(groups), self._flat(own)])
+        pieces, classes = self._cut(flat)
+        return host_work(flat, pieces, int32(positions), self.page_size, classes)
+
+    @property
+    def _tile_rows(self) -> int:
+        return max(1, _TILE_ROWS // self._group)
+
+    @property
+    def _group(self) -> int:
+        return self.num_qo_heads // self.num_kv_heads
+
+    def _worth(self, num_rows: int, num_pages: int) -> bool:
+        if self.batch_invariant:
+            return True
+        return self.costs.worth_sharing(num_rows, self._group, num_pages * self.page_size)
+
+    def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
+        if self.batch_invariant:
+            return False
+        tiles = sum(-(-len(chunk.positions) // self._tile_rows) for chunk in chunks)
+        few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
+        return few and tiles * self.num_kv_heads < self.costs.wide.programs
+
+    def _settled_items(self, groups: Groups) -> FlatItems:
+        """What stays from step to step while the rows do."""
+        if self._settled is None or self._settled[0] is not groups:
+            self._settled = groups, self._flat(groups.items)
+        return self._settled[1]
+
+    def _flat(self, items: Sequence[Item]) -> FlatItems:
+        return FlatItems.create(items, [self._page_array(item.pages) for item in items])
+
+    def _page_array(self, pages: Sequence[int]) -> IntArray:
+        """``pages`` as an array, kept from step to step: lists of pages only grow."""
+        if len(pages) < _WORTH_KEEPING:
+            return int32(pages)
+        known = self._pages.get(id(pages))
+        if known is None or known[0] is not pages or len(known[1]) > len(pages):
+            if len(self._pages) >= _MOST_KEPT:
+                self._pages.clear()
+            known = pages, int32(pages)
+        elif len(known[1]) < len(pages):
+            known = pages, np.append(known[1], int32(pages[len(known[1]) :]))
+        self._pages[id(pages)] = known
+        return known[1]
+
+    def _cut(self, flat: FlatItems) -> tuple[Pieces, list[tuple[Tile, int]]]:
+        """The pieces in the order of their tiles, each tile's longest first."""
+        packed = flat.num_entries * self._group
+        if self.batch_invariant:
+            pieces = self._at_fixed_places(flat)
+            return pieces, [(self.costs.narrow.tile, len(pieces.item))]
+        wide = self._wide(packed, flat.num_pages)
+        page_parts = np.ones_like(packed)
+        block_m = np.where(wide, self.costs.wide.tile.block_m, self.costs.narrow.tile.block_m)
+        entry_parts = -(-flat.num_entries // np.maximum(block_m // self._group, 1))
+        for cost, chosen in ((self.costs.narrow, ~wide), (self.costs.wide, wide)):
+            if chosen.any():
+                page_parts[chosen] = self._page_parts(cost, flat, chosen, entry_parts)
+        pieces = Pieces.cut(flat, page_parts, entry_parts)
+        lengths = pieces.stop_page - pieces.first_page
+        is_wide = wide[pieces.item]
+        pieces = pieces.take(np.lexsort((-lengths, is_wide)).astype(np.int32))
+        num_wide = int(is_wide.sum())
+        num_narrow = len(is_wide) - num_wide
+        self.counters.narrow_pieces += num_narrow
+        self.counters.wide_pieces += num_wide
+        classes = [(self.costs.narrow.tile, num_narrow)]
+        return pieces, [*classes, (self.costs.wide.tile, num_wide)] if num_wide else classes
+
+    def _wide(self, packed: IntArray, num_pages: IntArray) -> BoolArray:
+        """Which items go to the wide tile: none unless that pays for one more launch."""
+        gains = np.zeros(len(packed))
+        for n in np.flatnonzero(packed > self.costs.narrow.tile.block_m):
+            gains[n] = self.costs.wide_gain(int(packed[n]), int(num_pages[n]) * self.page_size)
+        wide = gains > 0
+        if gains[wide].sum() * self.num_kv_heads < self.costs.launch:
+            wide[:] = False
+        return wide
+
+    def _page_parts(
+        self,
+        cost: TileCost,
+        flat: FlatItems,
+        chosen: BoolArray,
+        entry_parts: IntArray,
+    ) -> IntArray:
+        pages, parts = flat.num_pages[chosen], entry_parts[chosen]
+        keys = np.repeat(pages * self.page_size, parts)
+        entries = np.repeat(flat.num_entries[chosen] / parts, parts)
+        split = self.costs.split(cost, keys, entries, self.num_kv_heads)
+        return np.maximum(-(-pages // max(1, split // self.page_size)), 1)
+
+    def _at_fixed_places(self, flat: FlatItems) -> Pieces:
+        """Cuts at multiples of a fixed length from the segment's first page, a row at a time."""
+        step = _INVARIANT_SPLIT // self.page_size
+        stop = flat.first_page + flat.num_pages
+        parts = np.maximum(-(-stop // step) - flat.first_page // step, 1)
+        per_tile = max(1, self.costs.narrow.tile.block_m // self._group)
+        pieces = Pieces.cut(flat, parts, -(-flat.num_entries // per_tile))
+        begin = flat.first_page[pieces.item]
+        entry_parts = -(-flat.num_entries // per_tile)
+        nth = (np.arange(len(pieces.item)) - indptr_of(parts * entry_parts)[pieces.item]) // (
+            entry_parts[pieces.item]
+        )
+        cut = (begin // step + nth) * step - begin
+        return pieces._replace(
+            first_page=np.maximum(cut, 0).astype(np.int32),
+            stop_page=np.minimum(cut + step, flat.num_pages[pieces.item]).astype(np.int32),
+        )
 
 
-def split_item(item: Item, max_pages: int) -> list[Item]:
-    """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
-    pages = len(item.pages)
-    parts = -(-pages // max_pages)
-    if parts == 1:
-        return [item]
-    bounds = [pages * n // parts for n in range(parts + 1)]
-    return [Item(item.pages[a:b], item.first_page + a, item.entries) for a, b in pairwise(bounds)]
-
-
-def _int32(values: Sequence[int] | IntArray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(device)
-
-
-def _indptr(counts: Sequence[int]) -> IntArray:
-    indptr = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=indptr[1:])
-    return indptr
-
-
-def make_work_list(
-    items: Sequence[Item], rows: Sequence[DecodeRow], *, page_size: int, device: torch.device
-) -> WorkList:
-    """The arrays of `WorkList` for ``items``, with the states of a row side by side."""
-    entries: list[Entry] = [entry for item in items for entry in item.entries]
-    entry_row = np.array([e.row for e in entries], dtype=np.int32)
-    row_state_indptr = _indptr(np.bincount(entry_row, minlength=len(rows)).tolist())
-    # a stable sort by row puts a row's entries side by side; their ranks are the state slots
-    entry_state = np.empty(len(entries), dtype=np.int32)
-    entry_state[np.argsort(entry_row, kind="stable")] = np.arange(len(entries), dtype=np.int32)
-    pages: list[int] = []
-    for item in items:
-        pages.extend(item.pages)
-    counts = [len(item.pages) for item in items]
-    item_page_indptr = _indptr(counts)
-    starts = np.array([item.first_page for item in items], dtype=np.int32) - item_page_indptr[:-1]
-    page_positions = (np.arange(len(pages), dtype=np.int32) + np.repeat(starts, counts)) * page_size
-    every = np.full(len(items), -1, dtype=np.int32)
-    return WorkList(
-        num_items=_int32([len(items)], device),
-        item_page_indptr=_int32(item_page_indptr, device),
-        item_entry_indptr=_int32(_indptr([len(item.entries) for item in items]), device),
-        item_kv_head=_int32(every, device),
-        item_explicit=_int32(np.zeros_like(every), device),
-        page_indices=_int32(pages, device),
-        page_positions=_int32(page_positions, device),
-        entry_row=_int32(entry_row, device),
-        entry_offset=_int32([e.offset for e in entries], device),
-        entry_bound=_int32([e.bound for e in entries], device),
-        entry_mask=_int32(np.full(len(entries), -1, dtype=np.int32), device),
-        entry_state=_int32(entry_state, device),
-        mask_words=_int32([0], device),
-        row_positions=_int32([row.position for row in rows], device),
-        row_state_indptr=_int32(row_state_indptr, device),
-    )
+def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[Item]:
+    """The chunk's rows as entries: each sees of a span what stands at its position or before."""
+    items = []
+    for span in chunk.spans:
+        entries = [
+            Entry(first_row + n, span.offset, max(0, min(span.length, position - span.offset + 1)))
+            for n, position in enumerate(chunk.positions)
+        ]
+        seen = -(-entries[-1].bound // page_size)
+        items.append(Item(span.pages[:seen], 0, entries))
+    return items
 
 
 def make_span_list(
@@ -131,9 +274,6 @@ def make_span_list(
 ) -> SpanList:
     """The arrays of `SpanList` for ``chunks``; each chunk is one "request" of the list."""
     spans = [span for chunk in chunks for span in chunk.spans]
-    pages: list[int] = []
-    for span in spans:
-        pages.extend(span.pages)
     tile_counts: list[int] = []
     tile_request: list[int] = []
     for index, chunk in enumerate(chunks):
@@ -141,17 +281,18 @@ def make_span_list(
             tile_counts.append(min(tile_rows, len(chunk.positions) - start))
             tile_request.append(index)
     none = np.zeros(len(spans), dtype=np.int32)
-    return SpanList(
-        num_tiles=_int32([len(tile_counts)], device),
-        tile_row_indptr=_int32(_indptr(tile_counts), device),
-        tile_request=_int32(tile_request, device),
-        request_span_indptr=_int32(_indptr([len(chunk.spans) for chunk in chunks]), device),
-        span_page_indptr=_int32(_indptr([len(span.pages) for span in spans]), device),
-        span_offset=_int32([span.offset for span in spans], device),
-        span_length=_int32([span.length for span in spans], device),
-        span_explicit=_int32(none, device),
-        span_mask=_int32(none - 1, device),
-        page_indices=_int32(pages, device),
-        mask_words=_int32([0], device),
-        row_positions=_int32([p for chunk in chunks for p in chunk.positions], device),
-    )
+    arrays = {
+        "num_tiles": int32([len(tile_counts)]),
+        "tile_row_indptr": indptr_of(tile_counts),
+        "tile_request": int32(tile_request),
+        "request_span_indptr": indptr_of([len(chunk.spans) for chunk in chunks]),
+        "span_page_indptr": indptr_of([len(span.pages) for span in spans]),
+        "span_offset": int32([span.offset for span in spans]),
+        "span_length": int32([span.length for span in spans]),
+        "span_explicit": none,
+        "span_mask": none - 1,
+        "page_indices": np.concatenate([int32(span.pages) for span in spans]),
+        "mask_words": int32([]),
+        "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
+    }
+    return SpanList(**send(arrays, device))

@@ -25,12 +25,21 @@ def describe_origin() -> dict[str, str]:
 
 def _commit() -> str:
     try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        # rows that a run before this one appended are no change of the code
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results"
         )
     except (OSError, subprocess.CalledProcessError):
         return f"looseleaf {_version('looseleaf')}"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, cwd=folder
+    )
     return done.stdout.strip()
 
 

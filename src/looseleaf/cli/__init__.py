@@ -8,6 +8,7 @@ from looseleaf.cli.ask import ask
 from looseleaf.cli.bench import bench
 from looseleaf.cli.chat import chat
 from looseleaf.cli.evaluate import evaluate
+from looseleaf.cli.serve import serve
 from looseleaf.errors import LooseleafError
 
 
@@ -19,6 +20,7 @@ def app() -> None:
 
 app.add_command(ask)
 app.add_command(chat)
+app.add_command(serve)
 app.add_command(bench)
 app.add_command(evaluate)
 

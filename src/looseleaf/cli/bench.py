@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,89 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     _report(rows, "reuse: reference", shown, output, "reuse")
 
 
+@bench.command("serve")
+@click.option("--streams", default=200, show_default=True, help="callers at a time")
+@click.option("--seconds", default=300.0, show_default=True, help="how long they go on asking")
+@click.option("--documents", default=20, show_default=True, help="texts that they ask about")
+@click.option("--tenants", default=3, show_default=True)
+@click.option("--leaving", default=0.1, show_default=True, help="share that goes away midway")
+@click.option("--seed", default=0, show_default=True)
+@_OUTPUT
+def serve_load(output: Path | None, **sizes: Any) -> None:
+    """Streams from the reference model under load; each answer is checked against one alone."""
+    for package in ("fastapi", "httpx"):
+        if find_spec(package) is None:
+            raise InvalidOption(
+                f"bench serve needs {package}: pip install 'looseleaf[serve,bench]'"
+            )
+    from looseleaf.bench.serve import Load, measure
+    from looseleaf.evals.world import make_example
+
+    load = Load(**sizes)
+    if load.streams < 1 or load.documents < 1 or load.tenants < 1 or load.seconds <= 0:
+        raise InvalidOption("--streams, --documents, --tenants and --seconds must be positive")
+    examples = [make_example("lookup", seed) for seed in range(load.documents)]
+    texts = ["\n".join(e.documents[:2]) for e in examples]
+    row = measure(load, texts, [e.question for e in examples])
+    shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
+    _report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
+
+
+@bench.command()
+@click.option(
+    "--shape",
+    default="llama-3.1-8b",
+    show_default=True,
+    help="shape of the random model; tiny runs at toy sizes anywhere",
+)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@click.option("--repetitions", type=int, help="of every line [default: 5]")
+@_OUTPUT
+def serving(shape: str, device: str, repetitions: int | None, output: Path | None) -> None:
+    """First tokens, time per token and throughput of a server's work, beside their floors."""
+    import dataclasses
+
+    from looseleaf.bench.serving import ServingSizes, measure
+    from looseleaf.engine.loading import pick_device
+
+    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    if repetitions is not None:
+        sizes = dataclasses.replace(sizes, repetitions=repetitions)
+    rows = []
+    for row in measure(shape, sizes, pick_device(device)):
+        rows.append(row)
+        click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
+    shown = (
+        "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
+        "roofline_share",
+    )  # fmt: skip
+    _report(rows, f"serving: {shape}", shown, output, "serving")
+
+
+@bench.command()
+@click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
+@click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--device", default="auto", show_default=True)
+@_OUTPUT
+def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
+    """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
+    from looseleaf.bench.attention import AttentionConfig, measure, ratios
+    from looseleaf.bench.attention_cases import AttentionShape
+    from looseleaf.engine.loading import pick_device
+
+    shape = AttentionShape(head_dim=head_dim)
+    rows = []
+    for row in measure(AttentionConfig(shape, device=str(pick_device(device)), **sizes)):
+        rows.append(row)
+        click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
+    for sentence in ratios(rows):
+        click.echo(sentence, err=True)
+    shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
+    _report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
+
+
 def _report(
     rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
 ) -> None:
@@ -123,7 +207,5 @@ def _report(
 
 
 def _require_transformers() -> None:
-    from importlib.util import find_spec
-
     if find_spec("transformers") is None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")

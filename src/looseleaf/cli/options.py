@@ -12,34 +12,60 @@ from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+ENGINE_SECTIONS = (SchedulerConfig, CacheConfig, EngineConfig)
+
+
 def engine_options(command: Command) -> Command:
     """Adds ``--model`` and a flag for every field of the engine's configuration.
 
     The command gets them as keyword arguments of `looseleaf.LLM`; flags that were not given are
     left out."""
-    for section in (SchedulerConfig, CacheConfig, EngineConfig):
-        hints = get_type_hints(section)
-        for field in reversed(dataclasses.fields(section)):
-            if "help" in field.metadata:
-                command = _flag(field, hints[field.name])(command)
     return click.option(
         "--model",
         metavar="FOLDER|ID",
         help="checkpoint folder or hub id [default: the reference model]",
-    )(command)
+    )(section_options(*ENGINE_SECTIONS)(command))
+
+
+def section_options(*sections: type) -> Callable[[Command], Command]:
+    """Adds a flag for every field of some sections of the configuration."""
+
+    def add(command: Command) -> Command:
+        for section in sections:
+            hints = get_type_hints(section)
+            for field in reversed(dataclasses.fields(section)):
+                if "help" in field.metadata:
+                    command = _flag(field, hints[field.name])(command)
+        return command
+
+    return add
+
+
+def field_names(*sections: type) -> list[str]:
+    """The names of all fields that have a flag."""
+    return [
+        field.name
+        for section in sections
+        for field in dataclasses.fields(section)
+        if "help" in field.metadata
+    ]
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that somebody gave a value."""
-    return {name: value for name, value in options.items() if value is not None}
+    return {name: value for name, value in options.items() if value not in (None, ())}
 
 
 def _flag(field: "dataclasses.Field[Any]", hint: Any) -> Callable[[Command], Command]:
     name = field.name.replace("_", "-")
-    default = "" if field.default is None else f" [default: {field.default or repr(field.default)}]"
+    default = (
+        "" if field.default in (None, ()) else f" [default: {field.default or repr(field.default)}]"
+    )
     help_text = field.metadata["help"] + default
     if hint is bool:
         return click.option(f"--{name}/--no-{name}", default=None, help=help_text)
+    if get_origin(hint) is tuple:
+        return click.option(f"--{name}", type=get_args(hint)[0], multiple=True, help=help_text)
     return click.option(f"--{name}", type=_click_type(hint), default=None, help=help_text)
 
 

@@ -4,6 +4,7 @@ whole.
 A document that several sequences wait for is one unfinished segment with one owner, who computes
 it; if the owner leaves, a sequence that still waits takes over."""
 
+import time
 from dataclasses import dataclass, field
 
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
@@ -48,7 +49,7 @@ class Admission:
             hits = self._hit_pages(sequence, run)
             following = len(hits)
             if following < self._reusable_pages(sequence, run):
-                key = run.page_key(following, self.keys, self.page_size)
+                key = run.page_key(following, sequence.keys, self.page_size)
                 if key in self._in_flight:
                     return True
         return False
@@ -100,7 +101,7 @@ class Admission:
         if not self.prefix_caching:
             return
         for page in range(run.num_shared_pages(), run.computed // self.page_size):
-            key = run.page_key(page, self.keys, self.page_size)
+            key = run.page_key(page, sequence.keys, self.page_size)
             self._land(sequence, key)
             if run.segments[page] is None and self.store.find(key) is None:
                 run.segments[page] = self.store.insert(
@@ -129,7 +130,7 @@ class Admission:
         """Let ``sequence`` compute ``segment`` from its start, if it waits for it."""
         for use in sequence.documents:
             if use.segment is segment:
-                use.computed = use.scheduled = 0
+                use.computed = use.scheduled = segment.filled = 0
                 sequence.owned.append(use)
                 return True
         return False
@@ -174,14 +175,15 @@ class Admission:
     def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
         found: list[Segment] = []
         for page in range(self._reusable_pages(sequence, run)):
-            segment = self.store.find(run.page_key(page, self.keys, self.page_size))
+            segment = self.store.find(run.page_key(page, sequence.keys, self.page_size))
             if segment is None:
                 break
             found.append(segment)
         return found
 
     def _run_pages(self, sequence: Sequence, run: TextRun) -> int:
-        return self.pages_for(run.num_tokens + (run is sequence.tail))
+        grows = run is sequence.tail and not sequence.warms
+        return self.pages_for(run.num_tokens + grows)
 
     def _fill_run(self, run: TextRun, hits: list[Segment], pages: list[int], count: int) -> None:
         run.segments = [*hits]
@@ -194,7 +196,7 @@ class Admission:
     def _announce(self, sequence: Sequence, run: TextRun) -> None:
         for page in range(len(run.segments)):
             if run.segments[page] is None and page < self._reusable_pages(sequence, run):
-                key = run.page_key(page, self.keys, self.page_size)
+                key = run.page_key(page, sequence.keys, self.page_size)
                 self._in_flight.setdefault(key, sequence)
 
     def _land(self, sequence: Sequence, key: SegmentKey) -> None:
@@ -203,15 +205,16 @@ class Admission:
 
     def _report(self, sequence: Sequence, sources: dict[int, DocumentSource]) -> ReuseReport:
         first = {use.key: use.start for use in reversed(sequence.documents)}
+        now = time.perf_counter()
         documents = []
         for use in sequence.documents:
             source = sources[use.start]
             # a document that stands in the prompt twice is computed once
             if source == "computed" and first[use.key] != use.start:
                 source = "cached"
+            if use.seconds is None:
+                use.begun, use.seconds = now, 0.0 if source == "cached" else None
             documents.append(DocumentReuse(use.part.name, use.num_tokens, use.start, source))
-        self.store.counters.hits += sum(d.source != "computed" for d in documents)
-        self.store.counters.misses += sum(d.source == "computed" for d in documents)
         return ReuseReport(
             tuple(documents),
             text_tokens=sum(run.num_tokens for run in sequence.runs),

@@ -1,44 +1,63 @@
-"""The asyncio face: the engine steps in a thread of its own, outputs arrive as they grow.
+"""The asyncio face: outputs arrive as they grow, from an engine that steps in its own thread.
 
 Cancelling the task that reads a stream, or leaving its loop, aborts the request and frees its pages
 before the next step."""
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from looseleaf.engine.engine import Engine
+from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Message, Prompt, PromptParts, Request
-from looseleaf.errors import LooseleafError
+from looseleaf.engine.request import (
+    Document,
+    Message,
+    Prompt,
+    PromptParts,
+    Request,
+    SystemPrompt,
+)
+from looseleaf.engine.stats import EngineSnapshot, StepStats
+from looseleaf.engine.worker import Outcome, Worker
 from looseleaf.sampling_params import SamplingParams
 
-_Outcome = RequestOutput | Exception
+T = TypeVar("T")
 
 
 class AsyncLLM:
     """An engine for concurrent callers on one event loop. Close it when done, or use ``async
     with``.
+
+    ``system_prompt`` stands before every conversation that names no other; it is computed here and
+    stays in the cache. ``on_step`` hears of every step, in the engine's thread.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        system_prompt: str | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
+        **options: Any,
+    ) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
+        self.system_prompt: SystemPrompt | None = None
+        if system_prompt is not None:
+            self.system_prompt = self.engine.prompts.system_prompt(system_prompt)
+            held = self.engine.hold(self.system_prompt)
+            for _ in drain(self.engine):
+                pass
+            if held.error is not None:
+                raise held.error
         self._ids = count()
-        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._streams: dict[str, Callable[[_Outcome], None]] = {}
-        # no command may follow the last one, or its caller would wait for ever
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="looseleaf-engine", daemon=True)
-        self._thread.start()
+        self._worker = Worker(self.engine, on_step)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -46,51 +65,75 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether new requests are taken: not once it drains, was closed, or broke."""
+        return self._worker.is_open
+
     def close(self) -> None:
         """Abort what runs and stop the engine's thread."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._commands.put(None)
-        self._thread.join()
+        self._worker.close()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no new request, let those that were accepted end, then close.
+
+        Returns whether all of them ended by themselves; after ``timeout`` seconds the others are
+        aborted."""
+        self._worker.refuse_new()
+        whole = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._watch(lambda: self._worker.is_idle or None)
+        except TimeoutError:
+            whole = False
+        await asyncio.to_thread(self.close)
+        return whole
 
     def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """The growing output of a raw prompt; raises what `LLM.generate` raises."""
-        return self._stream(self.engine.prompts.from_parts(prompt), sampling_params, request_id)
+        *,
+        salt: str = "",
+        deadline: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
+        parts = self.engine.prompts.from_parts(prompt)
+        return self.stream(self._request(parts, sampling_params, request_id, salt, deadline))
 
     def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+        *,
+        salt: str = "",
+        deadline: float | None = None,
+        system_prompt: SystemPrompt | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
-        return self._stream(
-            self.engine.prompts.from_messages(messages), sampling_params, request_id
-        )
+        first = system_prompt or self.system_prompt
+        parts = self.engine.prompts.from_messages(messages, first)
+        return self.stream(self._request(parts, sampling_params, request_id, salt, deadline))
 
-    async def _stream(
-        self, parts: PromptParts, sampling_params: SamplingParams | None, request_id: str | None
-    ) -> AsyncIterator[RequestOutput]:
+    async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
+
+        Raises EngineClosed if the engine takes no requests any more, and what ended the request."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[_Outcome] = asyncio.Queue()
-        name = request_id or f"async-{next(self._ids)}"
-        request = Request(name, parts, sampling_params or SamplingParams())
+        arrived: asyncio.Queue[Outcome] = asyncio.Queue()
+        since = time.perf_counter()
 
-        def deliver(outcome: _Outcome) -> None:
+        def deliver(outcome: Outcome) -> None:
             # a loop that has ended takes nothing any more; nobody listens there
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.put_nowait, outcome)
 
-        with self._lock:
-            if self._closed:
-                raise LooseleafError("this AsyncLLM is closed: make a new one")
-            self._commands.put(lambda: self._add(request, deliver))
+        grammar = request.params.grammar
+        if grammar is not None:
+            await asyncio.to_thread(self.engine.grammars.check, grammar)
+        self._worker.open(request, since, deliver)
         try:
             while True:
                 outcome = await arrived.get()
@@ -100,62 +143,138 @@ class AsyncLLM:
                 if outcome.finished:
                     return
         finally:
-            self._commands.put(lambda: self._abort(name, deliver))
+            self._worker.leave(request.request_id, deliver)
 
-    # what follows runs in the engine's thread
+    async def hold_system_prompt(self, text: str) -> SystemPrompt:
+        """Compute a system prompt and keep it in the cache, for use in `chat`."""
+        prompt = await asyncio.to_thread(self.engine.prompts.system_prompt, text)
+        held = await self.call(lambda engine: engine.hold(prompt), new=True)
+        await self._watch(lambda: held.finished or None)
+        if held.error is not None:
+            raise held.error
+        return prompt
 
-    def _add(self, request: Request, deliver: Callable[[_Outcome], None]) -> None:
-        try:
-            self.engine.add(request)
-        except Exception as error:
-            deliver(error)
-        else:
-            self._streams[request.request_id] = deliver
+    async def register(
+        self,
+        document: Document,
+        *,
+        document_id: str | None = None,
+        salt: str = "",
+        system_prompt: SystemPrompt | None = None,
+        system: str | None = None,
+        pinned: bool = False,
+    ) -> AsyncGenerator[DocumentInfo, None]:
+        """Compute a document ahead and keep it under an id; yields how far it is until it is ready.
 
-    def _abort(self, name: str, deliver: Callable[[_Outcome], None]) -> None:
-        # only the stream that owns the id: a refused duplicate must not end the first
-        if self._streams.get(name) is deliver:
-            del self._streams[name]
-            self.engine.abort(name)
+        Its context is that of a conversation under ``system_prompt``, by default the engine's,
+        whose own system text is ``system``. Leaving the loop stops nothing; `delete` does. Raises
+        what `Documents.register` raises, and what ended the computation."""
+        first = system_prompt or self.system_prompt
+        prompts = self.engine.prompts
+        parts = await asyncio.to_thread(prompts.from_document, document, first, system)
+        info = await self.call(
+            lambda engine: engine.documents.register(
+                document, parts, document_id, salt, pinned=pinned
+            ),
+            new=True,
+        )
+        yield info
+        while info.state == "computing":
+            info = await self._watch(lambda before=info: self._news(before, salt))  # type: ignore[misc]
+            yield info
+        error = await self.call(lambda engine: engine.documents.failure(info.id, salt))
+        if error is not None:
+            raise error
 
-    def _work(self) -> None:
-        while True:
+    async def documents(self, salt: str = "") -> list[DocumentInfo]:
+        """The registered documents of a salt, oldest first."""
+        return await self.call(lambda engine: engine.documents.all(salt))
+
+    async def document(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """One registered document. Raises DocumentNotFound."""
+        return await self.call(lambda engine: engine.documents.stat(document_id, salt))
+
+    def registered(self, document_id: str, salt: str = "") -> Document:
+        """A registered document, for use in prompts. Raises DocumentNotFound."""
+        return self.engine.documents.get(document_id, salt)
+
+    async def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Keep a document in the cache, computing it again if it was evicted."""
+        return await self.call(lambda engine: engine.documents.pin(document_id, salt))
+
+    async def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Let a document be evicted again."""
+        return await self.call(lambda engine: engine.documents.unpin(document_id, salt))
+
+    async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Forget a document; returns what it was."""
+        return await self.call(lambda engine: engine.documents.delete(document_id, salt))
+
+    def snapshot(self) -> EngineSnapshot:
+        """The engine after its latest step, from any thread and without waiting."""
+        return self._worker.snapshot
+
+    async def call(self, function: Callable[[Engine], T], *, new: bool = False) -> T:
+        """What ``function`` returns, called in the engine's thread between two steps.
+
+        ``new`` work is refused while the engine drains. Raises what ``function`` raises, and
+        EngineClosed."""
+        result: _Result[T] = _Result(asyncio.get_running_loop())
+
+        def command() -> None:
             try:
-                command = self._commands.get(block=not self.engine.has_work)
-            except Empty:
-                self._step()
-                continue
-            if command is None:
-                for name in list(self._streams):
-                    self._fail(name, LooseleafError("the engine was closed"))
-                return
-            command()
+                result.settle(function(self.engine))
+            except Exception as error:
+                result.fail(error)
 
-    def _step(self) -> None:
-        try:
-            changed = self.engine.step()
-        except Exception as error:
-            # the engine has ended the requests of the step; if it ended none, none could go on
-            ended = [name for name in self._streams if not self.engine.knows(name)]
-            for name in ended or list(self._streams):
-                self._fail(name, error)
-            return
-        for progress in changed:
-            self._publish(progress)
+        self._worker.put(command, new=new)
+        return await result.future
 
-    def _publish(self, progress: RequestProgress) -> None:
-        name = progress.request.request_id
-        deliver = self._streams.get(name)
-        if deliver is None:
-            return
-        if progress.error is not None:
-            self._fail(name, progress.error)
-            return
-        deliver(progress.output())
-        if progress.finished:
-            del self._streams[name]
+    async def _watch(self, look: Callable[[], T | None]) -> T:
+        """The first answer of ``look`` that is not None; asked now and after every step, in the
+        engine's thread."""
+        result: _Result[T] = _Result(asyncio.get_running_loop())
 
-    def _fail(self, name: str, error: Exception) -> None:
-        deliver = self._streams.pop(name)
-        self.engine.abort(name)
-        deliver(error)
+        def done() -> bool:
+            value = look()
+            if value is not None:
+                result.settle(value)
+            return value is not None or result.future.cancelled()
+
+        self._worker.watch(done, result.fail)
+        return await result.future
+
+    def _news(self, before: DocumentInfo, salt: str) -> DocumentInfo | None:
+        info = self.engine.documents.stat(before.id, salt)
+        return (
+            None if (info.state, info.tokens_done) == (before.state, before.tokens_done) else info
+        )
+
+    def _request(
+        self,
+        parts: PromptParts,
+        params: SamplingParams | None,
+        request_id: str | None,
+        salt: str,
+        deadline: float | None,
+    ) -> Request:
+        name = request_id or f"async-{next(self._ids)}"
+        return Request(name, parts, params or SamplingParams(), salt, deadline)
+
+
+class _Result(Generic[T]):
+    """A future that another thread settles; a loop that has ended takes nothing any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[T] = loop.create_future()
+        self._loop = loop
+
+    def settle(self, value: T) -> None:
+        self._call(lambda: self.future.set_result(value))
+
+    def fail(self, error: Exception) -> None:
+        self._call(lambda: self.future.set_exception(error))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: None if self.future.done() else action())

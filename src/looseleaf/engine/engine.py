@@ -3,39 +3,44 @@
 `step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps
 requests can be added and aborted."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import count
+
+from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.books import Books
+from looseleaf.engine.deadlines import Deadlines
+from looseleaf.engine.documents import Documents
+from looseleaf.engine.drawing import Draw, Drawing
+from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.intake import Intake
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Request
-from looseleaf.engine.runner import Runner, logit_sequences
-from looseleaf.engine.sampling import (
-    Sampler,
-    SamplingBatch,
-    SamplingState,
-    StopChecker,
-    TokenLogprob,
-)
+from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
+from looseleaf.engine.rows import awaited_token, logit_sequences
+from looseleaf.engine.runner import Runner
+from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
-from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import InvalidRequest, PoolTooSmall, PromptTooLong
+from looseleaf.engine.sequence import Phase, Sequence
+from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
+from looseleaf.errors import (
+    DeadlineExceeded,
+    InvalidOption,
+    InvalidRequest,
+    LooseleafError,
+    PoolTooSmall,
+    as_looseleaf_error,
+)
 from looseleaf.kv.keys import KeySpace
-from looseleaf.kv.store import SegmentStore, StoreCounters
+from looseleaf.kv.store import SegmentStore
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.sampling_params import SamplingParams
 
-
-@dataclass
-class EngineCounters:
-    """Sums since the engine was made. The store counts hits and evictions, the attention groups."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
+Ended = Callable[[RequestProgress], None]
 
 
 @dataclass(frozen=True)
@@ -49,16 +54,21 @@ class EngineParts:
     max_model_len: int
 
 
-@dataclass(eq=False)
-class _Batch:
-    """The sampling batch of the outputs that made it, kept while the same rows decode."""
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device computes or has computed, and the tokens that it yields."""
 
-    outputs: list[OutputProgress] = field(default_factory=list)
-    sampling: SamplingBatch | None = None
+    work: StepWork
+    draws: list[Draw]
 
 
 class Engine:
-    """Runs requests over one model. Not thread-safe: one caller at a time."""
+    """Runs requests over one model. Not thread-safe: one caller at a time.
+
+    On a GPU it runs one step ahead of its own eyes: the next step is planned and launched before
+    the tokens of the last one have arrived, and reads them on the device. An output that turns out
+    to have ended is computed once in vain.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
         self.config = parts.config
@@ -66,15 +76,29 @@ class Engine:
         self.max_model_len = parts.max_model_len
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
-        self.counters = EngineCounters()
-        self.prompts = PromptBuilder(parts.tokenizer, parts.runner.model.config.vocab_size)
+        self.last_step: StepStats | None = None
+        vocab_size = parts.runner.model.config.vocab_size
+        self.prompts = PromptBuilder(parts.tokenizer, vocab_size)
+        self.grammars = GrammarCompiler(parts.tokenizer, vocab_size)
+        self.documents = Documents(self.store, parts.keys, self.warm, self.abort)
+        page_size = parts.config.cache.page_size
+        self._books = Books(parts.runner.attention, self.documents, page_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
-        self._scheduler = Scheduler(parts.config.scheduler, self._admission)
-        self._sampler = Sampler()
+        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, parts.max_model_len)
+        budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
+        self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
+        self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
-        self._numbers = count()
-        self._batch = _Batch()
+        self._warming: dict[str, Ended] = {}
+        self._deadlines = Deadlines()
+        self._numbers, self._warm_numbers = count(), count()
+        self._ahead: _Launched | None = None
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Sums since the engine was made."""
+        return self._books.counters
 
     @property
     def has_work(self) -> bool:
@@ -85,87 +109,201 @@ class Engine:
         """Whether the request was added and has not ended."""
         return request_id in self._requests
 
-    @property
-    def store_counters(self) -> StoreCounters:
-        """Hits, misses and evictions of the segment store."""
-        return self.store.counters
+    def snapshot(self) -> EngineSnapshot:
+        """The engine between two steps, in numbers; costs the same however much is stored."""
+        evicted = self.store.counters
+        return EngineSnapshot(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            pages=self.store.page_counts,
+            segments=len(self.store),
+            registered_documents=len(self.documents),
+            evicted_segments=evicted.evicted_segments,
+            evicted_pages=evicted.evicted_pages,
+            counters=replace(self.counters),
+        )
 
-    def add(self, request: Request) -> RequestProgress:
-        """Queue a request. Raises InvalidRequest (and its kin) if it can never be served."""
+    def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
+        """Queue a request, which arrived now or at ``arrived`` on the clock `time.perf_counter`.
+
+        Raises InvalidRequest (and its kin) if it can never be served."""
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
-        room = self.max_model_len - request.num_tokens
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {request.num_tokens} tokens, but the context holds "
-                f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
-                "or raise max_model_len"
-            )
-        params = request.params
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        progress = RequestProgress(request)
-        number = next(self._numbers)
-        for index in range(params.n):
-            sequence = Sequence(
-                request.request_id,
-                index,
-                request.parts,
-                self._admission.keys,
-                self._admission.page_size,
-            )
-            limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
-            sampling = SamplingState(
-                params,
-                request.token_ids,
-                vocab_size=self.runner.model.config.vocab_size,
-                eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
-                child=index,
-                seed=self.config.seed + number,
-            )
-            stop = StopChecker(params, max_tokens=limit, eos_token_ids=self.tokenizer.eos_token_ids)
-            stream = self.tokenizer.stream(params.skip_special_tokens)
-            progress.outputs.append(OutputProgress(progress, sequence, sampling, stop, stream))
+        number = next(self._warm_numbers if request.warms else self._numbers)
+        progress = self._intake.take(request, self.config.seed + number)
+        if arrived is not None:
+            progress.arrived = arrived
         self._requests[request.request_id] = progress
+        self.counters.requests += not request.warms
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
+        self._deadlines.add(progress)
         return progress
+
+    def warm(
+        self, parts: PromptParts, salt: str = "", ended: Ended = lambda _: None
+    ) -> RequestProgress:
+        """Have a prompt computed without an answer: its documents, or its text if it has none.
+
+        The last of ``parts`` is empty text. ``ended`` is called when that is done or has failed,
+        while the segments are still held. Raises as `add` does."""
+        name = f"(warm {next(self._warm_numbers)})"
+        progress = self.add(Request(name, parts, SamplingParams(max_tokens=1), salt, warms=True))
+        self._warming[name] = ended
+        return progress
+
+    def hold(self, prompt: SystemPrompt) -> RequestProgress:
+        """Compute the pages of a service's system prompt and pin them, for all salts.
+
+        Raises InvalidOption without prefix caching, and what `add` raises."""
+        if not self.config.cache.prefix_caching:
+            raise InvalidOption(
+                "a system prompt is held in the prefix cache: leave prefix_caching on"
+            )
+
+        def pin(progress: RequestProgress) -> None:
+            if progress.error is not None:
+                return
+            sequence = progress.outputs[0].sequence
+            run = sequence.runs[0]
+            for page in range(run.computed // self._admission.page_size):
+                key = run.page_key(page, sequence.keys, self._admission.page_size)
+                segment = self.store.find(key)
+                assert segment is not None, "a page that was computed is published"
+                self.store.pin(segment)
+
+        return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
     def abort(self, request_id: str) -> None:
         """End a request and free all that it holds; an unknown id, or one that has ended, is no
         error.
         """
-        progress = self._requests.pop(request_id, None)
+        progress = self._requests.get(request_id)
         for output in progress.outputs if progress else ():
             if not output.finished:
                 output.stop.close("abort")
                 self._retire(output)
 
     def step(self) -> list[RequestProgress]:
-        """Schedule, compute, sample. Returns the requests that have new tokens or have ended."""
-        work = self._scheduler.schedule()
-        self._book_admissions(work)
-        changed = [self._refuse(sequence) for sequence in work.refused]
-        if work.empty:
-            return changed
+        """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
+
+        A fault on the way ends the requests it concerns, each with its ``error``, and no other."""
+        begun = time.perf_counter()
+        plan = self.runner.attention.counters
+        before = replace(plan)
+        changed = self._expire(begun)
+        launched = self._take_ahead() or self._launch_next(changed)
+        if launched is not None:
+            self._finish(launched, changed)
+        if self._warming:
+            changed += self._end_warm()
+        chunks = launched.work.chunks if launched else []
+        self.last_step = StepStats(
+            time.perf_counter() - begun,
+            sum(chunk.stop - chunk.start for chunk in chunks),
+            len(launched.work.decode) if launched else 0,
+            plan.items - before.items,
+            plan.grouped_items - before.grouped_items,
+            plan.grouped_rows - before.grouped_rows,
+        )
+        return list(dict.fromkeys(changed))
+
+    def _launch_next(self, changed: list[RequestProgress]) -> _Launched | None:
+        """Schedule a step and launch it; whom it refuses or fails joins ``changed``."""
         try:
-            logits = self.runner.run(work)
-        except Exception:
-            # nothing of the step is booked: its requests end, and their pages come back
-            for sequence in {*work.decode, *(chunk.sequence for chunk in work.chunks)}:
-                self.abort(sequence.request_id)
-            raise
-        self.counters.steps += 1
-        self.counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        self._scheduler.complete(work)
+            work = self._scheduler.schedule()
+        except Exception as error:
+            # nobody knows how far it came: all that is booked is taken back
+            changed += self._fail(self._requests.values(), error)
+            return None
+        changed += [self._refuse(sequence) for sequence in work.refused]
+        return self._launch(work, changed)
+
+    def _launch(
+        self, work: StepWork, changed: list[RequestProgress], previous: Tensor | None = None
+    ) -> _Launched | None:
+        """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
+        try:
+            self._books.book_admissions(work, self._outputs)
+            if work.empty:
+                return None
+            logits = self.runner.run(work, previous)
+        except Exception as error:
+            changed += self._fail(self._requests_of(work), error)
+            return None
+        self._books.book_step(work, self._outputs)
         outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
-        if outputs:
-            sampled = self._sampler.sample(logits, self._sampling_batch(outputs))
-            for row, (output, token) in enumerate(
-                zip(outputs, sampled.token_ids.tolist(), strict=True)
-            ):
-                self._take(output, token, sampled.logprobs.get(row))
-        return changed + list(dict.fromkeys(output.request for output in outputs))
+        if not outputs:
+            return _Launched(work, [])
+
+        def end(output: OutputProgress, error: Exception) -> None:
+            changed.extend(self._fail([output.request], error))
+
+        return _Launched(work, self._drawing.draw(outputs, logits, end))
+
+    def _launch_ahead(
+        self, launched: _Launched, changed: list[RequestProgress]
+    ) -> _Launched | None:
+        """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
+        if len(launched.draws) > 1:
+            return None
+        draw = launched.draws[0] if launched.draws else None
+        yielding = [
+            (row, o) for row, o in enumerate(draw.outputs if draw else []) if not o.finished
+        ]
+        if any(output.sampling.grammar is not None for _, output in yielding):
+            # what a grammar lets follow is known once the token is
+            return None
+        # an output that reaches its length now has no next step
+        going_on = {o.sequence: row for row, o in yielding if not o.stop.ends_with_next}
+        for sequence, row in going_on.items():
+            sequence.append(awaited_token(row))
+        try:
+            work = self._scheduler.schedule_ahead({o.sequence for _, o in yielding} - {*going_on})
+            if work is None:
+                return None
+            return self._launch(work, changed, draw.sampled.token_ids if draw else None)
+        except Exception as error:
+            changed += self._fail(self._requests.values(), error)
+            return None
+        finally:
+            for sequence in going_on:
+                sequence.drop_awaited()
+
+    def _take_ahead(self) -> _Launched | None:
+        """The step that was launched ahead, less what has ended since; None if nothing is left."""
+        launched, self._ahead = self._ahead, None
+        if launched is None:
+            return None
+        work = launched.work
+        decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
+        chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
+        if not decode and not chunks:
+            return None
+        return replace(launched, work=replace(work, decode=decode, chunks=chunks))
+
+    def _finish(self, launched: _Launched, changed: list[RequestProgress]) -> None:
+        """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
+        try:
+            self._scheduler.complete(launched.work)
+        except Exception as error:
+            changed += self._fail(self._requests_of(launched.work), error)
+            return
+        if self.runner.runs_ahead:
+            self._ahead = self._launch_ahead(launched, changed)
+        for draw in launched.draws:
+            taking = [(row, o) for row, o in enumerate(draw.outputs) if not o.finished]
+            tokens = draw.arrival.wait()
+            for row, output in taking:
+                # a sibling's fault may have ended it
+                if not output.finished:
+                    self._take(output, tokens[row], draw.sampled.logprobs.get(row))
+            changed += [output.request for _, output in taking]
+
+    def _requests_of(self, work: StepWork) -> list[RequestProgress]:
+        sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
+        return [self._outputs[s].request for s in sequences if s in self._outputs]
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
@@ -180,82 +318,78 @@ class Engine:
         ]
         self.store.check(private)
 
-    def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
-        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
-        few.
-        """
-        total = self.store.pool.num_pages
-        least = self._admission.pages_needed(sequence, 1)
-        most = self._admission.pages_needed(sequence, max_tokens)
-        wanted = most if explicit else least
-        if wanted > total:
-            page_size = self._admission.page_size
-            raise PoolTooSmall(
-                f"the request needs {wanted} pages of {page_size} tokens for "
-                f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
-                f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
-            )
-        if most <= total:
-            return max_tokens
-        tail = sequence.tail.num_tokens
-        others = self._admission.pages_needed(sequence, 0) - self._admission.pages_for(tail)
-        return (total - others) * self._admission.page_size - tail
-
-    def _sampling_batch(self, outputs: list[OutputProgress]) -> SamplingBatch:
-        if self._batch.sampling is None or self._batch.outputs != outputs:
-            states = [output.sampling for output in outputs]
-            self._batch = _Batch(outputs, SamplingBatch(states, device=self.runner.model.device))
-        assert self._batch.sampling is not None
-        return self._batch.sampling
-
     def _take(
         self, output: OutputProgress, token: int, logprobs: tuple[TokenLogprob, ...] | None
     ) -> None:
-        output.push(token, logprobs)
+        try:
+            output.push(token, logprobs)
+        except Exception as error:
+            self._fail([output.request], error)
+            return
         output.request.mark_token()
         self.counters.output_tokens += 1
         if output.finished:
             self._retire(output)
 
+    def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
+        """End requests with ``error``."""
+        ended = list(dict.fromkeys(requests))
+        for progress in ended:
+            progress.error = as_looseleaf_error(error)
+            self.abort(progress.request.request_id)
+        return ended
+
+    def _expire(self, now: float) -> list[RequestProgress]:
+        """End the requests whose deadline has passed."""
+        expired = self._deadlines.expired(now)
+        for progress in expired:
+            error = DeadlineExceeded(
+                f"the request did not end within its deadline of {progress.request.deadline} s: "
+                "allow more time or ask for fewer tokens"
+            )
+            self._fail([progress], error)
+        return expired
+
+    def _end_warm(self) -> list[RequestProgress]:
+        """End the requests without an answer that have all they were to compute."""
+        done = [s for s in self._scheduler.running if s.warms and s.warm]
+        outputs = [self._outputs[sequence] for sequence in done]
+        for output in outputs:
+            output.stop.close("stop")
+            self._retire(output)
+        return [output.request for output in outputs]
+
     def _retire(self, output: OutputProgress) -> None:
+        progress = output.request
+        name = progress.request.request_id
+        if progress.finished and (ended := self._warming.pop(name, None)):
+            try:
+                ended(progress)
+            except Exception as error:
+                progress.error = as_looseleaf_error(error)
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
-        if output.request.finished:
-            output.request.mark_finished()
-            self._requests.pop(output.request.request.request_id, None)
+        if progress.finished:
+            progress.mark_finished()
+            self._requests.pop(name, None)
+            self._books.book_end(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
         """End a request that cannot be admitted though nobody else runs."""
         progress = self._outputs[sequence].request
-        progress.error = PoolTooSmall(
+        error = PoolTooSmall(
             f"the pool of {self.store.pool.num_pages} pages has too few left beside its pinned "
             "segments: unpin some or enlarge the cache"
         )
-        self.abort(progress.request.request_id)
+        self._fail([progress], error)
         return progress
-
-    def _book_admissions(self, work: StepWork) -> None:
-        self.counters.preemptions += len(work.preempted)
-        for sequence, report in work.admitted:
-            output = self._outputs[sequence]
-            output.request.mark_admitted()
-            if output.reuse is None:
-                output.reuse = report
-            else:
-                again = (
-                    report.text_tokens - report.text_tokens_cached + report.document_tokens_computed
-                )
-                output.request.preempted_tokens += again
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:
-    """Step until nothing is left to do, yielding each request when it ends.
-
-    Raises the error of a request that could not be served.
+    """Step until nothing is left to do, yielding each request when it ends, well or with its
+    ``error``.
     """
     while engine.has_work:
         for progress in engine.step():
-            if progress.error is not None:
-                raise progress.error
             if progress.finished:
                 yield progress

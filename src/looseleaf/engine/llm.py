@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Document, Message, Prompt, PromptParts, Request
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import Document, Message, Prompt, PromptParts, Request, SystemPrompt
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -28,22 +30,33 @@ class LLM:
         llm = LLM()
         handbook = Document(open("handbook.txt").read())
         outputs = llm.generate([[handbook, "Who signs travel requests?"]])
+
+    ``system_prompt`` stands before every conversation; it is computed here and stays in the cache.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, system_prompt: str | None = None, **options: Any
+    ) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
         self._ids = count()
+        self.system_prompt: SystemPrompt | None = None
+        if system_prompt is not None:
+            self.system_prompt = self.hold_system_prompt(system_prompt)
 
     def generate(
         self,
         prompts: str | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        salt: str = "",
+        deadline: float | None = None,
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
         A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat
-        template is applied: use `chat` for instruct models. Raises InvalidRequest before anything
-        runs."""
+        template is applied: use `chat` for instruct models. What has one ``salt`` shares nothing
+        with what has another. Raises InvalidRequest before anything runs, DeadlineExceeded if an
+        answer takes more than ``deadline`` seconds, EngineFault if it was lost."""
         if isinstance(prompts, str):
             prompts = [prompts]
         for prompt in prompts:
@@ -52,24 +65,65 @@ class LLM:
                     "generate takes a list of prompts: put the parts of one prompt into a list of "
                     "their own, as in llm.generate([[document, 'question']])"
                 )
-        return self._run([self.engine.prompts.from_parts(p) for p in prompts], sampling_params)
+        parts = [self.engine.prompts.from_parts(prompt) for prompt in prompts]
+        return self._run(parts, sampling_params, salt, deadline)
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        salt: str = "",
+        deadline: float | None = None,
+        system_prompt: SystemPrompt | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the checkpoint's chat template.
 
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
-        """
+        ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
+        ``deadline`` and errors as in `generate`."""
         several = [c for c in conversations if not isinstance(c, dict)]
         if several and len(several) != len(conversations):
             raise InvalidRequest(
                 "chat takes one list of messages, or a list of such lists, not a mixture"
             )
         batch: Any = several or [conversations]
-        return self._run([self.engine.prompts.from_messages(c) for c in batch], sampling_params)
+        first = system_prompt or self.system_prompt
+        parts = [self.engine.prompts.from_messages(c, first) for c in batch]
+        return self._run(parts, sampling_params, salt, deadline)
+
+    def hold_system_prompt(self, text: str) -> SystemPrompt:
+        """Compute a system prompt and keep it in the cache, for use in `chat`."""
+        prompt = self.engine.prompts.system_prompt(text)
+        self._finish(self.engine.hold(prompt))
+        return prompt
+
+    def register(
+        self,
+        document: Document,
+        *,
+        document_id: str | None = None,
+        salt: str = "",
+        system_prompt: SystemPrompt | None = None,
+        system: str | None = None,
+        pinned: bool = False,
+    ) -> DocumentInfo:
+        """Compute a document ahead and keep it under an id, as `Documents.register` says.
+
+        Its context is that of a conversation under ``system_prompt``, by default the one that all
+        have, whose own system text is ``system``. What else can be done with registered documents
+        is in ``engine.documents``."""
+        first = system_prompt or self.system_prompt
+        parts = self.engine.prompts.from_document(document, first, system)
+        documents = self.engine.documents
+        info = documents.register(document, parts, document_id, salt, pinned=pinned)
+        while info.state == "computing":
+            self.engine.step()
+            info = documents.stat(info.id, salt)
+        error = documents.failure(info.id, salt)
+        if error is not None:
+            raise error
+        return info
 
     def stream(
         self,
@@ -104,6 +158,8 @@ class LLM:
         self,
         prompts: Sequence[PromptParts],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        salt: str,
+        deadline: float | None,
     ) -> list[RequestOutput]:
         params = sampling_params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -114,14 +170,24 @@ class LLM:
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
-                added.append(self.engine.add(Request(self._next_id(), parts, one)))
-            for _ in drain(self.engine):
-                pass
+                request = Request(self._next_id(), parts, one, salt, deadline)
+                added.append(self.engine.add(request))
+            self._finish(*added)
         finally:
             # after an error or an interrupt nothing of this call may stay behind
             for progress in added:
                 self.engine.abort(progress.request.request_id)
         return [progress.output() for progress in added]
+
+    def _finish(self, *added: RequestProgress) -> None:
+        """Step until these have ended; raises the error of the first that fails."""
+        own = set(added)
+        for progress in drain(self.engine):
+            if progress in own and progress.error is not None:
+                raise progress.error
+            own.discard(progress)
+            if not own:
+                return
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"

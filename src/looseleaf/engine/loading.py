@@ -42,9 +42,9 @@ def load_engine(
     """
     config = config or EngineConfig()
     folder = find_checkpoint(reference_model("block") if model is None else model)
-    device = _pick_device(config.device)
+    device = pick_device(config.device)
     shape = read_config(folder)
-    max_model_len = config.max_model_len or shape.max_position_embeddings
+    max_model_len = _pick_length(config.max_model_len, shape)
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
     dtype = _pick_dtype(config, shape, device)
     decoder = Decoder(shape, load_weights(folder, shape, dtype, device))
@@ -70,7 +70,36 @@ def reference_model(name: str = "block") -> Path:
     return Path(looseleaf.assets.__path__[0]) / name
 
 
-def _pick_device(name: str) -> torch.device:
+def _pick_length(asked: int | None, shape: ModelConfig) -> int:
+    limit = longest_context(shape)
+    if asked is not None and limit is not None and asked > limit:
+        raise InvalidOption(
+            f"max_model_len={asked} is more than the {limit} tokens that this model can read: "
+            "lower it, or leave it out"
+        )
+    return asked or shape.max_position_embeddings
+
+
+def longest_context(shape: ModelConfig) -> int | None:
+    """The most tokens that a model's positions reach, by its configuration; None if its RoPE law
+    stretches to any length.
+    """
+    rope, stated = shape.rope, shape.max_position_embeddings
+    if rope.law == "dynamic":
+        return None
+    # these stretch what the model was trained on, and not every configuration counts that in
+    if rope.law == "linear":
+        return int(stated * max(rope.factor, 1.0))
+    if rope.law == "yarn":
+        return max(stated, int((rope.original_max_position_embeddings or stated) * rope.factor))
+    return stated
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, ``auto`` for a GPU if there is one.
+
+    Raises InvalidOption if it is unknown or not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

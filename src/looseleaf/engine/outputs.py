@@ -14,12 +14,15 @@ class DocumentReuse:
     """One document of a request: its tokens, and whether their keys and values were ``cached``
     already, ``computed`` by this request, or ``awaited`` from another request that was computing
     them.
-    """
+
+    ``seconds`` is how long they took to be there, None while they are not: 0 if cached, else since
+    the step that began to compute them here, or since the admission if another request did."""
 
     name: str
     num_tokens: int
     offset: int
     source: DocumentSource
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,20 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
+class AttentionPath:
+    """How a request's decode rows read their keys.
+
+    ``decode_steps`` counts rows, one an output and step; in ``grouped_steps`` of them the row
+    shared a read with rows of other outputs. Of the ``keys_read`` in all, ``keys_shared`` were read
+    that way."""
+
+    decode_steps: int = 0
+    grouped_steps: int = 0
+    keys_read: int = 0
+    keys_shared: int = 0
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """The state of a request after a step; final if ``finished``."""
 
@@ -99,6 +116,7 @@ class RequestOutput:
     reuse: ReuseReport
     metrics: RequestMetrics
     finished: bool
+    attention: AttentionPath = AttentionPath()
 
     @property
     def text(self) -> str:

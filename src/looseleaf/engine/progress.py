@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from looseleaf.engine.outputs import (
+    AttentionPath,
     CompletionOutput,
     RequestMetrics,
     RequestOutput,
@@ -39,7 +40,13 @@ class OutputProgress:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         text = self.detokenizer.push(token)
-        if self.stop.push(token, text) is None:
+        finish = self.stop.push(token, text)
+        grammar = self.sampling.grammar
+        if grammar is not None and (finish is None or finish.reason == "length"):
+            grammar.push(token)
+            if grammar.complete:
+                finish = self.stop.complete()
+        if finish is None:
             self.sequence.append(token)
 
     def completion(self) -> CompletionOutput:
@@ -58,6 +65,14 @@ class OutputProgress:
             stop_reason=finish.stop if finish else None,
         )
 
+    def timed_reuse(self) -> ReuseReport | None:
+        """The reuse report with the times of its documents, as far as they are known."""
+        if self.reuse is None or not self.reuse.documents:
+            return self.reuse
+        seconds = [use.seconds for use in self.sequence.documents]
+        timed = zip(self.reuse.documents, seconds, strict=True)
+        return replace(self.reuse, documents=tuple(replace(d, seconds=s) for d, s in timed))
+
 
 @dataclass(eq=False)
 class RequestProgress:
@@ -68,7 +83,12 @@ class RequestProgress:
     preempted_tokens: int = 0
     error: LooseleafError | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    _arrived: float = field(default_factory=time.perf_counter)
+    arrived: float = field(default_factory=time.perf_counter)
+    decode_steps: int = 0
+    grouped_steps: int = 0
+    keys_read: int = 0
+    keys_shared: int = 0
+    _reuse: ReuseReport | None = None
 
     @property
     def finished(self) -> bool:
@@ -88,20 +108,35 @@ class RequestProgress:
 
     def output(self) -> RequestOutput:
         """What the caller sees of it now."""
-        reports = [output.reuse for output in self.outputs if output.reuse is not None]
-        reuse = (
-            replace(reports[0], preempted_tokens=self.preempted_tokens)
-            if reports
-            else ReuseReport()
-        )
         return RequestOutput(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.token_ids,
             outputs=tuple(output.completion() for output in self.outputs),
-            reuse=reuse,
+            reuse=self._report(),
             metrics=self.metrics,
             finished=self.finished,
+            attention=AttentionPath(
+                self.decode_steps, self.grouped_steps, self.keys_read, self.keys_shared
+            ),
         )
 
+    def count_decode(self, keys: int, shared: int) -> None:
+        """One row more: how many keys it read, and how many of them together with other rows."""
+        self.decode_steps += 1
+        self.grouped_steps += shared > 0
+        self.keys_read += keys
+        self.keys_shared += shared
+
+    def _report(self) -> ReuseReport:
+        # settled with the first token: until then its times change, and later it costs nothing
+        if self._reuse is not None and self._reuse.preempted_tokens == self.preempted_tokens:
+            return self._reuse
+        reports = (output.timed_reuse() for output in self.outputs)
+        first = next((report for report in reports if report is not None), ReuseReport())
+        first = replace(first, preempted_tokens=self.preempted_tokens)
+        if self.metrics.first_token is not None:
+            self._reuse = first
+        return first
+
     def _elapsed(self) -> float:
-        return time.perf_counter() - self._arrived
+        return time.perf_counter() - self.arrived

@@ -15,6 +15,7 @@ from looseleaf.engine.request import (
     Message,
     Prompt,
     PromptParts,
+    SystemPrompt,
     TextPart,
 )
 from looseleaf.errors import InvalidRequest
@@ -48,13 +49,19 @@ class PromptBuilder:
             parts.insert(0, [bos])
         return self._assemble(parts, lead_length=None)
 
-    def from_messages(self, messages: Sequence[Message]) -> PromptParts:
+    def from_messages(
+        self, messages: Sequence[Message], system_prompt: SystemPrompt | None = None
+    ) -> PromptParts:
         """A conversation by the checkpoint's chat template, ready for the assistant's turn.
 
         Text from users never yields markers. Documents inside a content list are placed where they
-        stand."""
+        stand. ``system_prompt`` comes first: as the system message if the conversation has none,
+        else in it, before the text that stands there."""
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
+        if system_prompt is not None:
+            whole = self.from_messages(_behind(system_prompt.text, messages))
+            return _sharing(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
         runs = self.tokenizer.encode_chat(plain)
@@ -62,6 +69,51 @@ class PromptBuilder:
         for document, run in zip(documents, runs[1:], strict=True):
             parts += [document, run]
         return self._assemble(parts, self._lead_length(plain, runs[0]) if documents else None)
+
+    def system_prompt(self, text: str) -> SystemPrompt:
+        """The service's ``text`` as the beginning of a conversation.
+
+        Raises InvalidRequest if it is empty, or if the chat template has no place for it."""
+        if not text.strip():
+            raise InvalidRequest("a system prompt must not be empty: leave it out instead")
+        lead = self._chat_lead(text)
+        if lead == self._chat_lead(None):
+            raise InvalidRequest(
+                "this model's chat template leaves system messages out: put the text into the "
+                "users' messages"
+            )
+        return SystemPrompt(text, tuple(lead))
+
+    def from_document(
+        self,
+        document: Document,
+        system_prompt: SystemPrompt | None = None,
+        system: str | None = None,
+    ) -> PromptParts:
+        """A document behind the lead it would have in a conversation, and an empty end.
+
+        ``system`` is the conversation's own system text, if it has any. For a model without a chat
+        template the lead is what every text begins with. Raises InvalidRequest for a document whose
+        context is the whole prompt, since that is not known yet."""
+        if document.context == "prompt":
+            raise InvalidRequest(
+                "a document with context='prompt' is part of one prompt and can't be computed "
+                "ahead: register it with context='lead' or 'alone'"
+            )
+        if document.context == "lead" and self.tokenizer.has_chat_template:
+            texts = [t for t in (system_prompt.text if system_prompt else None, system) if t]
+            lead = self._chat_lead("\n\n".join(texts) or None)
+        else:
+            lead = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+        made: list[TextPart | DocumentPart] = [TextPart(tuple(lead))] if lead else []
+        made += [self._document(document, tuple(lead), None, made), TextPart(())]
+        return _sharing(tuple(made), system_prompt.tokens if system_prompt else ())
+
+    def _chat_lead(self, system: str | None) -> list[int]:
+        """What stands before the first user's words."""
+        user = {"role": "user", "content": [{"type": "document"}]}
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        return self.tokenizer.encode_chat([*messages, user])[0]
 
     def _lead_length(self, messages: list[dict[str, object]], first_run: list[int]) -> int:
         """How much of the first run stands before anything the user wrote."""
@@ -81,7 +133,7 @@ class PromptBuilder:
             if isinstance(part, list):
                 text += part
             elif part.context == "prompt":
-                text += self.tokenizer.encode_document(part.text)
+                text += self._document_ids(part)
             else:
                 if text:
                     made.append(TextPart(tuple(text)))
@@ -107,10 +159,15 @@ class PromptBuilder:
         bos_length = int(first_text[:1] == (self.tokenizer.bos_token_id,))
         lead = len(first_text) if lead_length is None else lead_length
         return DocumentPart(
-            tuple(self.tokenizer.encode_document(document.text)),
+            self._document_ids(document),
             lead if document.context == "lead" else bos_length,
             document.name or f"document {number}",
         )
+
+    def _document_ids(self, document: Document) -> tuple[int, ...]:
+        if document.token_ids is not None:
+            return tuple(self._checked_ids(document.token_ids))
+        return tuple(self.tokenizer.encode_document(document.text))
 
     def _checked_ids(self, part: object) -> list[int]:
         if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):
@@ -125,6 +182,27 @@ class PromptBuilder:
                 f"token id {beyond[0]} is outside the model's vocabulary of {self.vocab_size}"
             )
         return ids
+
+
+def _behind(text: str, messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with ``text`` at the beginning of their system message, or as one."""
+    first = messages[0]
+    if first.get("role") != "system":
+        return [{"role": "system", "content": text}, *messages]
+    own = first.get("content") or ""
+    content = [own] if isinstance(own, str | Document) else [*own]
+    joint = text + "\n\n" if content != [""] else text
+    return [{**first, "content": [joint, *content]}, *messages[1:]]
+
+
+def _sharing(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
+    """``parts`` whose beginning, as far as it is ``tokens``, belongs to the service."""
+    first = parts[0]
+    if not isinstance(first, TextPart):
+        return parts
+    pairs = enumerate(zip(first.tokens, tokens, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), min(len(first.tokens), len(tokens)))
+    return (TextPart(first.tokens, same), *parts[1:])
 
 
 def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """What a caller hands in: documents, the parts of a prompt, and the request made of them."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from looseleaf.errors import EmptyDocument, InvalidOption
@@ -19,11 +20,13 @@ class Document:
     beginning-of-sequence token of models that have one; or ``prompt``, all that stands before it,
     as if it were text: exact, but reused only where the whole prompt begins the same. ``name``
     shows up in reports and is no part of the text. The same text in the same context is the same
-    segment."""
+    segment. ``token_ids`` are those of the text in the model's document template, if they are known
+    already, so that it is not tokenized again."""
 
     text: str
     name: str | None = None
     context: DocumentContext = "lead"
+    token_ids: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -55,9 +58,13 @@ OpenAI's ``{"type": "text", "text": ...}`` parts.
 
 @dataclass(frozen=True)
 class TextPart:
-    """Tokens of text; they see all that stands before them."""
+    """Tokens of text; they see all that stands before them.
+
+    The first ``num_shared`` of a prompt's first part are the service's own, not the caller's: their
+    pages are the same under every salt."""
 
     tokens: tuple[int, ...]
+    num_shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,35 @@ PromptParts = tuple[TextPart | DocumentPart, ...]
 
 
 @dataclass(frozen=True)
+class SystemPrompt:
+    """What a service says before every conversation: its text, and the tokens of a chat that begins
+    with it, up to where the first user speaks."""
+
+    text: str
+    tokens: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Request:
-    """A tokenized prompt with its sampling parameters, under a caller's id."""
+    """A tokenized prompt with its sampling parameters, under a caller's id.
+
+    Requests with different ``salt`` share no keys and values, whatever their prompts. ``deadline``
+    is the most seconds it may take from its arrival to its last token; after that it ends with
+    DeadlineExceeded. ``warms`` requests end as soon as their prompt is stored, and have no output.
+    """
 
     request_id: str
     parts: PromptParts
     params: SamplingParams
+    salt: str = ""
+    deadline: float | None = None
+    warms: bool = False
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and not 0.0 < self.deadline < math.inf:
+            raise InvalidOption(
+                f"a deadline is a positive number of seconds, or None, not {self.deadline}"
+            )
 
     @property
     def num_tokens(self) -> int:

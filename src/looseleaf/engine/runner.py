@@ -1,20 +1,21 @@
 """Runs a step on the device: from scheduled work to tensors, through the model, to logits.
 
 The only part of the engine that touches tensors besides the sampler. Host work is done once a step;
-the layers share it."""
+the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
+"""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.engine.graphs import StepGraphs
+from looseleaf.engine.rows import arrived_tokens, step_rows
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.sequence import Chunk, Sequence
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
 from looseleaf.models import Decoder
@@ -27,11 +28,17 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Runner:
-    """A model with its pool and attention on one device."""
+    """A model with its pool and attention on one device.
+
+    ``graphs`` is None where steps do not replay. With ``runs_ahead`` a step may be run before the
+    tokens of the last one have arrived.
+    """
 
     model: Decoder
     pool: PagePool
     attention: PagedAttention
+    graphs: StepGraphs | None = None
+    runs_ahead: bool = False
 
     @classmethod
     def create(
@@ -60,67 +67,47 @@ class Runner:
             rules=_score_rules(shape),
             num_qo_heads=shape.num_qo_heads,
             grouping=config.scheduler.grouping,
+            batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
         )
-        return cls(model, pool, attention)
+        on_gpu = model.device.type == "cuda"
+        graphs = None
+        if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
+            graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
+        return cls(model, pool, attention, graphs, runs_ahead=on_gpu)
+
+    def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.
+
+        Without it each is captured when it is first needed. On a CPU there is nothing to do.
+        """
+        if self.graphs is not None:
+            self.graphs.warm_up(on_progress or (lambda done, total: None))
 
     @torch.inference_mode()
-    def run(self, work: StepWork) -> Float[Tensor, "rows vocab_size"]:
-        """Compute a step. The logits are of the decode rows, then of chunks that end a prompt."""
-        tokens, slots, frame_positions = self._rows(work)
+    def run(
+        self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None
+    ) -> Float[Tensor, "rows vocab_size"]:
+        """Compute a step. The logits are of the decode rows, then of chunks that end a prompt.
+
+        ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
+        before the step is computed, and a later call may overwrite the logits.
+        """
+        rows = step_rows(work, self.pool.page_size)
         decode = [sequence.decode_row() for sequence in work.decode]
         chunks = [chunk.prefill() for chunk in work.chunks]
-        attend = self.attention.step(StepRows(decode, chunks, slots, frame_positions))
+        if self.graphs is not None:
+            logits = self.graphs.run(rows, decode, chunks, previous)
+            if logits is not None:
+                return logits
+        tokens, slots, places = rows.to(self.model.device)
+        if previous is not None:
+            tokens = arrived_tokens(tokens, previous)
+        attend = self.attention.step(StepRows(decode, chunks, slots, places))
         hidden = self.model.forward(tokens, attend)
-        wanted = _logit_rows(work)
-        if wanted is not None:
-            # a step may end no prompt: an empty list alone would be of floats
-            rows = torch.tensor(wanted, dtype=torch.int64, device=hidden.device)
-            hidden = hidden.index_select(0, rows)
+        if rows.wanted is not None:
+            hidden = hidden.index_select(0, rows.wanted_on(hidden.device))
         return self.model.logits(hidden)
-
-    def _rows(self, work: StepWork) -> tuple[Tensor, Tensor, Tensor]:
-        """Token, slot and frame position of every row of the step."""
-        page_size = self.pool.page_size
-        tokens = [sequence.tail.tokens[-1] for sequence in work.decode]
-        places = [sequence.tail.num_tokens - 1 for sequence in work.decode]
-        slots = [
-            sequence.tail.pages[place // page_size] * page_size + place % page_size
-            for sequence, place in zip(work.decode, places, strict=True)
-        ]
-        rows = np.array([tokens, slots, places], dtype=np.int64).reshape(3, -1)
-        columns = [rows, *(_chunk_rows(chunk, page_size) for chunk in work.chunks)]
-        everything = torch.from_numpy(np.concatenate(columns, axis=1)).to(self.model.device)
-        return everything[0], everything[1], everything[2]
-
-
-def _chunk_rows(chunk: Chunk, page_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    places = np.arange(chunk.start, chunk.stop)
-    pages = np.asarray(chunk.target.write_pages)[places // page_size]
-    return np.stack([np.asarray(chunk.tokens()), pages * page_size + places % page_size, places])
-
-
-def ends_prompt(chunk: Chunk) -> bool:
-    """Whether the chunk's last row yields the next token's logits."""
-    return chunk.target is chunk.sequence.tail and chunk.stop == chunk.target.num_tokens
-
-
-def logit_sequences(work: StepWork) -> list[Sequence]:
-    """The sequences whose logits `Runner.run` returns, in order."""
-    return [*work.decode, *(c.sequence for c in work.chunks if ends_prompt(c))]
-
-
-def _logit_rows(work: StepWork) -> Rows[int] | None:
-    """Rows whose logits are wanted, None for all."""
-    if not work.chunks:
-        return None
-    wanted = list(range(len(work.decode)))
-    row = len(work.decode)
-    for chunk in work.chunks:
-        row += chunk.stop - chunk.start
-        if ends_prompt(chunk):
-            wanted.append(row - 1)
-    return wanted
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:

@@ -5,8 +5,9 @@ A sequence is admitted when all that its prompt needs is reserved. When a growin
 page, the youngest sequence makes room and starts over later; the oldest can always finish, so
 nothing waits forever."""
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from looseleaf.config import SchedulerConfig
@@ -37,10 +38,13 @@ class StepWork:
 
 @dataclass
 class Scheduler:
-    """Waiting and running sequences; ``schedule`` makes a step, ``complete`` books it."""
+    """Waiting and running sequences; ``schedule`` makes a step of at most ``token_budget`` tokens,
+    ``complete`` books it.
+    """
 
     config: SchedulerConfig
     admission: Admission
+    token_budget: int
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
 
@@ -69,11 +73,27 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
         admitted = [] if preempted else self._admit_waiting()
-        chunks = self._fill_chunks(self.config.max_num_batched_tokens - len(decode))
+        chunks = self._fill_chunks(self.token_budget - len(decode))
         refused = self._refuse_hopeless() if not self.running and not preempted else []
-        if self.running and not decode and not chunks:
+        idle = not decode and not chunks
+        if self.running and idle and not any(s.warms and s.warm for s in self.running):
             raise IntegrityError("sequences run, but none has anything to compute")
         return StepWork(decode, chunks, admitted, preempted, refused)
+
+    def schedule_ahead(self, ending: Collection[Sequence]) -> StepWork | None:
+        """The step behind one whose tokens are not there yet, without the sequences that end with
+        it.
+
+        None if there is nothing to compute, or if an output could only grow at another's cost:
+        who makes room is decided once all tokens are known.
+        """
+        decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
+        if not all(self.admission.grow(sequence) for sequence in decode):
+            return None
+        admitted = self._admit_waiting()
+        chunks = self._fill_chunks(self.token_budget - len(decode))
+        work = StepWork(decode, chunks, admitted, [], [])
+        return None if work.empty else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
         """Book a step that ran; returns the sequences whose prompt is now complete."""
@@ -82,7 +102,7 @@ class Scheduler:
             if isinstance(chunk.target, TextRun):
                 self.admission.publish(chunk.sequence, chunk.target)
             else:
-                self._finish_document(chunk.sequence, chunk.target)
+                self._book_document(chunk.sequence, chunk.target)
         for sequence in work.decode:
             tail = sequence.tail
             tail.computed = tail.scheduled = tail.num_tokens
@@ -94,11 +114,18 @@ class Scheduler:
             sequence.phase = Phase.DECODE
         return complete
 
-    def _finish_document(self, sequence: Sequence, use: DocumentUse) -> None:
-        if use.computed == use.num_tokens:
-            assert use.segment is not None
-            use.segment.ready = True
-            sequence.owned.remove(use)
+    def _book_document(self, sequence: Sequence, use: DocumentUse) -> None:
+        segment = use.segment
+        assert segment is not None
+        segment.filled = use.computed
+        if use.computed < use.num_tokens:
+            return
+        segment.ready = True
+        sequence.owned.remove(use)
+        now = time.perf_counter()
+        for reader in [u for s in self.running for u in s.documents if u.segment is segment]:
+            if reader.seconds is None:
+                reader.seconds = now - reader.begun
 
     def _make_room(self) -> list[Sequence]:
         """A page for every decode row that needs one, oldest first, at the cost of the youngest."""
@@ -161,6 +188,8 @@ class Scheduler:
             for target in sequence.pending():
                 if budget <= 0:
                     return chunks
+                if isinstance(target, DocumentUse) and target.scheduled == 0:
+                    target.begun = time.perf_counter()
                 stop = min(target.num_tokens, target.scheduled + budget)
                 chunks.append(Chunk(sequence, target, target.scheduled, stop))
                 budget -= stop - target.scheduled

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.engine.request import DocumentPart, PromptParts
+from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment
 
@@ -20,11 +20,13 @@ class TextRun:
     """A run of text that starts at position ``start`` behind the chain ``context``.
 
     ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
-    ``scheduled`` runs ahead of ``computed`` during a step."""
+    ``scheduled`` runs ahead of ``computed`` during a step. The first ``num_shared`` tokens are the
+    service's own; only the first run of a prompt has any."""
 
     start: int
     tokens: list[int]
     context: SegmentKey
+    num_shared: int = 0
     pages: list[int] = field(default_factory=list)
     segments: list[Segment | None] = field(default_factory=list)
     computed: int = 0
@@ -48,10 +50,13 @@ class TextRun:
         """The key of a full page: the chain of everything before it, and its tokens."""
         while len(self._keys) <= page:
             n = len(self._keys)
-            before = self._keys[-1] if self._keys else self.context
-            self._keys.append(
-                keys.text_page(before, self.tokens[n * page_size : (n + 1) * page_size])
-            )
+            tokens = self.tokens[n * page_size : (n + 1) * page_size]
+            if (n + 1) * page_size <= self.num_shared:
+                before = self._keys[-1] if self._keys else keys.shared_root
+                self._keys.append(keys.shared_page(before, tokens))
+            else:
+                before = self._keys[-1] if self._keys else self.context
+                self._keys.append(keys.text_page(before, tokens))
         return self._keys[page]
 
     def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -73,7 +78,9 @@ class TextRun:
 class DocumentUse:
     """A document at position ``start``; encoded at ``context_length``, behind that much of the
     lead.
-    """
+
+    ``seconds`` says how long its keys and values took to be there, from ``begun``: the admission,
+    or the step that began to compute it here."""
 
     start: int
     part: DocumentPart
@@ -81,6 +88,8 @@ class DocumentUse:
     segment: Segment | None = None
     computed: int = 0
     scheduled: int = 0
+    begun: float = 0.0
+    seconds: float | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -148,13 +157,15 @@ class Sequence:
     """One of a request's ``n`` outputs: the parts of its prompt, then the tokens it has produced.
 
     The last run is the tail: it holds the end of the prompt and grows with the output. A sequence
-    that was preempted starts over with its output as part of the tail."""
+    that was preempted starts over with its output as part of the tail. One that ``warms`` computes
+    its prompt and no more; its tail is empty."""
 
-    def __init__(
-        self, request_id: str, index: int, parts: PromptParts, keys: KeySpace, page_size: int
-    ) -> None:
-        self.request_id = request_id
+    def __init__(self, request: Request, index: int, keys: KeySpace, page_size: int) -> None:
+        """``keys`` are the engine's; the request's salt joins them here."""
+        self.request_id = request.request_id
         self.index = index
+        self.warms = request.warms
+        self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
         self.parts: list[TextRun | DocumentUse] = []
         self.owned: list[DocumentUse] = []
@@ -163,7 +174,7 @@ class Sequence:
         self._num_shared = 0
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
-        for part in parts:
+        for part in request.parts:
             if isinstance(part, DocumentPart):
                 if part.context_length not in contexts:
                     contexts[part.context_length] = self._context(
@@ -173,7 +184,9 @@ class Sequence:
                 self.parts.append(DocumentUse(self.num_prompt_tokens, part, key))
                 chain = keys.placed(chain, key)
             else:
-                run = TextRun(self.num_prompt_tokens, list(part.tokens), chain)
+                run = TextRun(
+                    self.num_prompt_tokens, list(part.tokens), chain, num_shared=part.num_shared
+                )
                 self.parts.append(run)
                 chain = run.end_key(keys, page_size)
             self.num_prompt_tokens += len(part.tokens)
@@ -183,8 +196,10 @@ class Sequence:
         self._num_prompt_tail = tail.num_tokens
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
-        assert self.lead is not None and length <= self.lead.num_tokens
-        return TextRun(0, self.lead.tokens[:length], keys.root).end_key(keys, page_size)
+        lead = self.lead
+        assert lead is not None and length <= lead.num_tokens
+        seen = TextRun(0, lead.tokens[:length], keys.root, num_shared=min(lead.num_shared, length))
+        return seen.end_key(keys, page_size)
 
     @property
     def lead(self) -> TextRun | None:
@@ -221,9 +236,21 @@ class Sequence:
             total += part.num_tokens if ready else part.computed
         return total
 
+    @property
+    def warm(self) -> bool:
+        """Whether a sequence that warms has all that it was to compute: its documents if it has
+        any, else its text."""
+        if self.documents:
+            return all(use.segment is not None and use.segment.ready for use in self.documents)
+        return all(run.computed == run.num_tokens for run in self.runs)
+
     def append(self, token: int) -> None:
-        """One more output token."""
+        """One more output token, or a stand-in for one that the device has and the host awaits."""
         self.tail.tokens.append(token)
+
+    def drop_awaited(self) -> None:
+        """Take the stand-in back: the step that reads the token itself is launched."""
+        self.tail.tokens.pop()
 
     def spans_before(self, run: TextRun) -> tuple[ReadSpan, ...]:
         """All parts before ``run``, whole."""
@@ -249,6 +276,8 @@ class Sequence:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
         it.
         """
+        if self.warms and self.warm:
+            return
         lead = self.lead
         if lead is not None and lead.scheduled < lead.num_tokens:
             yield lead

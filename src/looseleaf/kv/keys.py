@@ -33,9 +33,12 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 class KeySpace:
     """All keys of one model, RoPE law, stored dtype and salt; ``root`` is the context of what saw
     nothing.
+
+    ``shared_root`` is the root without a request's salt, for text that belongs to nobody's request.
     """
 
     root: SegmentKey
+    shared_root: SegmentKey
 
     @classmethod
     def create(
@@ -44,11 +47,19 @@ class KeySpace:
         """The key space of a configuration. ``page_size`` counts, since text is kept page by
         page.
         """
-        return cls(
-            _digest(
-                b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()]
-            )
+        root = _digest(
+            b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()]
         )
+        return cls(root, root)
+
+    def salted(self, salt: str) -> "KeySpace":
+        """The keys of a request with a salt of its own; an empty one changes nothing.
+
+        Two different salts have no key in common but those of shared pages.
+        """
+        if not salt:
+            return self
+        return KeySpace(_digest(b"salted", [self.root, salt.encode()]), self.shared_root)
 
     def document(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
         """A document encoded behind ``context``."""
@@ -57,6 +68,10 @@ class KeySpace:
     def text_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
         """A full page of text; ``context`` is the chain of everything before it."""
         return _digest(b"text page", [self.root, context, _token_bytes(tokens)])
+
+    def shared_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
+        """A full page of the service's own text, the same under every request's salt."""
+        return _digest(b"text page", [self.shared_root, context, _token_bytes(tokens)])
 
     def text_end(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
         """The chain after a run of text whose last, partly filled page holds ``tokens``."""

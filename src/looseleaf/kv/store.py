@@ -7,6 +7,7 @@ nothing."""
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from looseleaf.errors import IntegrityError, PoolTooSmall
 from looseleaf.kv.keys import SegmentKey
@@ -19,7 +20,8 @@ class Segment:
     written.
 
     ``references`` counts the sequences that read it or wait for it. The store owns the
-    pages for as long as the segment lives.
+    pages for as long as the segment lives. A ``forgotten`` segment goes with its last reference.
+    ``filled`` is how many of its tokens are computed, while it is not ready.
     """
 
     key: SegmentKey
@@ -28,14 +30,30 @@ class Segment:
     ready: bool = False
     references: int = 0
     pinned: bool = False
+    forgotten: bool = False
+    filled: int = 0
+
+
+class PageCounts(NamedTuple):
+    """Every page of the pool by state: the numbers after ``total`` add up to it.
+
+    ``tails`` belong to running sequences, ``referenced`` to segments that some of them read,
+    ``pinned`` to segments that nobody reads now but that stay, ``idle`` to those that may be
+    evicted.
+    """
+
+    total: int
+    free: int
+    tails: int
+    referenced: int
+    pinned: int
+    idle: int
 
 
 @dataclass
 class StoreCounters:
-    """What happened since the store was made; a hit is counted once, at admission."""
+    """What happened since the store was made."""
 
-    hits: int = 0
-    misses: int = 0
     evicted_segments: int = 0
     evicted_pages: int = 0
 
@@ -50,6 +68,9 @@ class SegmentStore:
     # unreferenced, unpinned, ready segments, least recently used first
     _idle: OrderedDict[SegmentKey, Segment] = field(default_factory=OrderedDict)
     _idle_pages: int = 0
+    _segment_pages: int = 0
+    # pages of pinned segments that nobody refers to
+    _resting_pages: int = 0
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -66,6 +87,16 @@ class SegmentStore:
     def num_available(self) -> int:
         """Pages that `reserve` could hand out now."""
         return self.pool.num_free + self._idle_pages
+
+    @property
+    def page_counts(self) -> PageCounts:
+        """The pages of the pool by state, from running sums."""
+        total, free = self.pool.num_pages, self.pool.num_free
+        held = self._segment_pages
+        read = held - self._idle_pages - self._resting_pages
+        return PageCounts(
+            total, free, total - free - held, read, self._resting_pages, self._idle_pages
+        )
 
     def reserve(self, count: int) -> list[int] | None:
         """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there
@@ -86,13 +117,13 @@ class SegmentStore:
             raise IntegrityError("a segment was inserted twice")
         segment = Segment(key, length, tuple(pages), ready=ready, references=1)
         self._segments[key] = segment
+        self._segment_pages += len(segment.pages)
         return segment
 
     def acquire(self, segment: Segment) -> Segment:
         """One more reference: the segment stays until `release`."""
-        if segment.references == 0 and segment.key in self._idle:
-            del self._idle[segment.key]
-            self._idle_pages -= len(segment.pages)
+        if segment.references == 0:
+            self._unsettle(segment)
         segment.references += 1
         return segment
 
@@ -104,7 +135,7 @@ class SegmentStore:
             raise IntegrityError("a segment was released more often than acquired")
         segment.references -= 1
         if segment.references == 0:
-            if segment.ready:
+            if segment.ready and not segment.forgotten:
                 self._settle(segment)
             else:
                 self._drop(segment)
@@ -117,18 +148,34 @@ class SegmentStore:
                 f"pinning this segment would pin {pinned} of {self.pool.num_pages} pages: "
                 "unpin another one or enlarge the pool"
             )
-        if segment.key in self._idle:
-            del self._idle[segment.key]
-            self._idle_pages -= len(segment.pages)
+        if segment.pinned:
+            return
+        resting = segment.references == 0
+        if resting:
+            self._unsettle(segment)
         segment.pinned = True
+        if resting:
+            self._settle(segment)
 
     def unpin(self, segment: Segment) -> None:
         """Let a pinned segment be evicted again; one that is not pinned stays as it is."""
         if not segment.pinned:
             return
+        resting = segment.references == 0
+        if resting:
+            self._unsettle(segment)
         segment.pinned = False
-        if segment.references == 0 and segment.ready:
+        if resting:
             self._settle(segment)
+
+    def forget(self, segment: Segment) -> None:
+        """Drop a segment, pinned or not: now, or with its last reference."""
+        self.unpin(segment)
+        if segment.references == 0:
+            self._unsettle(segment)
+            self._drop(segment)
+        else:
+            segment.forgotten = True
 
     def evict_idle(self) -> None:
         """Forget every segment that nobody refers to and that is not pinned."""
@@ -148,6 +195,9 @@ class SegmentStore:
             len(s.pages) for s in self._idle.values()
         ):
             raise IntegrityError("the list of idle segments does not match the references")
+        resting = sum(len(s.pages) for s in self.segments() if s.pinned and s.references == 0)
+        if (resting, len(owned)) != (self._resting_pages, self._segment_pages):
+            raise IntegrityError("the sums of pages do not match the segments")
         unfinished = [s for s in self._segments.values() if not s.ready and s.references == 0]
         if unfinished:
             raise IntegrityError(
@@ -167,9 +217,18 @@ class SegmentStore:
         return pages
 
     def _settle(self, segment: Segment) -> None:
-        if not segment.pinned:
+        if segment.pinned:
+            self._resting_pages += len(segment.pages)
+        else:
             self._idle[segment.key] = segment
             self._idle_pages += len(segment.pages)
+
+    def _unsettle(self, segment: Segment) -> None:
+        if segment.pinned:
+            self._resting_pages -= len(segment.pages)
+        else:
+            del self._idle[segment.key]
+            self._idle_pages -= len(segment.pages)
 
     def _evict_oldest(self) -> None:
         _, segment = self._idle.popitem(last=False)
@@ -180,4 +239,5 @@ class SegmentStore:
 
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment.key]
+        self._segment_pages -= len(segment.pages)
         self.pool.free(segment.pages)

@@ -13,10 +13,12 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import (
     DecoderWeights,
     LayerWeights,
+    Stream,
+    add_projected,
     apply_activation,
     apply_norm,
 )
-from looseleaf.models.linear import add_project, project
+from looseleaf.models.linear import project
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
@@ -44,26 +46,28 @@ class Decoder:
         self, tokens: Int[Tensor, " rows"], attend: Attend, hook: LayerHook | None = None
     ) -> Float[Tensor, "remaining hidden_size"]:
         """The normed hidden states behind the last layer, of the rows that ``hook`` left."""
-        hidden = self.weights.embedding[tokens]
+        stream = Stream(self.weights.embedding[tokens])
         for index, layer in enumerate(self.weights.layers):
             if hook is not None:
-                hidden = hook(index, hidden)
-            hidden = self._layer(index, layer, hidden, attend)
-        return apply_norm(hidden, self.weights.final_norm, self.config)
+                stream = Stream(hook(index, stream.settled()))
+            stream = self._layer(index, layer, stream, attend)
+        normed, _ = apply_norm(stream, self.weights.final_norm, self.config)
+        return normed
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
         """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
         return project(hidden, self.weights.lm_head)
 
-    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, attend: Attend) -> Tensor:
+    def _layer(self, index: int, layer: LayerWeights, stream: Stream, attend: Attend) -> Stream:
         config = self.config
-        normed = apply_norm(hidden, layer.input_norm, config)
-        attended = add_project(hidden, self._attention(index, layer, normed, attend), layer.output)
+        normed, stream = apply_norm(stream, layer.input_norm, config)
+        attended = self._attention(index, layer, normed, attend)
+        stream = add_projected(stream, attended, layer.output)
         if layer.mlp_norm is not None:
-            normed = apply_norm(attended, layer.mlp_norm, config)
+            normed, stream = apply_norm(stream, layer.mlp_norm, config)
         inner = apply_activation(project(normed, layer.gate_up), config)
-        return add_project(attended, inner, layer.down)
+        return add_projected(stream, inner, layer.down)
 
     def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
         rows, config = normed.shape[0], self.config

@@ -42,6 +42,7 @@ class SamplingBatch:
         self.plain_greedy = all(state.plain_greedy for state in self.states)
         self.tracked = [i for i, state in enumerate(self.states) if not state.plain_greedy]
         self.penalized = [i for i, params in enumerate(asked) if params.has_penalties]
+        self.constrained = [i for i, s in enumerate(self.states) if s.grammar is not None]
         self.delayed = [i for i, params in enumerate(asked) if params.min_tokens > 0]
         self.num_logprobs = {i: p.logprobs for i, p in enumerate(asked) if p.logprobs is not None}
         self.bias = self._bias()

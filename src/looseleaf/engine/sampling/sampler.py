@@ -1,7 +1,7 @@
 """One step's tokens from its logits, in vLLM's order.
 
-Bias and forbidden ends, penalties, temperature, min-p, top-k, top-p, draw. Rows that ask nothing
-beyond the likeliest token cost one argmax for all of them.
+Bias and forbidden ends, penalties, grammar, temperature, min-p, top-k, top-p, draw. Rows that ask
+nothing beyond the likeliest token cost one argmax for all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,10 @@ class Sampler:
         token_ids = adjusted.argmax(-1)
         if batch.random:
             token_ids[batch.random_rows] = self._draw(adjusted[batch.random_rows], batch)
+        logprobs = _logprobs(logits, token_ids, batch)
+        # last, so that a fault on the way leaves every state as it was
         batch.record(token_ids)
-        return SampledTokens(token_ids, _logprobs(logits, token_ids, batch))
+        return SampledTokens(token_ids, logprobs)
 
     def _draw(
         self, logits: Float[Tensor, "drawn vocab"], batch: SamplingBatch
@@ -79,6 +81,8 @@ def _adjusted(
         adjusted[rows_of_ends, ends] = -torch.inf
     for i in batch.penalized:
         adjusted[i] = batch.states[i].penalized(adjusted[i])
+    for i in batch.constrained:
+        adjusted[i].masked_fill_(~batch.states[i].allowed().to(adjusted.device), -torch.inf)
     return adjusted
 
 

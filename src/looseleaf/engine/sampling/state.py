@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from looseleaf.engine.grammar import GrammarState
 from looseleaf.engine.sampling.draws import uniform
 from looseleaf.engine.sampling.penalties import TokenCounts, penalize
 from looseleaf.errors import InvalidRequest
@@ -28,12 +29,13 @@ class SamplingState:
         child: int = 0,
         seed: int = 0,
         output_token_ids: Sequence[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
         """``child`` is the output's number among the ``n`` of its request.
 
         ``seed`` is what the engine gives to a request that names none, ``output_token_ids`` what
-        the output begins with. Raises InvalidRequest if an option names a token the model does not
-        have.
+        the output begins with, ``grammar`` what its text must follow. Raises InvalidRequest if an
+        option names a token the model does not have.
         """
         self.params = params
         self.bias = dict(params.logit_bias or ())
@@ -46,6 +48,7 @@ class SamplingState:
                 )
         ends = {*eos_token_ids, *stop_token_ids}
         self._ends = tuple(sorted(token for token in ends if token < vocab_size))
+        self.grammar = grammar
         self._seed = seed if params.seed is None else params.seed
         self._child = child
         self._prompt = prompt_token_ids
@@ -57,12 +60,20 @@ class SamplingState:
     def plain_greedy(self) -> bool:
         """Whether every token of this output is the argmax of the model's logits, and no more."""
         params = self.params
-        adjusted = params.has_penalties or self.bias or params.min_tokens
+        adjusted = params.has_penalties or self.bias or params.min_tokens or self.grammar
         return params.greedy and not adjusted and params.logprobs is None
 
     def forbidden(self) -> tuple[int, ...]:
         """The tokens that would end the output too early: all ends, until it has ``min_tokens``."""
         return self._ends if self.num_output_tokens < self.params.min_tokens else ()
+
+    def allowed(self) -> Bool[Tensor, "vocab"]:
+        """The tokens that the grammar lets follow; where it lets the text end, any end as well."""
+        assert self.grammar is not None, "only a constrained output has allowed tokens"
+        allowed = self.grammar.allowed()
+        if self.grammar.accepting:
+            allowed[list(self._ends)] = True
+        return allowed
 
     def draw(self) -> float:
         """This step's random number, in [0, 1)."""

@@ -50,6 +50,11 @@ class StopChecker:
         return self._text
 
     @property
+    def ends_with_next(self) -> bool:
+        """Whether the next token is the last one, whichever it is."""
+        return self.num_tokens + 1 >= self._max_tokens
+
+    @property
     def visible_text(self) -> str:
         """What may be streamed: the text so far without what is held back. It only ever grows."""
         return self._text[: len(self._text) - (0 if self.finish else self._num_held())]
@@ -66,6 +71,12 @@ class StopChecker:
         self.finish = self.finish or at_token
         if self.finish is None and self.num_tokens >= self._max_tokens:
             self.finish = Finish("length")
+        return self.finish
+
+    def complete(self) -> Finish:
+        """The output is whole and nothing can follow: a stop, even at the limit of its length."""
+        if self.finish is None or self.finish.reason == "length":
+            self.finish = Finish("stop")
         return self.finish
 
     def close(self, reason: Literal["stop", "length", "abort"] = "abort") -> Finish:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.partial_attention.reference import partial_attention_reference
-from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-__all__ = ["WorkList", "partial_attention"]
+__all__ = ["Tile", "WorkList", "partial_attention"]
 
 
 def partial_attention(

@@ -1,8 +1,9 @@
-"""Partial attention on the device: one program an item, KV head and run of row blocks.
+"""Partial attention on the device: programs that walk over the units (item, KV head) of a work
+list.
 
 Query heads that share a KV head are packed into rows ("packed row" = entry × head of the group), so
 that a tile of keys is read once for all of them. A packed row turns into the item's frame once; the
-keys never.
+keys never. Keys that every row sees are read without any check.
 """
 
 import torch
@@ -11,70 +12,169 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops import hopper_attention
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
-from looseleaf.ops.scores.kernel import finish, fold_tile, is_hidden, score_tile, tile_stages
+from looseleaf.ops.scores.kernel import (
+    await_previous,
+    chains,
+    finish,
+    fold_tile,
+    is_hidden,
+    scaled_query,
+    score_tile,
+    slots_of_tile,
+    start_next,
+    tile_stages,
+)
 from looseleaf.types import AttnState, Rotation, ScoreRule
+
+# on a machine without a GPU programs are interpreted one by one
+_INTERPRETED_PROGRAMS = 3
+
+
+@triton.jit
+def _plain_slots(
+    page_positions, first_page, num_pages, bound, is_plain, m_row,
+    PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """How many leading slots of the run, in whole tiles, every row sees. Pages rise by position."""
+    last_page = first_page + tl.maximum(num_pages, 1) - 1
+    first_position = tl.load(page_positions + first_page, mask=num_pages > 0, other=0)
+    last_position = tl.load(page_positions + last_page, mask=num_pages > 0, other=0)
+    num_slots = num_pages * PAGE_SIZE
+    least_bound = tl.min(tl.where(m_row, bound, 2147483647), 0)
+    is_run = last_position - first_position == num_slots - PAGE_SIZE
+    # of a selection only the last page can be cut short by the bound without looking at others
+    before_last = tl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
+    seen = tl.where(is_run, least_bound - first_position, before_last)
+    seen = tl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
+    seen = tl.minimum(tl.maximum(seen, 0), num_slots)
+    return tl.where(is_plain, seen // BLOCK_N * BLOCK_N, 0)
 
 
 @triton.jit
 def _partial_attention_kernel(
     q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
-    num_items, item_page_indptr, item_entry_indptr, item_kv_head, item_explicit,
+    first_item, end_item, item_page_indptr, item_entry_indptr, item_kv_head, item_explicit,
     page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask, entry_state,
     mask_words, row_positions,
     stride_q_row, stride_q_head, stride_q_d,
-    stride_k_page, stride_k_head, stride_k_slot, stride_k_d,
-    stride_v_page, stride_v_head, stride_v_slot, stride_v_d,
+    stride_page, stride_page_head, stride_slot, stride_d,
+    stride_out_state, stride_out_head, stride_lse_state, stride_table, stride_positions,
+    softmax_scale, soft_cap, window,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr, AWAITED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    start_next(CHAINED)
+    begin = 0
+    if first_item is not None:
+        begin = tl.load(first_item)
+    num_units = (tl.load(end_item) - begin) * NUM_KV_HEADS
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        item, kv_head = begin + unit // NUM_KV_HEADS, unit % NUM_KV_HEADS
+        only_head = tl.load(item_kv_head + item)
+        if (only_head < 0) | (only_head == kv_head):
+            _attend_item(
+                q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
+                item, kv_head, item_page_indptr, item_entry_indptr, item_explicit,
+                page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask,
+                entry_state, mask_words, row_positions,
+                stride_q_row, stride_q_head, stride_q_d,
+                stride_page, stride_page_head, stride_slot, stride_d,
+                stride_out_state, stride_out_head, stride_lse_state, stride_table,
+                stride_positions, softmax_scale, soft_cap, window,
+                GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
+                CHAINED and not AWAITED, BLOCK_M, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
+    # the next kernel waits for this one alone, so this one is not done before those before it are
+    await_previous(CHAINED)
+
+
+@triton.jit
+def _attend_item(
+    q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
+    item, kv_head, item_page_indptr, item_entry_indptr, item_explicit,
+    page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask,
+    entry_state, mask_words, row_positions,
+    stride_q_row, stride_q_head, stride_q_d,
+    stride_page, stride_page_head, stride_slot, stride_d,
     stride_out_state, stride_out_head, stride_lse_state, stride_table, stride_positions,
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0)
-    if item >= tl.load(num_items):
-        return
-    kv_head = tl.program_id(1)
-    only_head = tl.load(item_kv_head + item)
-    if (only_head >= 0) & (only_head != kv_head):
-        return
     first_page = tl.load(item_page_indptr + item)
-    num_slots = (tl.load(item_page_indptr + item + 1) - first_page) * PAGE_SIZE
+    num_pages = tl.load(item_page_indptr + item + 1) - first_page
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
+    num_slots = num_pages * PAGE_SIZE
     explicit = tl.load(item_explicit + item)
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
+    k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
-    for first in range(tl.program_id(2) * BLOCK_M, num_packed, tl.num_programs(2) * BLOCK_M):
+    for first in range(tl.program_id(1) * BLOCK_M, num_packed, tl.num_programs(1) * BLOCK_M):
         m_row = first + o_m < num_packed
         entry = first_entry + (first + o_m) // GROUP
         head = kv_head * GROUP + (first + o_m) % GROUP
         row = tl.load(entry_row + entry, mask=m_row, other=0).to(tl.int64)
         bound = tl.load(entry_bound + entry, mask=m_row, other=0)
-        offset = tl.load(entry_offset + entry, mask=m_row, other=0)
-        frame_position = tl.load(row_positions + row, mask=m_row, other=0) - offset
-        last_bound = tl.max(bound, 0)
+        frame_position = tl.load(row_positions + row, mask=m_row, other=0) - tl.load(
+            entry_offset + entry, mask=m_row, other=0
+        )
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + head, mask=m_row, other=0.0)
+        is_plain = not WINDOWED
+        if slot_positions is not None:
+            is_plain &= explicit == 0
+        if mask_words is not None:
+            first_word = tl.load(entry_mask + entry, mask=m_row, other=-1)
+            is_plain &= tl.max(first_word, 0) < 0
+        plain_end = _plain_slots(
+            page_positions, first_page, num_pages, bound, is_plain, m_row, PAGE_SIZE, BLOCK_N
+        )
+        await_previous(CHAINED)
         # a row before the frame sees nothing in it, and has no angle there
         b_q = load_rotated(
             q + row * stride_q_row + head * stride_q_head, stride_q_d,
             tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-        ).to(k_pages.dtype.element_ty)  # fmt: skip  # [M, D]
+        )  # fmt: skip  # [M, D]
+        b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(k_pages.dtype.element_ty)
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
-        for start in range(0, num_slots, BLOCK_N):
+        for start in range(0, plain_end, BLOCK_N):
+            ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
+            page = tl.load(page_indices + first_page + ordinal).to(tl.int64)
+            distance = None
+            if slopes is not None:
+                position = tl.load(page_positions + first_page + ordinal) + slot
+                distance = frame_position[:, None] - position[None, :]
+            o_page = page * stride_page
+            o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+            if HEAD_DIM == BLOCK_D:
+                b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
+                b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
+            else:
+                b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+                b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+            acc, peak, total = fold_tile(scores, b_v, acc, peak, total, False)
+
+        last_bound = tl.max(bound, 0)
+        for start in range(plain_end, num_slots, BLOCK_N):
             in_run = start + o_n < num_slots
-            ordinal = first_page + (start + o_n) // PAGE_SIZE
-            slot = (start + o_n) % PAGE_SIZE
-            page = tl.load(page_indices + ordinal, mask=in_run, other=0).to(tl.int64)
-            position = tl.load(page_positions + ordinal, mask=in_run, other=0) + slot
+            ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
+            page = tl.load(page_indices + first_page + ordinal, mask=in_run, other=0).to(tl.int64)
+            position = tl.load(page_positions + first_page + ordinal, mask=in_run, other=0) + slot
             if slot_positions is not None:
                 p_position = slot_positions + page * stride_positions + slot
                 m_explicit = in_run & (explicit + tl.zeros_like(slot) != 0)
@@ -88,22 +188,18 @@ def _partial_attention_kernel(
             if WINDOWED:
                 visible &= distance < window
             if mask_words is not None:
-                first_word = tl.load(entry_mask + entry, mask=m_row, other=-1)
                 visible &= ~is_hidden(mask_words, first_word, position, visible)
             if WINDOWED or mask_words is not None:
                 seen = tl.max(visible.to(tl.int32), 0) > 0
 
-            p_k = k_pages + page * stride_k_page + kv_head * stride_k_head + slot * stride_k_slot
-            p_v = v_pages + page * stride_v_page + kv_head * stride_v_head + slot * stride_v_slot
+            o_page = page * stride_page
+            o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
             m_kv = seen[:, None] & m_d
-            b_k = tl.load(
-                p_k[:, None] + (o_d * stride_k_d)[None, :], mask=m_kv, other=0.0
-            )  # [N, D]
-            b_v = tl.load(
-                p_v[:, None] + (o_d * stride_v_d)[None, :], mask=m_kv, other=0.0
-            )  # [N, D]
-            scores = score_tile(b_q, b_k, distance, visible, softmax_scale, soft_cap, slope, CAPPED)
-            acc, peak, total = fold_tile(scores, b_v, acc, peak, total)
+            b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
+            b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
+            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+            scores = tl.where(visible, scores, float("-inf"))
+            acc, peak, total = fold_tile(scores, b_v, acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         state = tl.load(entry_state + entry, mask=m_row, other=0).to(tl.int64)
@@ -125,36 +221,76 @@ def partial_attention_triton(
     _, num_qo_heads, head_dim = q.shape
     num_kv_heads, page_size = k_pages.shape[1:3]
     out = torch.empty((work.state_capacity, *q.shape[1:]), dtype=torch.float32, device=q.device)
-    lse = torch.full(out.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+    lse = torch.empty(out.shape[:2], dtype=torch.float32, device=q.device)
+    if not work.complete:
+        lse.fill_(-torch.inf)
     items, group = work.item_kv_head.shape[0], num_qo_heads // num_kv_heads
     if not items or not out.numel():
         return AttnState(out, lse)
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
+    assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     block_d = triton.next_power_of_2(head_dim)
-    block_m, block_n = tile_shape(
-        work.state_capacity * group / items, block_d, k_pages.element_size()
-    )
-    # how many rows an item has is on the device only: blocks past the grid are looped over
-    row_programs = min(4, triton.cdiv(work.state_capacity * group, block_m))
-    _partial_attention_kernel[(items, num_kv_heads, row_programs)](
-        q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
-        work.num_items, work.item_page_indptr, work.item_entry_indptr, work.item_kv_head,
-        work.item_explicit, work.page_indices, work.page_positions, work.entry_row,
-        work.entry_offset, work.entry_bound, work.entry_mask, work.entry_state,
-        work.mask_words if work.mask_words.numel() else None, work.row_positions,
-        *q.stride(), *k_pages.stride(), *v_pages.stride(), *out.stride()[:2], lse.stride(0),
-        rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
-        rule.softmax_scale, rule.soft_cap, rule.window,
-        GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
-        INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
-        num_warps=4, num_stages=tile_stages(block_n, block_d, k_pages.element_size()),
-        enable_fp_fusion=True,
-    )  # fmt: skip
+    chained = chains(q)
+    # whether a launch before this one has waited for whatever wrote the queries and the pages
+    awaited = False
+    for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
+        programs = min(_programs(q) * tile.programs_per_processor, items * num_kv_heads)
+        if (
+            tile.block_m >= hopper_attention.PACKED_ROWS
+            and first_item is not None
+            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
+        ):
+            from looseleaf.ops.hopper_attention.kernel import launch, work_arrays
+
+            lists = work_arrays(work, first_item, end_item)
+            pages, state = (k_pages, v_pages), (out, lse)
+            launch(q, pages, lists, work.page_indices, state, rotation, rule, programs)
+            awaited = True
+            continue
+        _partial_attention_kernel[(programs, row_programs)](
+            q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
+            first_item, end_item, work.item_page_indptr, work.item_entry_indptr,
+            work.item_kv_head, work.item_explicit, work.page_indices, work.page_positions,
+            work.entry_row, work.entry_offset, work.entry_bound, work.entry_mask, work.entry_state,
+            work.mask_words if work.mask_words.numel() else None, work.row_positions,
+            *q.stride(), *k_pages.stride(), *out.stride()[:2], lse.stride(0),
+            rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
+            rule.softmax_scale, rule.soft_cap, rule.window,
+            NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+            ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
+            CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
+            CHAINED=chained, AWAITED=awaited, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+            launch_pdl=chained,
+        )  # fmt: skip
     return AttnState(out, lse)
 
 
-def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int]:
-    """``BLOCK_M`` for the mean number of packed rows an item has room for, and ``BLOCK_N``."""
+def _launches(
+    work: WorkList, group: int, block_d: int, pages: Tensor
+) -> list[tuple[Tile, Tensor | None, Tensor, int]]:
+    """Tile, bounds of its items and programs a unit, for every launch."""
+    if work.tile_indptr is not None:
+        bounds = work.tile_indptr
+        # the widest first: the narrow ones fill what processors it leaves idle at its end
+        places = reversed([*enumerate(work.tiles)])
+        return [(tile, bounds[n:], bounds[n + 1 :], 1) for n, tile in places]
+    items = work.item_kv_head.shape[0]
+    tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
+    # how many rows an item has is on the device only: blocks past the grid are looped over
+    row_programs = min(4, triton.cdiv(work.state_capacity * group, tile.block_m))
+    return [(tile, None, work.num_items, row_programs)]
+
+
+def _programs(tensor: Tensor) -> int:
+    """How many programs run at a time if each has a multiprocessor of its own."""
+    if not tensor.is_cuda:
+        return _INTERPRETED_PROGRAMS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
+    """The tile for items with room for ``packed_rows`` on average, where nobody planned one."""
     most = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
-    return max(16, min(most, triton.next_power_of_2(round(packed_rows)))), most
+    block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
+    return Tile(block_m, most, 4, tile_stages(most, block_d, itemsize), 2)

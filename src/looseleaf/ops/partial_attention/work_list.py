@@ -11,6 +11,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Tile:
+    """What one launch of the kernel is compiled and sized for.
+
+    ``block_m`` packed rows (entries × query heads of a KV head) by ``block_n`` keys. An item with
+    more rows than that is right, and slow.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+
+
+@dataclass(frozen=True)
 class WorkList:
     """Items in CSR form: item ``i`` reads a run of pages for a run of entries; an entry is one
     query row.
@@ -18,8 +33,8 @@ class WorkList:
     Item ``i`` (of ``num_items[0]``; the arrays may be longer):
 
     - pages ``item_page_indptr[i] : item_page_indptr[i + 1]`` into ``page_indices`` (physical page)
-      and ``page_positions`` (frame position of the page's first slot: selected pages need not be
-      neighbours)
+      and ``page_positions`` (frame position of the page's first slot: rising in an item, but
+      selected pages need not be neighbours)
     - entries ``item_entry_indptr[i] : item_entry_indptr[i + 1]``
     - ``item_kv_head[i]``: the one KV head it is for, or -1 for all (selection is per KV head)
     - ``item_explicit[i]``: 1 if key positions are read from ``slot_positions[page, slot]`` (a
@@ -37,7 +52,11 @@ class WorkList:
     - ``entry_state[e]``: which partial state it writes; the states of row ``r`` are
       ``row_state_indptr[r] : row_state_indptr[r + 1]``
 
-    A state (or a head of it) that no entry writes is empty.
+    A state (or a head of it) that no entry writes is empty. ``complete`` promises that there is
+    none among the states of the rows.
+
+    ``tiles`` may say how to launch: tile ``t`` takes the items ``tile_indptr[t] : tile_indptr[t +
+    1]``, which are all of them, and no page of an item is hidden from all of its rows. Without tiles one is chosen that suits the average item.
     """
 
     num_items: Int[Tensor, "1"]
@@ -55,6 +74,9 @@ class WorkList:
     mask_words: Int[Tensor, " words"]
     row_positions: Int[Tensor, " rows"]
     row_state_indptr: Int[Tensor, " rows_plus_one"]
+    tile_indptr: Int[Tensor, " tiles_plus_one"] | None = None
+    tiles: tuple[Tile, ...] = ()
+    complete: bool = False
 
     @property
     def state_capacity(self) -> int:

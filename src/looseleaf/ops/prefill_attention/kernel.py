@@ -2,7 +2,7 @@
 
 Query heads that share a KV head are packed into rows ("packed row" = row × head of the group). A
 packed row turns once per span, the keys never; tiles of keys that lie wholly in the future of the
-row block, or out of its window, are not read.
+row block, or out of its window, are not read; keys that every row sees are read without any check.
 """
 
 import torch
@@ -11,9 +11,18 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops import hopper_attention
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import load_rotated, table
-from looseleaf.ops.scores.kernel import finish, fold_tile, is_hidden, score_tile, tile_stages
+from looseleaf.ops.scores.kernel import (
+    finish,
+    fold_tile,
+    is_hidden,
+    scaled_query,
+    score_tile,
+    slots_of_tile,
+    tile_stages,
+)
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
@@ -24,18 +33,18 @@ def _prefill_attention_kernel(
     span_page_indptr, span_offset, span_length, span_explicit, span_mask,
     page_indices, mask_words, row_positions,
     stride_q_row, stride_q_head, stride_q_d,
-    stride_k_page, stride_k_head, stride_k_slot, stride_k_d,
-    stride_v_page, stride_v_head, stride_v_slot, stride_v_d,
+    stride_page, stride_page_head, stride_slot, stride_d,
     stride_out_row, stride_out_head, stride_lse_row, stride_table, stride_positions,
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    if tile >= tl.load(num_tiles):
+    # the last rows of a request read the most: their tiles go first, so that none is left alone
+    tile = tl.load(num_tiles) - 1 - tl.program_id(1)
+    if tile < 0:
         return
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
     first_row = tl.load(tile_row_indptr + tile)
     num_packed = (tl.load(tile_row_indptr + tile + 1) - first_row) * GROUP
     request = tl.load(tile_request + tile)
@@ -43,6 +52,7 @@ def _prefill_attention_kernel(
     end_span = tl.load(request_span_indptr + request + 1)
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
+    k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
     for first in range(tl.program_id(2) * BLOCK_M, num_packed, tl.num_programs(2) * BLOCK_M):
         m_row = first + o_m < num_packed
@@ -67,22 +77,48 @@ def _prefill_attention_kernel(
             explicit = tl.load(span_explicit + span)
             frame_position = row_position - offset
             end = tl.load(span_length + span)
-            begin = 0
+            begin, plain_end = 0, 0
             if explicit == 0:
                 end = tl.minimum(end, latest - offset + 1)
                 if WINDOWED:
                     begin = tl.maximum(earliest - offset - window + 1, 0) // BLOCK_N * BLOCK_N
+                    plain_end = begin
+                else:
+                    plain_end = tl.maximum(tl.minimum(end, earliest - offset + 1), 0)
+                    plain_end = plain_end // BLOCK_N * BLOCK_N
+            if mask_words is not None:
+                first_word = tl.load(span_mask + span)
+                plain_end = tl.where(first_word >= 0, begin, plain_end)
             if begin < end:
                 # a row before the frame sees nothing in it, and has no angle there
                 b_q = load_rotated(
                     p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
                     HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-                ).to(k_pages.dtype.element_ty)  # fmt: skip  # [M, D]
-                for start in range(begin, end, BLOCK_N):
-                    in_span = start + o_n < end
+                )  # fmt: skip  # [M, D]
+                b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
+                b_q = b_q.to(k_pages.dtype.element_ty)
+                for start in range(begin, plain_end, BLOCK_N):
+                    ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
+                    page = tl.load(page_indices + first_page + ordinal).to(tl.int64)
+                    distance = None
+                    if slopes is not None:
+                        distance = frame_position[:, None] - (start + o_n)[None, :]
+                    o_page = page * stride_page
+                    o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+                    if HEAD_DIM == BLOCK_D:
+                        b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
+                    else:
+                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total, False)
+
+                for start in range(plain_end, end, BLOCK_N):
                     position = start + o_n
-                    slot = position % PAGE_SIZE
-                    p_page = page_indices + first_page + position // PAGE_SIZE
+                    in_span = position < end
+                    ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
+                    p_page = page_indices + first_page + ordinal
                     page = tl.load(p_page, mask=in_span, other=0).to(tl.int64)
                     if slot_positions is not None:
                         p_position = slot_positions + page * stride_positions + slot
@@ -97,21 +133,19 @@ def _prefill_attention_kernel(
                     if WINDOWED:
                         visible &= distance < window
                     if mask_words is not None:
-                        first_word = tl.load(span_mask + span) + tl.zeros_like(head)
-                        visible &= ~is_hidden(mask_words, first_word, position, visible)
+                        b_word = first_word + tl.zeros_like(head)
+                        visible &= ~is_hidden(mask_words, b_word, position, visible)
                     if WINDOWED or mask_words is not None:
                         seen = tl.max(visible.to(tl.int32), 0) > 0
 
-                    p_k = k_pages + page * stride_k_page + kv_head * stride_k_head
-                    p_v = v_pages + page * stride_v_page + kv_head * stride_v_head
-                    p_k = (p_k + slot * stride_k_slot)[:, None] + (o_d * stride_k_d)[None, :]
-                    p_v = (p_v + slot * stride_v_slot)[:, None] + (o_d * stride_v_d)[None, :]
-                    b_k = tl.load(p_k, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
-                    b_v = tl.load(p_v, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
-                    scores = score_tile(
-                        b_q, b_k, distance, visible, softmax_scale, soft_cap, slope, CAPPED
-                    )
-                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total)
+                    o_page = page * stride_page
+                    o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+                    m_kv = seen[:, None] & m_d
+                    b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                    b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+                    scores = tl.where(visible, scores, float("-inf"))
+                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         p_out = out + row * stride_out_row + head * stride_out_head
@@ -138,29 +172,41 @@ def prefill_attention_triton(
     if not tiles or not rows:
         return AttnState(out, lse)
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
+    assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
+    if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
+        from looseleaf.ops.hopper_attention.kernel import launch, span_arrays
+
+        pages, programs = (k_pages, v_pages), tiles * num_kv_heads
+        lists = span_arrays(spans)
+        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, programs)
+        return AttnState(out, lse)
     block_d = triton.next_power_of_2(head_dim)
-    block_m, block_n = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
+    tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
+    block_m, block_n, num_warps, num_stages = tile
     # how many rows a tile has is on the device only: blocks past the grid are looped over
     row_programs = min(group, triton.cdiv(rows * group, block_m))
-    _prefill_attention_kernel[(tiles, num_kv_heads, row_programs)](
+    _prefill_attention_kernel[(num_kv_heads, tiles, row_programs)](
         q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
         spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
         spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_explicit,
         spans.span_mask, spans.page_indices,
         spans.mask_words if spans.mask_words.numel() else None, spans.row_positions,
-        *q.stride(), *k_pages.stride(), *v_pages.stride(), *out.stride()[:2], lse.stride(0),
+        *q.stride(), *k_pages.stride(), *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
         rule.softmax_scale, rule.soft_cap, rule.window,
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
-        num_warps=8 if block_m * block_d > 8192 else 4,
-        num_stages=tile_stages(block_n, block_d, k_pages.element_size()), enable_fp_fusion=True,
+        num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     return AttnState(out, lse)
 
 
-def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int]:
-    """``BLOCK_M`` for the mean number of packed rows a tile has room for, and ``BLOCK_N``."""
+def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
+    """``BLOCK_M`` for the mean number of packed rows a tile has room for, ``BLOCK_N``, warps and
+    stages."""
     most = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
-    return max(16, min(most, triton.next_power_of_2(round(packed_rows)))), min(most, 64)
+    block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
+    block_n = min(most, 64)
+    num_warps = 8 if block_m * block_d > 8192 else 4
+    return block_m, block_n, num_warps, tile_stages(block_n, block_d, itemsize)

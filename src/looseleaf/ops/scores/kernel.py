@@ -1,11 +1,35 @@
 """Device functions of the attention kernels: one tile of scores, and the online softmax over tiles.
 
-A running state is ``(acc, peak, total)``: the values weighted by ``exp(score - peak)``, the largest
-score so far, and the sum of the weights.
+A running state is ``(acc, peak, total)``: the values weighted by ``2 ** (score - peak)``, the
+largest score so far, and the sum of the weights. Scores are in base 2, the lse in base e.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def await_previous(CHAINED: tl.constexpr):
+    """Wait until all kernels before this one are done and what they wrote can be read.
+
+    A chained kernel starts while the one before still runs: until here it may read only what the
+    host sent.
+    """
+    if CHAINED:
+        gdc_wait()
+
+
+@triton.jit
+def start_next(CHAINED: tl.constexpr):
+    """Let the next kernel start, if it is chained, once all programs are here."""
+    if CHAINED:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -30,28 +54,53 @@ def is_hidden(mask_words, first_word, position, visible):
 
 
 @triton.jit
-def score_tile(b_q, b_k, distance, visible, softmax_scale, soft_cap, slope, CAPPED: tl.constexpr):
-    """Scores [M, N] of turned rows [M, D] and keys [N, D], by the rule; -inf where not visible."""
-    scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * softmax_scale
+def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
+    """Turned rows times what the scores are scaled by, before they are rounded.
+
+    Rounding errs no more for it, and no score is multiplied any more: they come out in base 2, or
+    as the argument of the cap.
+    """
     if CAPPED:
-        scores = soft_cap * tanh(scores / soft_cap)
-    if slope is not None:
-        scores -= slope[:, None] * distance.to(tl.float32)
-    return tl.where(visible, scores, float("-inf"))
+        return b_q * (softmax_scale / soft_cap)
+    return b_q * (softmax_scale * LOG2_E)
 
 
 @triton.jit
-def fold_tile(scores, b_v, acc, peak, total):
-    """The running state with one more tile of keys in it."""
+def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr):
+    """Scores [M, N] in base 2 of scaled rows [M, D] and keys [N, D]."""
+    scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+    if CAPPED:
+        scores = soft_cap * LOG2_E * tanh(scores)
+    if slope is not None:
+        scores -= (slope * LOG2_E)[:, None] * distance.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def fold_tile(scores, b_v, acc, peak, total, CHECKED: tl.constexpr):
+    """The running state with one more tile of keys in it; unless ``CHECKED`` every row sees some
+    key of the tile."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
-    # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
-    pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weight = tl.exp(scores - pivot[:, None])
-    shrink = tl.exp(peak - pivot)
+    pivot = new_peak
+    if CHECKED:
+        # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
+        pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weight = tl.exp2(scores - pivot[:, None])
+    shrink = tl.exp2(peak - pivot)
     total = total * shrink + tl.sum(weight, 1)
     acc = acc * shrink[:, None]
-    acc += tl.dot(weight.to(b_v.dtype), b_v, input_precision="ieee")
+    acc = tl.dot(weight.to(b_v.dtype), b_v, acc, input_precision="ieee")
     return acc, new_peak, total
+
+
+@triton.jit
+def slots_of_tile(start, o_n, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Which page of the run, and which slot of it, holds each key of the tile at ``start``."""
+    if BLOCK_N % PAGE_SIZE == 0:
+        # the slots of all tiles are the same then, and need not be computed in the loop
+        return start // PAGE_SIZE + o_n // PAGE_SIZE, o_n % PAGE_SIZE
+    else:
+        return (start + o_n) // PAGE_SIZE, (start + o_n) % PAGE_SIZE
 
 
 @triton.jit
@@ -59,10 +108,15 @@ def finish(acc, peak, total):
     """``(out, lse)`` of the running state: ``(0, -inf)`` if no key was seen."""
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    lse = tl.where(empty, float("-inf"), peak + tl.log(total))
+    lse = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN_2)
     return acc / total[:, None], lse
 
 
 def tile_stages(block_n: int, block_d: int, itemsize: int) -> int:
     """Pipeline stages whose tiles of keys and values fit half of a streaming multiprocessor."""
     return 2 if 2 * 2 * block_n * block_d * itemsize <= 98304 else 1
+
+
+def chains(tensor: Tensor) -> bool:
+    """Whether the device can start a kernel while the one before it still runs."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9

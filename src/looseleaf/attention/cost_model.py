@@ -1,0 +1,126 @@
+"""What attention costs on a device: which rows are worth grouping, and how far items are cut.
+
+Times are of one KV head and one layer. A launch keeps a fixed number of programs in flight; a unit
+(item, KV head) takes ``start`` and ``per_key`` for every key while all of them are busy, and
+``per_key_alone`` while few are.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from looseleaf.ops.partial_attention.work_list import Tile
+
+_SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+Counts = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """What units of one tile cost, in microseconds, with ``programs`` of them in flight."""
+
+    tile: Tile
+    programs: int
+    start: float
+    per_key: float
+    per_key_alone: float
+
+    def makespan(self, units: float, keys_per_unit: float, total_keys: float) -> float:
+        """How long a launch of ``units`` takes that read ``total_keys`` in all, none more than
+        ``keys_per_unit``."""
+        whole_rounds, rest = divmod(units, self.programs)
+        busy = total_keys * self.per_key / self.programs
+        if not rest:
+            return busy + whole_rounds * self.start
+        # programs of the last round share the memory with fewer others
+        last = keys_per_unit * max(self.per_key_alone, self.per_key * rest / self.programs)
+        shared = keys_per_unit * self.per_key * rest / self.programs
+        return busy - min(busy, shared) + last + (whole_rounds + 1) * self.start
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
+    costs, ``per_state`` what the merge takes for a state of one row and KV head."""
+
+    narrow: TileCost
+    wide: TileCost
+    launch: float
+    per_state: float
+
+    def wide_gain(self, num_packed: int, num_keys: int) -> float:
+        """What the wide tile saves over narrow ones, for rows that read the same keys."""
+        return self._device_time(self.narrow, num_packed, num_keys) - self._device_time(
+            self.wide, num_packed, num_keys
+        )
+
+    def worth_sharing(self, num_rows: int, group: int, num_keys: int) -> bool:
+        """Whether rows had better read these keys together than each on its own."""
+        alone = num_rows * self._device_time(self.narrow, group, num_keys, start=False)
+        packed = num_rows * group
+        together = min(self._device_time(tile, packed, num_keys) for tile in self._tiles)
+        # each row's state of the shared keys must be merged with that of the others
+        return together + num_rows * self.per_state < alone
+
+    def split(
+        self, cost: TileCost, item_keys: Counts, item_entries: Counts, num_kv_heads: int
+    ) -> int:
+        """How many keys a unit should read at most, for items of these lengths and entries."""
+        keys = np.asarray(item_keys, dtype=np.float64)
+        entries = np.asarray(item_entries, dtype=np.float64)
+        total = float(keys.sum()) * num_kv_heads
+        longest = float(keys.max(initial=0))
+        best, best_time = _SPLITS[0], float("inf")
+        for split in _SPLITS:
+            parts = np.ceil(keys / split)
+            units = float(parts.sum()) * num_kv_heads
+            merge = float(parts @ entries) * num_kv_heads * self.per_state
+            time = cost.makespan(units, min(split, longest), total) + merge
+            if time < best_time:
+                best, best_time = split, time
+            if split >= longest:
+                break
+        return best
+
+    @property
+    def _tiles(self) -> tuple[TileCost, TileCost]:
+        return self.narrow, self.wide
+
+    @staticmethod
+    def _device_time(cost: TileCost, num_packed: int, num_keys: int, start: bool = True) -> float:
+        tiles = -(-num_packed // cost.tile.block_m)
+        begun = cost.start if start else 0.0
+        return tiles * (begun + num_keys * cost.per_key) / cost.programs
+
+
+def default_cost_model(head_dim: int, itemsize: int, num_processors: int) -> CostModel:
+    """Costs as measured on an H200 with heads of 128 in bf16, scaled to the shape: for the choice
+    between plans only their ratios matter."""
+    block_d = max(64, 1 << (head_dim - 1).bit_length())
+    scale = block_d * itemsize / 256
+    if itemsize > 2:
+        narrow, wide = Tile(16, 32, 4, 2, 2), Tile(32, 32, 4, 1, 1)
+    elif block_d <= 128:
+        narrow, wide = Tile(16, 8192 // block_d, 4, 2, 3), Tile(128, 64, 8, 3, 1)
+    else:
+        narrow, wide = Tile(16, 32, 4, 2, 3), Tile(64, 64, 8, 2, 1)
+    return CostModel(
+        TileCost(
+            narrow,
+            narrow.programs_per_processor * num_processors,
+            start=1.0,
+            per_key=0.049 * scale,
+            per_key_alone=0.015 * scale,
+        ),
+        TileCost(
+            wide,
+            wide.programs_per_processor * num_processors,
+            start=5.0,
+            per_key=0.018 * scale,
+            per_key_alone=0.018 * scale,
+        ),
+        launch=3.0,
+        per_state=0.0005,
+    )

@@ -1,0 +1,326 @@
+"""Work lists and span lists as host arrays, and the way they go to a device: in one copy.
+
+What is built here is numpy; `HostArrays.to` makes tensors of it for one step, `WorkBuffer` keeps
+tensors of fixed capacity for a captured graph and fills them anew for every step."""
+
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from looseleaf.attention.groups import DecodeRow, Item
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
+
+IntArray = npt.NDArray[np.integer[Any]]
+# kernels read the arrays best where each begins at a multiple of 64 bytes
+_ALIGNED = 16
+
+
+def int32(values: Sequence[int] | IntArray) -> IntArray:
+    """``values`` as int32."""
+    return np.asarray(values, dtype=np.int32)
+
+
+def indptr_of(counts: Sized) -> IntArray:
+    """Prefix sums of ``counts``, with the leading 0."""
+    indptr = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(np.asarray(counts), out=indptr[1:])
+    return indptr
+
+
+def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tensor]:
+    """The arrays as tensors on ``device``, in one copy."""
+    sizes = {name: len(array) for name, array in arrays.items()}
+    flat = np.zeros(_places(sizes)[1], dtype=np.int32)
+    host = torch.from_numpy(_filled(flat, arrays, sizes))
+    if device.type == "cuda":
+        # from pinned memory the copy waits for no kernel, and the host not for the copy
+        host = host.pin_memory()
+    return _views(host.to(device, non_blocking=True), sizes)
+
+
+def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Where each array begins, and how long they are together."""
+    starts, end = {}, 0
+    for name, size in sizes.items():
+        starts[name] = end
+        end += -(-size // _ALIGNED) * _ALIGNED
+    return starts, end
+
+
+def _filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, int]) -> IntArray:
+    starts, _ = _places(sizes)
+    for name, array in arrays.items():
+        flat[starts[name] : starts[name] + len(array)] = array
+    return flat
+
+
+def _views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    starts, _ = _places(sizes)
+    return {name: flat[starts[name] : starts[name] + size] for name, size in sizes.items()}
+
+
+@dataclass(frozen=True)
+class FlatItems:
+    """Items side by side: the pages and the entries of all of them, in CSR form."""
+
+    pages: IntArray
+    page_indptr: IntArray
+    first_page: IntArray
+    entries: IntArray  # [3, entries]: row, offset, bound
+    entry_indptr: IntArray
+
+    @classmethod
+    def create(cls, items: Sequence[Item], pages: Sequence[IntArray]) -> "FlatItems":
+        """``items``, whose pages are given as arrays."""
+        entries = [entry for item in items for entry in item.entries]
+        return cls(
+            np.concatenate(pages) if pages else int32([]),
+            indptr_of([len(p) for p in pages]),
+            int32([item.first_page for item in items]),
+            np.array(entries, dtype=np.int32).reshape(-1, 3).T,
+            indptr_of([len(item.entries) for item in items]),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["FlatItems"]) -> "FlatItems":
+        """All items of all parts."""
+        return cls(
+            np.concatenate([p.pages for p in parts]),
+            indptr_of(np.concatenate([np.diff(p.page_indptr) for p in parts])),
+            np.concatenate([p.first_page for p in parts]),
+            np.concatenate([p.entries for p in parts], axis=1),
+            indptr_of(np.concatenate([np.diff(p.entry_indptr) for p in parts])),
+        )
+
+    @property
+    def num_pages(self) -> IntArray:
+        """Pages of each item."""
+        return np.diff(self.page_indptr)
+
+    @property
+    def num_entries(self) -> IntArray:
+        """Entries of each item."""
+        return np.diff(self.entry_indptr)
+
+
+class Pieces(NamedTuple):
+    """Items cut along keys and entries: which pages and entries of which item each piece has."""
+
+    item: IntArray
+    first_page: IntArray
+    stop_page: IntArray
+    first_entry: IntArray
+    stop_entry: IntArray
+
+    @classmethod
+    def whole(cls, flat: FlatItems) -> "Pieces":
+        """One piece an item."""
+        one = np.ones(len(flat.first_page), dtype=np.int32)
+        return cls.cut(flat, one, one)
+
+    @classmethod
+    def cut(cls, flat: FlatItems, page_parts: IntArray, entry_parts: IntArray) -> "Pieces":
+        """Each item in near-equal parts; those that read the same keys stand side by side."""
+        per_item = page_parts * entry_parts
+        item = np.repeat(np.arange(len(per_item), dtype=np.int32), per_item)
+        nth = _ramp(per_item)
+        parts, of_entries = page_parts[item], entry_parts[item]
+        page_part, entry_part = nth // of_entries, nth % of_entries
+        pages = flat.num_pages[item].astype(np.int64)
+        entries = flat.num_entries[item].astype(np.int64)
+        return cls(
+            item,
+            (pages * page_part // parts).astype(np.int32),
+            (pages * (page_part + 1) // parts).astype(np.int32),
+            (entries * entry_part // of_entries).astype(np.int32),
+            (entries * (entry_part + 1) // of_entries).astype(np.int32),
+        )
+
+    def take(self, order: IntArray) -> "Pieces":
+        """The pieces in another order."""
+        return Pieces(*(column[order] for column in self))
+
+
+def _ramp(counts: IntArray) -> IntArray:
+    """0, 1, … for each count, one after another."""
+    indptr = indptr_of(counts)
+    return np.arange(indptr[-1], dtype=np.int32) - np.repeat(indptr[:-1], counts)
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """The arrays of a `WorkList` on the host; ``tiles`` as there."""
+
+    arrays: dict[str, IntArray]
+    tiles: tuple[Tile, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.arrays["row_positions"])
+
+    @property
+    def num_items(self) -> int:
+        return len(self.arrays["item_kv_head"])
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.arrays["entry_row"])
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.arrays["page_indices"])
+
+    def to(self, device: torch.device) -> WorkList:
+        """A work list of exactly these arrays."""
+        return _work_list(send(self.arrays, device), self.tiles)
+
+
+def _work_list(tensors: dict[str, Tensor], tiles: tuple[Tile, ...]) -> WorkList:
+    indptr = tensors.pop("tile_indptr")
+    return WorkList(**tensors, tile_indptr=indptr if tiles else None, tiles=tiles, complete=True)
+
+
+def host_work(
+    flat: FlatItems,
+    pieces: Pieces,
+    row_positions: IntArray,
+    page_size: int,
+    classes: Sequence[tuple[Tile, int]] = (),
+) -> HostWork:
+    """The arrays for ``pieces`` of ``flat``; ``classes`` are tiles and how many pieces each has.
+
+    The states of a row stand by the offset and place of what they read, not by the grouping.
+    """
+    pages = pieces.stop_page - pieces.first_page
+    page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + _ramp(pages)
+    start = np.repeat(flat.first_page[pieces.item] + pieces.first_page, pages)
+    counts = pieces.stop_entry - pieces.first_entry
+    first_entry = flat.entry_indptr[pieces.item] + pieces.first_entry
+    row, offset, bound = flat.entries[:, np.repeat(first_entry, counts) + _ramp(counts)]
+    first = np.repeat(flat.first_page[pieces.item] + pieces.first_page, counts)
+    # where an entry stands among those of its row is where its state goes
+    state = np.empty(len(row), dtype=np.int32)
+    state[np.lexsort((first, offset, row))] = np.arange(len(row), dtype=np.int32)
+    none = np.zeros(len(pieces.item), dtype=np.int32)
+    return HostWork(
+        {
+            "num_items": int32([len(none)]),
+            "item_page_indptr": indptr_of(pages),
+            "item_entry_indptr": indptr_of(counts),
+            "item_kv_head": none - 1,
+            "item_explicit": none,
+            "page_indices": flat.pages[page_index],
+            "page_positions": (start + _ramp(pages)) * page_size,
+            "entry_row": row,
+            "entry_offset": offset,
+            "entry_bound": bound,
+            "entry_mask": np.full(len(row), -1, dtype=np.int32),
+            "entry_state": state,
+            "mask_words": int32([]),
+            "row_positions": row_positions,
+            "row_state_indptr": indptr_of(np.bincount(row, minlength=len(row_positions))),
+            "tile_indptr": indptr_of([count for _, count in classes]),
+        },
+        tuple(tile for tile, _ in classes),
+    )
+
+
+def split_item(item: Item, max_pages: int) -> list[Item]:
+    """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
+    pages = len(item.pages)
+    parts = -(-pages // max_pages)
+    if parts == 1:
+        return [item]
+    bounds = [pages * n // parts for n in range(parts + 1)]
+    return [Item(item.pages[a:b], item.first_page + a, item.entries) for a, b in pairwise(bounds)]
+
+
+def make_work_list(
+    items: Sequence[Item], rows: Sequence[DecodeRow], *, page_size: int, device: torch.device
+) -> WorkList:
+    """The arrays of `WorkList` for ``items`` as they are, with the states of a row side by side."""
+    flat = FlatItems.create(items, [int32(item.pages) for item in items])
+    positions = int32([row.position for row in rows])
+    return host_work(flat, Pieces.whole(flat), positions, page_size).to(device)
+
+
+@dataclass(frozen=True)
+class WorkCapacity:
+    """How much a `WorkBuffer` holds."""
+
+    rows: int
+    items: int
+    entries: int
+    pages: int
+
+    def holds(self, work: HostWork) -> bool:
+        """Whether ``work`` fits."""
+        return (
+            work.num_rows <= self.rows
+            and work.num_items <= self.items
+            and work.num_entries <= self.entries
+            and work.num_pages <= self.pages
+        )
+
+    def sizes(self, num_tiles: int) -> dict[str, int]:
+        """The length of every array of the list."""
+        sizes = {
+            "num_items": 1,
+            "item_page_indptr": self.items + 1,
+            "item_entry_indptr": self.items + 1,
+            "mask_words": 0,
+            "row_positions": self.rows,
+            "row_state_indptr": self.rows + 1,
+            "tile_indptr": num_tiles + 1,
+        }
+        sizes |= dict.fromkeys(("item_kv_head", "item_explicit"), self.items)
+        sizes |= dict.fromkeys(("page_indices", "page_positions"), self.pages)
+        names = ("entry_row", "entry_offset", "entry_bound", "entry_mask", "entry_state")
+        return sizes | dict.fromkeys(names, self.entries)
+
+
+@dataclass(eq=False)
+class WorkBuffer:
+    """A work list at fixed addresses, for graphs: loaded anew for every step, in one copy.
+
+    Two staging areas are used in turn, so that a list can be loaded while the device still reads
+    the one before. ``work`` is always the same object; rows past those loaded have no states.
+    """
+
+    capacity: WorkCapacity
+    tiles: tuple[Tile, ...]
+    device: torch.device
+    work: WorkList = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sizes = self.capacity.sizes(len(self.tiles))
+        length = _places(self._sizes)[1]
+        self._flat = torch.zeros(length, dtype=torch.int32, device=self.device)
+        on_gpu = self.device.type == "cuda"
+        self._staging = [
+            torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)
+        ]
+        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._turn = 0
+        self.work = _work_list(_views(self._flat, self._sizes), self.tiles)
+
+    def load(self, work: HostWork) -> None:
+        """Send ``work``, which the capacity holds and whose tiles are the buffer's."""
+        assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
+        staging, sent = self._staging[self._turn], self._sent[self._turn]
+        self._turn = 1 - self._turn
+        if sent is not None:
+            sent.synchronize()
+        _filled(staging.numpy(), work.arrays, self._sizes)
+        # rows of padding have no states
+        start = _places(self._sizes)[0]["row_state_indptr"]
+        staging[start + work.num_rows : start + self.capacity.rows + 1] = work.num_entries
+        self._flat.copy_(staging, non_blocking=True)
+        if sent is not None:
+            sent.record()

@@ -1,0 +1,55 @@
+"""What a device can do at best, measured in the same run: bytes moved and products of matrices.
+
+Every floor is counted work over these two; a share of the roofline is the floor over what was
+measured."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes read and written a second by a large copy, and operations a second of a large product.
+
+    The product is of random numbers in the dtype that is asked about: a product of zeros is faster.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+    def floor(self, num_bytes: float, flops: float) -> float:
+        """The least seconds for so much work: what takes longer hides the other."""
+        return max(num_bytes / self.bytes_per_second, flops / self.flops_per_second)
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Both ceilings of ``device``, each the median of ten runs: about a second on a GPU."""
+    on_gpu = device.type == "cuda"
+    num_bytes, side = (1 << 32, 8192) if on_gpu else (1 << 26, 512)
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    copying = _median(lambda: target.copy_(source), device)
+    del source, target
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    multiplying = _median(lambda: torch.matmul(a, b), device)
+    return Ceilings(2 * num_bytes / copying, 2 * side**3 / multiplying)
+
+
+def _median(work: Callable[[], object], device: torch.device) -> float:
+    taken = []
+    for round_number in range(13):
+        start = _now(device)
+        work()
+        if round_number >= 3:
+            taken.append(_now(device) - start)
+    return statistics.median(taken)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

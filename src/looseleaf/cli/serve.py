@@ -1,0 +1,77 @@
+"""``looseleaf serve``: the OpenAI API over HTTP. Options come from flags, the environment and a
+file, in this order; what none of them says has the configuration's default."""
+
+import os
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.options import ENGINE_SECTIONS, field_names, given, section_options
+from looseleaf.config import ServerConfig
+from looseleaf.errors import InvalidOption
+
+PREFIX = "LOOSELEAF"
+OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS")
+NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "llguidance")
+
+
+def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the options of a TOML file the defaults of the command."""
+    _check_environment()
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"the configuration {path} can't be read: {error}") from error
+    known = option_names()
+    for name, value in content.items():
+        if name not in known:
+            raise InvalidOption(f"{path}: unknown option {name!r}: looseleaf serve --help has all")
+        if isinstance(value, dict) or (isinstance(value, list) and name != "system_prompt"):
+            raise InvalidOption(f"{path}: {name} must be one value")
+    context.default_map = content
+
+
+def option_names() -> list[str]:
+    """All options of the command, as a file names them."""
+    return ["model", *field_names(ServerConfig, *ENGINE_SECTIONS)]
+
+
+@click.command(context_settings={"auto_envvar_prefix": PREFIX})
+@click.argument("model", required=False, envvar="LOOSELEAF_MODEL")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=read_file,
+    help="TOML file of options, named as the flags are, with underscores",
+)
+@section_options(*ENGINE_SECTIONS, ServerConfig)
+def serve(model: str | None, **options: Any) -> None:
+    """Serve MODEL, a checkpoint folder or a hub id, over the OpenAI API. Without it, the reference
+    model is served.
+
+    Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InvalidOption(f"serving needs {missing[0]}: pip install 'looseleaf[serve]'")
+    from looseleaf.server.run import serve as run
+    from looseleaf.server.service import make_service
+
+    chosen = given(options)
+    names = field_names(ServerConfig)
+    config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
+    run(make_service(model, config, chosen))
+
+
+def _check_environment() -> None:
+    known = {f"{PREFIX}_{name.upper()}" for name in option_names()} | set(OTHER_VARIABLES)
+    unknown = sorted(n for n in os.environ if n.startswith(f"{PREFIX}_") and n not in known)
+    if unknown:
+        raise InvalidOption(f"unknown variable {unknown[0]}: looseleaf serve --help has all names")

@@ -1,0 +1,317 @@
+"""Registered documents: text and tokens that are kept under an id, and what their segments do.
+
+Registering computes a document's segment ahead of any request. The segment is one like all others:
+it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
+document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from looseleaf.engine.outputs import ReuseReport
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import Document, DocumentPart, PromptParts
+from looseleaf.engine.sequence import Sequence
+from looseleaf.errors import DocumentExists, DocumentNotFound, LooseleafError, PoolTooSmall
+from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.kv.store import Segment, SegmentStore
+
+DocumentState = Literal["computing", "ready", "evicted"]
+Warm = Callable[[PromptParts, str, Callable[[RequestProgress], None]], RequestProgress]
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """A registered document at one moment.
+
+    ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
+    and bytes are those held now. ``hits`` counts requests that found it there or on its way,
+    ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
+    is how long it took the last time it was computed ahead, None before.
+    """
+
+    id: str
+    name: str | None
+    num_tokens: int
+    tokens_done: int
+    state: DocumentState
+    num_pages: int
+    num_bytes: int
+    pinned: bool
+    references: int
+    hits: int
+    computed: int
+    created: float
+    seconds: float | None
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A registered document with the segments it has, by key: one for each context.
+
+    ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
+    ``error`` why the latest of these failed, if it did.
+    """
+
+    id: str
+    salt: str
+    document: Document
+    content: SegmentKey
+    pinned: bool = False
+    hits: int = 0
+    computed: int = 0
+    created: float = field(default_factory=time.time)
+    seconds: float | None = None
+    error: LooseleafError | None = None
+    ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
+    others: set[SegmentKey] = field(default_factory=set)
+    warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.document.token_ids or ()
+
+
+@dataclass(eq=False)
+class Documents:
+    """All registered documents of an engine.
+
+    ``warm`` has a prompt computed ahead and calls back when that ended; ``cancel`` stops it. Only
+    `get` may be called from any thread."""
+
+    store: SegmentStore
+    keys: KeySpace
+    warm: Warm
+    cancel: Callable[[str], None]
+    _entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
+    _by_key: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
+    _by_content: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def register(
+        self,
+        document: Document,
+        parts: PromptParts,
+        document_id: str | None = None,
+        salt: str = "",
+        *,
+        pinned: bool = False,
+    ) -> DocumentInfo:
+        """Keep ``document`` under an id, and begin to compute it as ``parts`` say.
+
+        ``parts`` come from `PromptBuilder.from_document`. Without an id it gets one that its
+        content and salt determine. To register it again changes nothing, but may add a context or
+        pin it. Raises DocumentExists if the id has another text, PoolTooSmall if it can't be held.
+        """
+        tokens = next(part.tokens for part in parts if isinstance(part, DocumentPart))
+        content = _content(self.keys.salted(salt), tokens)
+        name = f"doc-{content.hex()[:24]}" if document_id is None else document_id
+        entry = self._entries.get((salt, name))
+        fresh = entry is None
+        if entry is None:
+            entry = _Entry(name, salt, replace(document, token_ids=tokens), content)
+        elif entry.content != content:
+            raise DocumentExists(
+                f"document id {name!r} is in use for another text: delete that, or choose "
+                "another id"
+            )
+        self._check_pins(entry, pinned or entry.pinned, parts)
+        self._begin(entry, parts)
+        entry.pinned = pinned or entry.pinned
+        if fresh:
+            self._entries[salt, name] = entry
+            self._by_content.setdefault(content, []).append(entry)
+        self._pin_ready(entry)
+        return self._info(entry)
+
+    def get(self, document_id: str, salt: str = "") -> Document:
+        """The document as registered, for use in prompts. Raises DocumentNotFound."""
+        return self._entry(document_id, salt).document
+
+    def all(self, salt: str = "") -> list[DocumentInfo]:
+        """Every document of a salt, oldest first."""
+        return [self._info(entry) for entry in self._entries.values() if entry.salt == salt]
+
+    def stat(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """One document. Raises DocumentNotFound."""
+        return self._info(self._entry(document_id, salt))
+
+    def failure(self, document_id: str, salt: str = "") -> LooseleafError | None:
+        """Why the latest computation ahead failed, None if it did not. The document stays."""
+        return self._entry(document_id, salt).error
+
+    def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Keep a document's segments in the cache, computing them again if they were evicted.
+
+        Raises PoolTooSmall if pinned documents would take more than half of the pool."""
+        entry = self._entry(document_id, salt)
+        self._check_pins(entry, True)
+        for parts in list(entry.ahead.values()):
+            self._begin(entry, parts)
+        entry.pinned = True
+        self._pin_ready(entry)
+        return self._info(entry)
+
+    def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Let a document's segments be evicted again."""
+        entry = self._entry(document_id, salt)
+        entry.pinned = False
+        for key in entry.ahead:
+            segment = self.store.find(key)
+            if segment is not None and not any(e.pinned for e in self._by_key[key]):
+                self.store.unpin(segment)
+        return self._info(entry)
+
+    def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
+        """Forget a document; returns what it was.
+
+        Its pages are free at once, or when the requests that read them have ended, unless the same
+        text is registered under another id."""
+        info = self.stat(document_id, salt)
+        self.unpin(document_id, salt)
+        entry = self._entries.pop((salt, document_id))
+        for progress in list(entry.warming.values()):
+            self.cancel(progress.request.request_id)
+        self._by_content[entry.content].remove(entry)
+        if not self._by_content[entry.content]:
+            del self._by_content[entry.content]
+        for key in [*entry.ahead, *entry.others]:
+            self._detach(entry, key)
+            segment = self.store.find(key)
+            if segment is not None and key not in self._by_key:
+                self.store.forget(segment)
+        return info
+
+    def note_admission(self, sequence: Sequence, report: ReuseReport) -> None:
+        """Count what an admitted sequence found, for documents that are registered."""
+        if not self._entries:
+            return
+        counted: set[SegmentKey] = set()
+        for use, found in zip(sequence.documents, report.documents, strict=True):
+            if use.key in counted:
+                continue
+            counted.add(use.key)
+            content = _content(sequence.keys, use.tokens)
+            for entry in self._by_content.get(content, ()):
+                self._attach(entry, use.key)
+                if found.source == "computed":
+                    entry.computed += 1
+                elif not sequence.warms:
+                    entry.hits += 1
+
+    def _entry(self, document_id: str, salt: str) -> _Entry:
+        entry = self._entries.get((salt, document_id))
+        if entry is None:
+            raise DocumentNotFound(
+                f"no document {document_id!r} is registered: register it, or check its id"
+            )
+        return entry
+
+    def _begin(self, entry: _Entry, parts: PromptParts) -> None:
+        """Compute the segment of ``parts`` unless it is there or on its way."""
+        known = next((key for key, p in entry.ahead.items() if p == parts), None)
+        if known is not None:
+            segment = self.store.find(known)
+            if known in entry.warming or (segment is not None and segment.ready):
+                return
+
+        def ended(progress: RequestProgress) -> None:
+            self._ended(entry, progress)
+
+        progress = self.warm(parts, entry.salt, ended)
+        entry.error = None
+        (use,) = progress.outputs[0].sequence.documents
+        entry.ahead[use.key] = parts
+        entry.warming[use.key] = progress
+        self._attach(entry, use.key)
+
+    def _ended(self, entry: _Entry, progress: RequestProgress) -> None:
+        (use,) = progress.outputs[0].sequence.documents
+        entry.warming.pop(use.key, None)
+        entry.error = progress.error
+        if progress.error is None and use.seconds:
+            entry.seconds = use.seconds
+        if (entry.salt, entry.id) in self._entries:
+            self._pin_ready(entry)
+
+    def _attach(self, entry: _Entry, key: SegmentKey) -> None:
+        segment = self.store.find(key)
+        if segment is not None:
+            segment.forgotten = False
+        holders = self._by_key.setdefault(key, [])
+        if entry in holders:
+            return
+        holders.append(entry)
+        if key not in entry.ahead:
+            for old in [k for k in entry.others if self.store.find(k) is None]:
+                entry.others.remove(old)
+                self._detach(entry, old)
+            entry.others.add(key)
+
+    def _detach(self, entry: _Entry, key: SegmentKey) -> None:
+        self._by_key[key].remove(entry)
+        if not self._by_key[key]:
+            del self._by_key[key]
+
+    def _pin_ready(self, entry: _Entry) -> None:
+        if entry.pinned:
+            for segment in self._segments(entry):
+                if segment.ready and segment.key in entry.ahead:
+                    self.store.pin(segment)
+
+    def _check_pins(self, entry: _Entry, pinned: bool, parts: PromptParts | None = None) -> None:
+        contexts = [*entry.ahead.values()]
+        if parts is not None and parts not in contexts:
+            contexts.append(parts)
+        others = [e for e in self._entries.values() if e.pinned and e is not entry]
+        pages = sum(len(e.ahead) * self._pages_for(len(e.tokens)) for e in others)
+        pages += len(contexts) * self._pages_for(len(entry.tokens))
+        most = self.store.pool.num_pages // 2
+        if pinned and pages > most:
+            raise PoolTooSmall(
+                f"with this one, pinned documents would take {pages} pages of the pool, but at "
+                f"most half of it, {most}, may be pinned: unpin another one or enlarge the cache"
+            )
+
+    def _segments(self, entry: _Entry) -> list[Segment]:
+        found = (self.store.find(key) for key in [*entry.ahead, *entry.others])
+        return [segment for segment in found if segment is not None]
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.store.pool.page_size)
+
+    def _info(self, entry: _Entry) -> DocumentInfo:
+        segments = self._segments(entry)
+        num_tokens = len(entry.tokens)
+        done = [self._done(key, num_tokens) for key in entry.ahead]
+        ready = all(n == num_tokens for n in done)
+        pages = sum(len(segment.pages) for segment in segments)
+        return DocumentInfo(
+            id=entry.id,
+            name=entry.document.name,
+            num_tokens=num_tokens,
+            tokens_done=min(done, default=0),
+            state="computing" if entry.warming else "ready" if ready else "evicted",
+            num_pages=pages,
+            num_bytes=pages * self.store.pool.bytes_per_page,
+            pinned=entry.pinned,
+            references=sum(segment.references for segment in segments),
+            hits=entry.hits,
+            computed=entry.computed,
+            created=entry.created,
+            seconds=entry.seconds,
+        )
+
+    def _done(self, key: SegmentKey, num_tokens: int) -> int:
+        segment = self.store.find(key)
+        if segment is None:
+            return 0
+        return num_tokens if segment.ready else segment.filled
+
+
+def _content(keys: KeySpace, tokens: tuple[int, ...]) -> SegmentKey:
+    """What a document is apart from its contexts."""
+    return keys.document(keys.root, tokens)

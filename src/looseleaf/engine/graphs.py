@@ -1,0 +1,185 @@
+"""Steps of few rows as CUDA graphs: the whole forward, embedding to logits, in one launch.
+
+A graph is captured for a padded number of rows and the capacities of its work list, and serves
+every step that fits. What differs from step to step (tokens, slots, positions, the work list) is
+data on the device, which one copy brings up to date. Rows that pad a step have no slot, so they
+write nothing, and no states, so they read nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
+from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan import PrefillChunk
+from looseleaf.engine.rows import RowInputs, arrived_tokens, to_device
+from looseleaf.models import Decoder
+from looseleaf.ops.partial_attention.work_list import Tile
+
+# past this a step computes long enough to hide its launches
+MAX_ROWS = 512
+_FINE, _COARSE = 16, 64
+
+
+class GraphKey(NamedTuple):
+    """What a graph is made for. Its launches don't depend on how full the capacities are."""
+
+    capacity: WorkCapacity
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured step: its work list, which is rewritten, and the logits that a replay writes."""
+
+    graph: torch.cuda.CUDAGraph
+    work: WorkBuffer
+    logits: Tensor
+
+
+@dataclass(eq=False)
+class StepGraphs:
+    """The graphs of one model over one pool, captured when they are first needed."""
+
+    model: Decoder
+    attention: PagedAttention
+    max_num_seqs: int
+    replays: int = 0
+    _graphs: dict[GraphKey, _Graph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device = self.model.device
+        # tokens, slots, places and the rows whose logits are wanted
+        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64, device=device)
+        self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def run(
+        self,
+        rows: RowInputs,
+        decode: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> Float[Tensor, "wanted vocab_size"] | None:
+        """The logits that are wanted of a step, or None if it has too many rows for a graph."""
+        if rows.num_rows > MAX_ROWS or (previous is not None and len(previous) > MAX_ROWS):
+            return None
+        work = self.attention.host_work(decode, chunks)
+        if work is None:
+            return None
+        graph = self._graph_for(rows.num_rows, work)
+        self._load(rows)
+        if previous is not None:
+            self._previous[: len(previous)].copy_(previous)
+        graph.work.load(work)
+        graph.graph.replay()
+        self.replays += 1
+        return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
+
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Capture graphs for every number of rows, for short and for long work lists, with rows
+        that read alone and with rows that read one segment together.
+        """
+        most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
+        keys = [
+            GraphKey(WorkCapacity(rows, items, entries, 8192), tiles)
+            for rows in reversed(padded_sizes())
+            if rows <= most
+            for items, entries in ((512, 1024), (512, 8192))
+            for tiles in self._usual_tiles(rows)
+        ]
+        for done, key in enumerate(keys):
+            on_progress(done, len(keys))
+            self._graph(key)
+        on_progress(len(keys), len(keys))
+
+    def _usual_tiles(self, num_rows: int) -> list[tuple[Tile, ...]]:
+        """The tiles of rows that have nothing in common, and of rows behind one long segment."""
+        usual = []
+        for shared in (False, True):
+            work = self.attention.host_work(_example_rows(num_rows, shared), ())
+            assert work is not None, "a step of decode rows only is all work list"
+            usual.append(work.tiles)
+        return list(dict.fromkeys(usual))
+
+    def _graph_for(self, num_rows: int, work: HostWork) -> _Graph:
+        capacity = WorkCapacity(
+            padded_rows(num_rows),
+            _room_for(work.num_items, 512, 8),
+            _room_for(work.num_entries, 1024, 8),
+            _room_for(work.num_pages, 8192, 4),
+        )
+        return self._graph(GraphKey(capacity, work.tiles))
+
+    def _graph(self, key: GraphKey) -> _Graph:
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key)
+        return self._graphs[key]
+
+    def _load(self, rows: RowInputs) -> None:
+        """Bring the rows to the device; those that pad have slot -1."""
+        staged = torch.zeros(self._inputs.shape, dtype=torch.int64)
+        staged[1] = -1
+        staged[:3, : rows.num_rows] = torch.from_numpy(rows.table)
+        if rows.wanted is None:
+            staged[3, : rows.num_rows] = torch.arange(rows.num_rows)
+        else:
+            staged[3, : len(rows.wanted)] = torch.tensor(rows.wanted, dtype=torch.int64)
+        self._inputs.copy_(to_device(staged, self._inputs.device))
+
+    def _capture(self, key: GraphKey) -> _Graph:
+        work = WorkBuffer(key.capacity, key.tiles, self.model.device)
+        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        self._inputs.zero_()
+        self._inputs[1].fill_(-1)
+        side = torch.cuda.Stream(self.model.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._forward(key.capacity.rows, work)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(key.capacity.rows, work)
+        return _Graph(graph, work, logits)
+
+    def _forward(self, num_rows: int, work: WorkBuffer) -> Tensor:
+        tokens, slots, places, wanted = self._inputs[:, :num_rows].unbind(0)
+        attend = self.attention.over(work.work, slots, places)
+        hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
+        return self.model.logits(hidden.index_select(0, wanted))
+
+
+def padded_sizes() -> list[int]:
+    """The numbers of rows that graphs are captured for."""
+    fine = range(_FINE, 8 * _FINE, _FINE)
+    return [1, 2, 4, 8, *fine, *range(8 * _FINE, MAX_ROWS + 1, _COARSE)]
+
+
+def padded_rows(num_rows: int) -> int:
+    """The smallest number of rows with a graph that holds ``num_rows``."""
+    return next(size for size in padded_sizes() if size >= num_rows)
+
+
+def _room_for(count: int, least: int, factor: int) -> int:
+    """A capacity that holds ``count``: one of few, since each has graphs of its own."""
+    capacity = least
+    while capacity < count:
+        capacity *= factor
+    return capacity
+
+
+def _example_rows(num_rows: int, shared: bool) -> list[DecodeRow]:
+    """Decode rows such as usual steps have; their pages are never read."""
+    settled = (ReadSpan(range(256), 0, 4096, 256),) if shared else ()
+    tails = (ReadSpan([1000 + row], 4096, 1, 0) for row in range(num_rows))
+    return [DecodeRow(4096, settled, tail) for tail in tails]

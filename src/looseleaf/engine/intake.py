@@ -1,0 +1,81 @@
+"""From a request to the outputs it asks for; what can never be served is refused here."""
+
+from dataclasses import dataclass
+
+from looseleaf.engine.admission import Admission
+from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.progress import OutputProgress, RequestProgress
+from looseleaf.engine.request import Request
+from looseleaf.engine.sampling import SamplingState, StopChecker
+from looseleaf.engine.sequence import Sequence
+from looseleaf.errors import PoolTooSmall, PromptTooLong
+from looseleaf.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Makes sequences, samplers and stop checkers of requests, for one model and pool."""
+
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+    admission: Admission
+    max_model_len: int
+
+    def take(self, request: Request, seed: int) -> RequestProgress:
+        """The request with its outputs, none of them begun; ``seed`` is for one that names none.
+
+        Raises InvalidRequest (and its kin) if it can never be served."""
+        room = self.max_model_len - request.num_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {request.num_tokens} tokens, but the context holds "
+                f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
+                "or raise max_model_len"
+            )
+        progress = RequestProgress(request)
+        for index in range(request.params.n):
+            progress.outputs.append(self._output(progress, index, room, seed))
+        return progress
+
+    def _output(
+        self, progress: RequestProgress, index: int, room: int, seed: int
+    ) -> OutputProgress:
+        """Output ``index`` of a request for whose answers the context has ``room`` tokens."""
+        request, params = progress.request, progress.request.params
+        eos_token_ids = self.tokenizer.eos_token_ids
+        sequence = Sequence(request, index, self.admission.keys, self.admission.page_size)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
+        sampling = SamplingState(
+            params,
+            request.token_ids,
+            vocab_size=self.grammars.vocab_size,
+            eos_token_ids=() if params.ignore_eos else eos_token_ids,
+            child=index,
+            seed=seed,
+            grammar=None if params.grammar is None else self.grammars.start(params.grammar),
+        )
+        stop = StopChecker(params, max_tokens=limit, eos_token_ids=eos_token_ids)
+        stream = self.tokenizer.stream(params.skip_special_tokens)
+        return OutputProgress(progress, sequence, sampling, stop, stream)
+
+    def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
+        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
+        few.
+        """
+        total = self.admission.store.pool.num_pages
+        least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
+        most = self.admission.pages_needed(sequence, max_tokens)
+        wanted = most if explicit and not sequence.warms else least
+        if wanted > total:
+            page_size = self.admission.page_size
+            raise PoolTooSmall(
+                f"the request needs {wanted} pages of {page_size} tokens for "
+                f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
+                f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
+            )
+        if most <= total:
+            return max_tokens
+        tail = sequence.tail.num_tokens
+        others = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
+        return (total - others) * self.admission.page_size - tail

@@ -1,0 +1,105 @@
+"""What an engine counts: sums since it was made, what one step did, and all of it at one moment."""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from looseleaf.attention.groups import Groups
+from looseleaf.engine.outputs import ReuseReport
+from looseleaf.kv.store import PageCounts
+
+
+@dataclass
+class EngineCounters:
+    """Sums since the engine was made.
+
+    ``prompt_tokens`` are those computed, ``output_tokens`` those drawn. Requests end as
+    ``finished``, ``aborted``, ``failed`` or ``deadline_exceeded``; ``preemptions`` counts outputs.
+    What a prompt found is counted once a request, when it is first admitted: tokens of text, those
+    of them that were an exact prefix, and documents with their tokens by where they came from.
+    ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
+    serve several rows, ``grouped_rows`` how many.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    deadline_exceeded: int = 0
+    text_tokens: int = 0
+    text_tokens_cached: int = 0
+    documents_cached: int = 0
+    documents_computed: int = 0
+    documents_awaited: int = 0
+    document_tokens_cached: int = 0
+    document_tokens_computed: int = 0
+    document_tokens_awaited: int = 0
+    items: int = 0
+    grouped_items: int = 0
+    grouped_rows: int = 0
+
+    def count_reuse(self, report: ReuseReport) -> None:
+        """Add what one request found."""
+        self.text_tokens += report.text_tokens
+        self.text_tokens_cached += report.text_tokens_cached
+        for document in report.documents:
+            if document.source == "cached":
+                self.documents_cached += 1
+                self.document_tokens_cached += document.num_tokens
+            elif document.source == "computed":
+                self.documents_computed += 1
+                self.document_tokens_computed += document.num_tokens
+            else:
+                self.documents_awaited += 1
+                self.document_tokens_awaited += document.num_tokens
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did. ``items``, ``grouped_items`` and ``grouped_rows`` as in the counters."""
+
+    seconds: float
+    prompt_tokens: int
+    decode_rows: int
+    items: int
+    grouped_items: int
+    grouped_rows: int
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """An engine between two steps. Sequences are counted, of which a request has ``n``."""
+
+    running: int
+    waiting: int
+    pages: PageCounts
+    segments: int
+    registered_documents: int
+    evicted_segments: int
+    evicted_pages: int
+    counters: EngineCounters
+
+
+@dataclass(eq=False)
+class SharedKeys:
+    """How many keys each decode row reads together with others, kept while the rows stay."""
+
+    page_size: int
+    _groups: Groups | None = None
+    _keys: Rows[int] = ()
+
+    def of(self, groups: Groups, num_rows: int) -> Rows[int]:
+        """Keys in items of several rows, one number a row."""
+        if groups is not self._groups:
+            keys = [0] * num_rows
+            for item in groups.items:
+                if len(item.entries) > 1:
+                    first = item.first_page * self.page_size
+                    length = len(item.pages) * self.page_size
+                    for entry in item.entries:
+                        keys[entry.row] += max(0, min(entry.bound - first, length))
+            self._groups, self._keys = groups, keys
+        return self._keys

@@ -1,0 +1,539 @@
+"""Attention of 128 packed rows over paged keys on Hopper: a warp that fetches, two warp groups that
+compute.
+
+The fetching warp has the tensor memory accelerator copy pages into rings of tiles of keys and of
+values; each computing group takes 64 of the rows. They drift apart, so that one multiplies while
+the other takes exponentials. Rows, frames and bounds are those of the portable kernels; windows,
+caps, slopes, bitmaps and explicit positions are left to them.
+"""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.rotate.kernel import table
+from looseleaf.types import Rotation, ScoreRule
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+ROWS = gl.constexpr(64)
+KEYS = gl.constexpr(128)
+STAGES = gl.constexpr(2)
+# tiles are kept in halves of 64 dims, the width that the hardware swizzles
+HALF = gl.constexpr(64)
+_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+
+
+@gluon.jit
+def _unit(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
+    """Head, first row (or entry), packed rows and spans of a unit."""
+    if DECODE:
+        item = gl.load(lists[0]) + unit // NUM_KV_HEADS
+        kv_head = unit % NUM_KV_HEADS
+        first = gl.load(lists[3] + item)
+        only_head = gl.load(lists[10] + item)
+        num_packed = (gl.load(lists[3] + item + 1) - first) * GROUP
+        num_packed = gl.where((only_head < 0) | (only_head == kv_head), num_packed, 0)
+        return kv_head, first, num_packed, item, item + 1
+    else:
+        # the last rows of a request read the most: their tiles go first
+        tile = gl.load(lists[0]) - 1 - unit // NUM_KV_HEADS
+        first = gl.load(lists[1] + tile)
+        num_packed = (gl.load(lists[1] + tile + 1) - first) * GROUP
+        request = gl.load(lists[2] + tile)
+        begin, end = gl.load(lists[3] + request), gl.load(lists[3] + request + 1)
+        return unit % NUM_KV_HEADS, first, num_packed, begin, end
+
+
+@gluon.jit
+def _num_units(lists, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr):
+    if DECODE:
+        return (gl.load(lists[1]) - gl.load(lists[0])) * NUM_KV_HEADS
+    else:
+        return gl.load(lists[0]) * NUM_KV_HEADS
+
+
+@gluon.jit
+def _num_slots(lists, span, first, last, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr):
+    """First page of a span, its pages, and how many of its slots the rows up to ``last`` may
+    see."""
+    page_indptr = lists[2] if DECODE else lists[4]
+    first_page = gl.load(page_indptr + span)
+    num_pages = gl.load(page_indptr + span + 1) - first_page
+    if DECODE:
+        return first_page, num_pages, num_pages * PAGE_SIZE
+    else:
+        latest = gl.load(lists[9] + last)
+        length = gl.minimum(gl.load(lists[6] + span), latest - gl.load(lists[5] + span) + 1)
+        return first_page, num_pages, gl.maximum(length, 0)
+
+
+@gluon.jit
+def _fetch(
+    k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
+):  # fmt: skip
+    """The fetching warp: every tile of every span of every unit, in the order of the readers."""
+    k_full, k_empty, v_full, v_empty = barriers
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    RUN: gl.constexpr = KEYS // PAGE_SIZE
+    k_pages = k_tiles._reinterpret(k_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
+    v_pages = v_tiles._reinterpret(v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
+    count = 0
+    num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
+    gdc_wait()
+    # started no sooner, the next kernel need not wait for what this one has waited for
+    gdc_launch_dependents()
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        kv_head, first, num_packed, begin, end = _unit(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        for block in range(0, num_packed, 2 * ROWS):
+            last = first + (gl.minimum(block + 2 * ROWS, num_packed) - 1) // GROUP
+            for span in range(begin, end):
+                first_page, num_pages, num_slots = _num_slots(
+                    lists, span, first, last, DECODE, PAGE_SIZE
+                )
+                for start in range(0, num_slots, KEYS):
+                    stage, phase = count % STAGES, (count // STAGES) & 1
+                    mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                    mbarrier.expect(k_full.index(stage), KEYS * HEAD_DIM * 2)
+                    for n in gl.static_range(RUN):
+                        # past the run some page of it is read once more, and nobody looks
+                        ordinal = gl.minimum(start // PAGE_SIZE + n, num_pages - 1)
+                        page = gl.load(page_indices + first_page + ordinal)
+                        row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE
+                        for half in gl.static_range(HALVES):
+                            tma.async_copy_global_to_shared(
+                                k_desc, [row, half * HALF], k_full.index(stage),
+                                k_pages.index((stage * HALVES + half) * RUN + n),
+                            )  # fmt: skip
+                    mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                    mbarrier.expect(v_full.index(stage), KEYS * HEAD_DIM * 2)
+                    for n in gl.static_range(RUN):
+                        ordinal = gl.minimum(start // PAGE_SIZE + n, num_pages - 1)
+                        page = gl.load(page_indices + first_page + ordinal)
+                        row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE
+                        for half in gl.static_range(HALVES):
+                            tma.async_copy_global_to_shared(
+                                v_desc, [row, half * HALF], v_full.index(stage),
+                                v_pages.index((stage * HALVES + half) * RUN + n),
+                            )  # fmt: skip
+                    count += 1
+
+
+@gluon.jit
+def _turn_into(
+    q_tile, vector, stride_d, position, m_row, scale, table,
+    HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
+    INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Half of the dims of 64 rows, turned to ``position``, scaled, to shared memory."""
+    cos, sin, stride_table = table
+    TURNED: gl.constexpr = ROTARY_DIM // 2
+    o_d = HALF_INDEX * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
+    if INTERLEAVED:
+        is_first = o_d % 2 == 0
+        partner = o_d ^ 1
+        angle = o_d // 2
+    else:
+        is_first = o_d < TURNED
+        partner = gl.where(is_first, o_d + TURNED, o_d - TURNED)
+        angle = gl.where(is_first, o_d, o_d - TURNED)
+    m_x = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
+    m_turn = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
+    p_angle = position.to(gl.int64)[:, None] * stride_table + angle[None, :]
+    b_x = gl.load(vector[:, None] + (o_d * stride_d)[None, :], mask=m_x, other=0.0)
+    b_partner = gl.load(vector[:, None] + (partner * stride_d)[None, :], mask=m_turn, other=0.0)
+    b_cos = gl.load(cos + p_angle, mask=m_turn, other=1.0)
+    b_sin = gl.load(sin + p_angle, mask=m_turn, other=0.0)
+    b_sin = gl.where(is_first[None, :], -b_sin, b_sin)
+    turned = b_x.to(gl.float32) * b_cos + b_partner.to(gl.float32) * b_sin
+    q_tile.store((turned * scale).to(q_tile.dtype))
+
+
+@gluon.jit
+def _clear_unseen(v_tile, seen, KEY_LAYOUT: gl.constexpr):
+    """Zero the values that no row sees: their pages may hold anything, and 0 times NaN is NaN."""
+    b_v = v_tile.load(KEY_LAYOUT)
+    v_tile.store(gl.where(seen[:, None], b_v, gl.zeros_like(b_v)))
+
+
+@gluon.jit
+def _key_positions(
+    lists, first_page, num_slots, start,
+    DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Frame positions of a tile's keys; past the run one that no bound reaches."""
+    slot = start + gl.arange(0, KEYS, layout=LAYOUT)
+    position = slot
+    if DECODE:
+        p_position = lists[7] + first_page + slot // PAGE_SIZE
+        position = gl.load(p_position, mask=slot < num_slots, other=0) + slot % PAGE_SIZE
+    return gl.where(slot < num_slots, position, 2147483647)
+
+
+@gluon.jit
+def _plain_end(
+    lists, first_page, num_pages, least_bound, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr
+):
+    """How many leading slots all rows see whose bounds are ``least_bound`` or more."""
+    num_slots = num_pages * PAGE_SIZE
+    if DECODE:
+        # pages rise by position, but those of a selection are no run
+        first_position = gl.load(lists[7] + first_page)
+        last_position = gl.load(lists[7] + first_page + num_pages - 1)
+        is_run = last_position - first_position == num_slots - PAGE_SIZE
+        before_last = gl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
+        seen = gl.where(is_run, least_bound - first_position, before_last)
+        seen = gl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
+        return gl.minimum(seen, num_slots)
+    else:
+        return gl.minimum(least_bound, num_slots)
+
+
+@gluon.jit
+def _score(
+    q_tiles, k_tiles, stage, WORKER: gl.constexpr, HALVES: gl.constexpr, S_LAYOUT: gl.constexpr
+):
+    """Scores of a tile of keys, begun and not waited for."""
+    scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
+    scores = warpgroup_mma(
+        q_tiles.index(WORKER * HALVES), k_tiles.index(stage * HALVES).permute((1, 0)),
+        scores, use_acc=False, is_async=True,
+    )  # fmt: skip
+    if HALVES == 2:
+        scores = warpgroup_mma(
+            q_tiles.index(WORKER * HALVES + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
+            scores, is_async=True,
+        )  # fmt: skip
+    return scores
+
+
+@gluon.jit
+def _weigh(scores, peak, total, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
+           S_LAYOUT: gl.constexpr):  # fmt: skip
+    """Weights of a tile, the new peak and total, and by what the values so far shrink."""
+    first_page, num_slots, plain_end, bound, _ = keys
+    if start + KEYS > plain_end:
+        position = _key_positions(
+            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(0, S_LAYOUT)
+        )
+        scores = gl.where(position[None, :] < bound[:, None], scores, float("-inf"))
+    new_peak = gl.maximum(peak, gl.max(scores, 1))
+    # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
+    pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weight = gl.exp2(scores - pivot[:, None])
+    shrink = gl.exp2(peak - pivot)
+    return weight, new_peak, total * shrink + gl.sum(weight, 1), shrink
+
+
+@gluon.jit
+def _clear_tile(v_tiles, stage, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
+                HALVES: gl.constexpr):  # fmt: skip
+    """Clear what no row sees of a tile of values, if there may be such."""
+    KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    first_page, num_slots, plain_end, _, last_bound = keys
+    if start + KEYS > plain_end:
+        position = _key_positions(
+            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(1, KEY_LAYOUT)
+        )
+        for half in gl.static_range(HALVES):
+            _clear_unseen(v_tiles.index(stage * HALVES + half), position < last_bound, KEY_LAYOUT)
+        fence_async_shared()
+        _barrier()
+
+
+@gluon.jit
+def _fold_span(
+    q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
+    WORKER: gl.constexpr, DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The running state with the keys of one span in it.
+
+    The product of a tile's weights and values runs beside the next tile's scores and exponentials.
+    """
+    k_full, k_empty, v_full, v_empty = barriers
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    stage, phase = count % STAGES, (count // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), phase)
+    scores = _score(q_tiles, k_tiles, stage, WORKER, HALVES, S_LAYOUT)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    _barrier()
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    weight, peak, total, shrink = _weigh(
+        scores, peak, total, lists, keys, 0, DECODE, PAGE_SIZE, S_LAYOUT
+    )
+    b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+    share = gl.convert_layout(shrink, O_ROW)[:, None]
+    low *= share
+    if HALVES == 2:
+        high *= share
+    num_slots = keys[1]
+    for start in range(KEYS, num_slots, KEYS):
+        stage, phase = count % STAGES, (count // STAGES) & 1
+        next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
+        mbarrier.wait(k_full.index(next_stage), next_phase)
+        scores = _score(q_tiles, k_tiles, next_stage, WORKER, HALVES, S_LAYOUT)
+        mbarrier.wait(v_full.index(stage), phase)
+        # in a span only the last tiles hold what is not seen, and they come below
+        low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
+        if HALVES == 2:
+            high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
+        scores = warpgroup_mma_wait(HALVES, deps=[scores])
+        _barrier()
+        mbarrier.arrive(k_empty.index(next_stage), count=1)
+        weight, peak, total, shrink = _weigh(
+            scores, peak, total, lists, keys, start, DECODE, PAGE_SIZE, S_LAYOUT
+        )
+        if HALVES == 2:
+            low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
+        else:
+            low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
+        _barrier()
+        mbarrier.arrive(v_empty.index(stage), count=1)
+        b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+        share = gl.convert_layout(shrink, O_ROW)[:, None]
+        low *= share
+        if HALVES == 2:
+            high *= share
+        count += 1
+    stage, phase = count % STAGES, (count // STAGES) & 1
+    mbarrier.wait(v_full.index(stage), phase)
+    _clear_tile(v_tiles, stage, lists, keys, (num_slots - 1) // KEYS * KEYS, DECODE, PAGE_SIZE,
+                HALVES)  # fmt: skip
+    low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
+    if HALVES == 2:
+        high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
+        low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
+    else:
+        low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
+    _barrier()
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    return low, high, peak, total, count + 1
+
+
+@gluon.jit
+def _rows_of(
+    lists, first, local, num_packed, kv_head,
+    DECODE: gl.constexpr, GROUP: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Of 64 packed rows in some layout: which there are, row (or entry), query row and head."""
+    packed = local + gl.arange(0, ROWS, layout=LAYOUT)
+    m_row = packed < num_packed
+    place = first + packed // GROUP
+    row = place
+    if DECODE:
+        row = gl.load(lists[4] + place, mask=m_row, other=0)
+    return m_row, place, row, kv_head * GROUP + packed % GROUP
+
+
+@gluon.jit
+def _compute(
+    queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
+    WORKER: gl.constexpr, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    INTERLEAVED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """A computing group: 64 packed rows of every unit."""
+    q, stride_row, stride_head, stride_d, scale = queries
+    out, lse, stride_out, stride_out_head, stride_lse = outputs
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    count = 0
+    num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        kv_head, first, num_packed, begin, end = _unit(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        for block in range(0, num_packed, 2 * ROWS):
+            local = block + WORKER * ROWS
+            last = first + (gl.minimum(block + 2 * ROWS, num_packed) - 1) // GROUP
+            m_q, place_q, row_q, head_q = _rows_of(
+                lists, first, local, num_packed, kv_head, DECODE, GROUP, gl.SliceLayout(1, LOAD)
+            )
+            m_s, place_s, row_s, _ = _rows_of(
+                lists, first, local, num_packed, kv_head, DECODE, GROUP, S_ROW
+            )
+            gdc_wait()
+            gdc_launch_dependents()
+            vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
+            true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
+            true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
+            peak = gl.full([ROWS], float("-inf"), gl.float32, layout=S_ROW)
+            total = gl.zeros([ROWS], gl.float32, layout=S_ROW)
+            low = gl.zeros([ROWS, HALF], gl.float32, layout=O_LAYOUT)
+            high = gl.zeros([ROWS, HALF], gl.float32, layout=O_LAYOUT)
+            for span in range(begin, end):
+                first_page, num_pages, num_slots = _num_slots(
+                    lists, span, first, last, DECODE, PAGE_SIZE
+                )
+                if num_slots > 0:
+                    if DECODE:
+                        offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
+                        bound = gl.load(lists[6] + place_s, mask=m_s, other=0)
+                        # what one group clears is what the rows of neither see
+                        every = first + (block + gl.arange(0, 2 * ROWS, layout=FLAT)) // GROUP
+                        m_every = every <= last
+                        last_bound = gl.max(gl.load(lists[6] + every, mask=m_every, other=0), 0)
+                    else:
+                        offset = gl.load(lists[5] + span)
+                        length = gl.load(lists[6] + span)
+                        bound = gl.where(m_s, gl.minimum(true_s - offset + 1, length), 0)
+                        last_bound = num_slots
+                    least_bound = gl.min(gl.where(m_s, bound, 2147483647), 0)
+                    plain_end = _plain_end(
+                        lists, first_page, num_pages, least_bound, DECODE, PAGE_SIZE
+                    )
+                    position = gl.maximum(true_q - offset, 0)
+                    for half in gl.static_range(HALVES):
+                        _turn_into(
+                            q_tiles.index(WORKER * HALVES + half), vector, stride_d, position, m_q,
+                            scale, rotation, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
+                        )  # fmt: skip
+                    fence_async_shared()
+                    _barrier()
+                    low, high, peak, total, count = _fold_span(
+                        q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count,
+                        lists, (first_page, num_slots, plain_end, bound, last_bound),
+                        WORKER, DECODE, HEAD_DIM, PAGE_SIZE, S_LAYOUT, O_LAYOUT,
+                    )  # fmt: skip
+            empty = total == 0.0
+            total = gl.where(empty, 1.0, total)
+            b_lse = gl.where(empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+            share = gl.convert_layout(1.0 / total, O_ROW)[:, None]
+            target_s, head_s = (
+                place_s,
+                kv_head * GROUP + (local + gl.arange(0, ROWS, layout=S_ROW)) % GROUP,
+            )
+            m_o, place_o, _, head_o = _rows_of(
+                lists, first, local, num_packed, kv_head, DECODE, GROUP, O_ROW
+            )
+            target_o = place_o
+            if DECODE:
+                target_s = gl.load(lists[8] + place_s, mask=m_s, other=0)
+                target_o = gl.load(lists[8] + place_o, mask=m_o, other=0)
+            gl.store(lse + target_s.to(gl.int64) * stride_lse + head_s, b_lse, mask=m_s)
+            p_out = out + target_o.to(gl.int64) * stride_out + head_o * stride_out_head
+            o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, O_LAYOUT))
+            p_out = p_out[:, None] + o_d[None, :]
+            gl.store(p_out, (low * share).to(out.dtype.element_ty), mask=m_o[:, None])
+            if HALVES == 2:
+                gl.store(p_out + HALF, (high * share).to(out.dtype.element_ty), mask=m_o[:, None])
+
+
+@gluon.jit
+def _hopper_attention_kernel(
+    k_desc, v_desc, q, out, lse, cos, sin, page_indices, lists,
+    stride_row, stride_head, stride_d, stride_out, stride_out_head, stride_lse, stride_table,
+    scale,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    INTERLEAVED: gl.constexpr,
+):  # fmt: skip
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    dtype = k_desc.dtype
+    q_tiles = gl.allocate_shared_memory(dtype, [2 * HALVES, ROWS, HALF], SHARED)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=2)
+        mbarrier.init(v_empty.index(stage), count=2)
+    fence_async_shared()
+    _barrier()
+    barriers = (k_full, k_empty, v_full, v_empty)
+    queries = (q, stride_row, stride_head, stride_d, scale)
+    rotation = (cos, sin, stride_table)
+    outputs = (out, lse, stride_out, stride_out_head, stride_lse)
+    gl.warp_specialize(
+        [
+            (_compute, (
+                queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
+                0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED,
+                S_LAYOUT, O_LAYOUT,
+            )),
+            (_compute, (
+                queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
+                1, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED,
+                S_LAYOUT, O_LAYOUT,
+            )),
+            (_fetch, (
+                k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists,
+                DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
+            )),
+        ],
+        [4, 1], [240, 24],
+    )  # fmt: skip
+
+
+def _descriptor(pages: Tensor) -> TensorDescriptor:
+    """Pages as rows of keys, fetched a page and 64 dims at a time."""
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    rows = pages.view(-1, pages.shape[3])
+    return TensorDescriptor.from_tensor(rows, [pages.shape[2], HALF.value], layout)
+
+
+def launch(
+    q: Tensor,
+    pages: tuple[Tensor, Tensor],
+    lists: tuple[Tensor, ...],
+    page_indices: Tensor,
+    state: tuple[Tensor, Tensor],
+    rotation: Rotation,
+    rule: ScoreRule,
+    programs: int,
+) -> None:
+    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``."""
+    k_pages, v_pages = pages
+    out, lse = state
+    num_kv_heads, page_size, head_dim = k_pages.shape[1:]
+    _hopper_attention_kernel[(programs,)](
+        _descriptor(k_pages), _descriptor(v_pages), q, out, lse, *table(rotation),
+        page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
+        rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
+        DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
+        GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
+        PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, num_warps=4,
+        launch_pdl=True,
+    )  # fmt: skip
+
+
+def work_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
+    """The arrays of a work list as the kernel counts them."""
+    return (
+        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
+        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
+        work.row_positions, work.item_kv_head,
+    )  # fmt: skip
+
+
+def span_arrays(spans: SpanList) -> tuple[Tensor, ...]:
+    """The arrays of a span list as the kernel counts them."""
+    return (
+        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
+        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_length,
+        spans.span_length, spans.row_positions,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""The application: routes, errors, and the gate around them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from looseleaf import __version__
+from looseleaf.errors import LooseleafError
+from looseleaf.server.errors import ApiError, describe_invalid
+from looseleaf.server.gate import Gate
+from looseleaf.server.routes import documents, generate
+from looseleaf.server.routes import service as service_routes
+from looseleaf.server.routes.context import tell
+from looseleaf.server.service import Service
+
+DESCRIPTION = """The OpenAI API, with documents as part of the request.
+
+Documents are computed once and read at any position, by any number of requests. Every answer says
+in its `looseleaf` object what was reused and what was computed."""
+
+
+def make_app(service: Service) -> ASGIApp:
+    """An ASGI application over a service that has started. It ends when all that runs has ended."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        whole = await service.stop()
+        service.log.info("stopped", whole=whole)
+        service.tracer.close()
+
+    app = FastAPI(
+        title="Looseleaf",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    for router in (
+        generate.router,
+        documents.router,
+        service_routes.keyed,
+        service_routes.open_router,
+    ):
+        app.include_router(router)
+    for kind in (ApiError, RequestValidationError, HTTPException, LooseleafError):
+        app.add_exception_handler(kind, _handle)
+    return Gate(app, service)
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        return describe_invalid(error.errors(), error.body).response()
+    if isinstance(error, HTTPException) and not isinstance(error, ApiError):
+        return _plain(error)
+    return tell(request, error).response()
+
+
+def _plain(error: HTTPException) -> JSONResponse:
+    """What the framework itself refuses: unknown paths and methods."""
+    known = {
+        404: ("there is nothing at this path: GET /docs lists what there is", "not_found"),
+        405: ("this path does not take this method: GET /docs says which it takes", "wrong_method"),
+    }
+    message, code = known.get(error.status_code, (str(error.detail), "invalid_request"))
+    headers = error.headers or {}
+    return ApiError(error.status_code, message, code=code, headers=headers).response()

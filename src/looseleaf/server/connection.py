@@ -1,0 +1,73 @@
+"""Work on behalf of a connection: it ends when the caller goes away, whether it streams or not."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from looseleaf.server.errors import ClientGone
+
+T = TypeVar("T")
+
+Event = dict[str, Any]
+
+
+async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """What ``work`` gives; cancelled, with ClientGone, as soon as the connection is closed.
+
+    The request's body must have been read."""
+    task = asyncio.ensure_future(work)
+    listener = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _cancel(task, listener)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel, and wait until all that they hold is given back."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Server-sent events, one a JSON object, and ``[DONE]`` after the last.
+
+    ``events`` is closed whatever happens; errors are events of its own making, for a response that
+    has begun can't change its status."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._events = events
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": line(event), "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+def line(event: Event) -> bytes:
+    """One event as it goes over the wire."""
+    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode("utf-8", "replace")

@@ -1,0 +1,150 @@
+"""Errors as OpenAI's clients know them: a status, and ``{"error": {message, type, param, code}}``.
+
+A client error says what to change. A server error says only its id; the log has the rest."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+
+from looseleaf.errors import (
+    DeadlineExceeded,
+    DocumentExists,
+    DocumentNotFound,
+    EngineClosed,
+    InvalidOption,
+    InvalidRequest,
+    LooseleafError,
+    PoolTooSmall,
+    PromptTooLong,
+)
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(HTTPException):
+    """A refusal with its status; ``param`` names the field at fault, ``code`` the reason."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.param, self.code = param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object that clients get."""
+        kind = _KINDS.get(
+            self.status_code,
+            "server_error" if self.status_code >= 500 else "invalid_request_error",
+        )
+        # text from a request may hold what can't be sent back, such as half of a surrogate pair
+        message = str(self.detail).encode("utf-8", "replace").decode()
+        error = {"message": message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The same as an HTTP response."""
+        return JSONResponse(self.body, self.status_code, dict(self.headers or {}))
+
+
+class ClientGone(Exception):
+    """The caller has closed the connection: nobody waits for an answer."""
+
+
+def busy(message: str, retry_after: float, code: str = "rate_limit_exceeded") -> ApiError:
+    """A 429 that says after how many seconds to try again."""
+    return ApiError(
+        429, message, code=code, headers={"Retry-After": str(max(1, round(retry_after)))}
+    )
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """A 503: not ready yet, or ready no more."""
+    return ApiError(503, message, code=code, headers={"Retry-After": "1"})
+
+
+def fault(request_id: str) -> ApiError:
+    """A 500 that the log explains under the same id."""
+    return ApiError(
+        500,
+        f"the server failed on this request; its log says why under the id {request_id}",
+        code="internal_error",
+    )
+
+
+_STATUSES: Sequence[tuple[type[LooseleafError], int, str]] = (
+    (PromptTooLong, 400, "context_length_exceeded"),
+    (PoolTooSmall, 400, "pool_too_small"),
+    (DocumentNotFound, 404, "document_not_found"),
+    (DocumentExists, 409, "document_exists"),
+    (InvalidRequest, 400, "invalid_request"),
+    (InvalidOption, 400, "invalid_value"),
+    (DeadlineExceeded, 408, "deadline_exceeded"),
+)
+
+
+def as_api_error(error: BaseException, request_id: str) -> ApiError:
+    """What a client is told about ``error``; whatever is not known to be its fault is a 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineClosed):
+        return unavailable("the server is shutting down: ask again in a moment", "shutting_down")
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=code)
+    return fault(request_id)
+
+
+_NOTHING = object()
+
+
+def _step_into(value: Any, step: str | int) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(step, _NOTHING)
+    if isinstance(value, list) and isinstance(step, int) and step < len(value):
+        return value[step]
+    return _NOTHING
+
+
+def _path(error: Any, body: Any) -> list[str]:
+    """Where in the body an error is. Pydantic mixes names of a union's members into its paths;
+    only what is in the body is kept, and the name of what should be there."""
+    path, value = [], body
+    steps = error["loc"][1:]
+    for step in steps:
+        inner = _step_into(value, step)
+        if inner is not _NOTHING:
+            path.append(str(step)[:80])
+            value = inner
+    if error["type"] == "missing" and steps:
+        path.append(str(steps[-1]))
+    return path
+
+
+def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
+    """What pydantic found wrong, as one sentence with the field's path; of several errors the one
+    that reaches deepest, which is that of the right member of a union."""
+    error = max(errors, key=lambda one: len(_path(one, body)))
+    param = ".".join(_path(error, body)) or None
+    if error["type"] == "extra_forbidden":
+        message = f"unknown field {param!r}: leave it out, or check its spelling"
+    elif error["type"] == "missing":
+        message = f"{param or 'the body'} is missing: add it"
+    elif error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+    else:
+        message = f"{param or 'the body'}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return ApiError(400, message[:500], param=param, code="invalid_value")

@@ -1,0 +1,193 @@
+"""The outermost layer: request ids, keys, limits, the size of bodies, and the line in the log.
+
+Nothing is read from a caller without a key, and no fault leaves a request without an answer."""
+
+import asyncio
+import re
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from looseleaf.server.errors import ApiError, ClientGone, fault
+from looseleaf.server.keys import OPEN_CALLER, Caller, is_loopback
+from looseleaf.server.service import Service
+
+OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
+"""What needs no key: it says nothing about anybody's data."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_BODY_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class _Passage:
+    """One request on its way through the gate, and what came back."""
+
+    request_id: str
+    receive: Receive
+    send: Send
+    most: int
+    status: int = 0
+    size: int = 0
+    complete: bool = False
+
+    async def read(self) -> Message:
+        """The next piece of the body; raises ApiError for one that is too long or too slow."""
+        if self.complete:
+            return await self.receive()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                message = await self.receive()
+        except TimeoutError as error:
+            raise ApiError(
+                408, "the body did not arrive: send it again", code="slow_body"
+            ) from error
+        if message["type"] == "http.disconnect":
+            self.complete = True
+            return message
+        self.size += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        if self.size > self.most:
+            raise too_large(self.most)
+        return message
+
+    async def write(self, message: Message) -> None:
+        """Pass on a piece of the response, with the request's id in its headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            identity = (b"x-request-id", self.request_id.encode())
+            safe = (b"x-content-type-options", b"nosniff")
+            message = {**message, "headers": [*message.get("headers", ()), identity, safe]}
+        await self.send(message)
+
+
+def too_large(most: int) -> ApiError:
+    """A 413 that says how large a body may be."""
+    return ApiError(
+        413,
+        f"the body is larger than {most} bytes, the most that is taken: register documents one by "
+        "one and send their ids",
+        code="body_too_large",
+    )
+
+
+class Gate:
+    """Wraps an ASGI application."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._most = int(service.config.max_body_mib * 2**20)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        passage = _Passage(_request_id(headers), receive, send, self._most)
+        facts: dict[str, Any] = {}
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            metrics = self._service.metrics
+            stack.enter_context(metrics.under_way.track_inprogress())
+            span = self._service.tracer.span(f"{scope['method']} {scope['path']}", headers)
+            trace = stack.enter_context(span)
+            scope.setdefault("state", {}).update(request_id=passage.request_id, facts=facts)
+            try:
+                await self._admit(scope, headers, passage, facts)
+            except ClientGone:
+                metrics.disconnects.inc()
+                passage.status = passage.status or 499
+                facts["gone"] = True
+            except ApiError as error:
+                await self._refuse(error, scope, passage)
+            except Exception as error:
+                metrics.faults.inc()
+                self._service.log.error("fault", request_id=passage.request_id, exc_info=error)
+                await self._refuse(fault(passage.request_id), scope, passage)
+            route = getattr(scope.get("route"), "path", "other")
+            metrics.responses.labels(route, str(passage.status)).inc()
+            trace.set(request_id=passage.request_id, status=passage.status, **facts)
+        self._service.log.log(
+            10 if scope["path"] in OPEN_PATHS or route == "/metrics" else 20,
+            "request",
+            request_id=passage.request_id,
+            method=scope["method"],
+            path=scope["path"],
+            status=passage.status,
+            seconds=round(time.perf_counter() - start, 4),
+            **facts,
+        )
+
+    async def _admit(
+        self, scope: Scope, headers: Headers, passage: _Passage, facts: dict[str, Any]
+    ) -> None:
+        self._check_host(headers)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._most:
+            raise too_large(self._most)
+        caller = self._caller(scope["path"], headers)
+        scope["state"]["caller"] = caller
+        if caller.tenant:
+            facts["tenant"] = caller.tenant
+        if _needs_no_key(scope["path"]) or scope["path"] == "/metrics":
+            await self._app(scope, passage.read, passage.write)
+            return
+        with self._service.limits.hold(caller.key):
+            await self._app(scope, passage.read, passage.write)
+
+    def _caller(self, path: str, headers: Headers) -> Caller:
+        config = self._service.config
+        if _needs_no_key(path) or (path == "/metrics" and config.open_metrics):
+            return OPEN_CALLER
+        caller = self._service.keys.find(headers.get("authorization"))
+        if path == "/metrics" and caller.tenant not in ("", config.operator):
+            raise ApiError(
+                403,
+                f"metrics tell of all tenants: use a key of {config.operator!r}",
+                code="not_the_operator",
+            )
+        return caller
+
+    def _check_host(self, headers: Headers) -> None:
+        """An open server answers only to names of this machine: a page from elsewhere that makes a
+        browser call it under a name of its own is refused."""
+        if not self._service.keys.is_open:
+            return
+        host = headers.get("host", "").lower()
+        name = (
+            host[: host.rindex("]") + 1]
+            if host.startswith("[") and "]" in host
+            else host.partition(":")[0]
+        )
+        if not is_loopback(name):
+            raise ApiError(
+                403,
+                "a server without API keys answers only to localhost: give it keys to be reached "
+                "by other names",
+                code="wrong_host",
+            )
+
+    async def _refuse(self, error: ApiError, scope: Scope, passage: _Passage) -> None:
+        if passage.status:
+            # the response has begun: all that is left is to break it off
+            raise error
+        response = error.response()
+        if not passage.complete:
+            response.headers["connection"] = "close"
+        await response(scope, passage.receive, passage.write)
+
+
+def _needs_no_key(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/static/")
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    own = uuid.uuid4().hex
+    # an id of the caller's is kept for its log, but must not meet another request's in the engine
+    return f"{given}-{own[:8]}" if _REQUEST_ID.fullmatch(given) else own

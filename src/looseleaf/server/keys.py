@@ -1,0 +1,122 @@
+"""API keys and their tenants. A tenant's salt goes into every segment key, so tenants share
+nothing: neither keys and values, nor ids, nor the time that a hit saves."""
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from looseleaf.errors import InvalidOption
+from looseleaf.server.errors import ApiError
+
+KEYS_VARIABLE = "LOOSELEAF_KEYS"
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LEAST_KEY = 8
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a tenant, by one of its keys. ``key`` is a digest that limits are counted under."""
+
+    tenant: str
+    key: str
+
+    @property
+    def salt(self) -> str:
+        """What keeps this tenant's segments apart; open servers have one tenant without a name."""
+        return f"tenant {self.tenant}" if self.tenant else ""
+
+
+OPEN_CALLER = Caller("", "")
+"""Everybody, where there are no keys."""
+
+
+class KeyRing:
+    """All keys, by digest. Empty for an open server, which answers everybody."""
+
+    def __init__(self, callers: Mapping[str, Caller]) -> None:
+        self._callers = dict(callers)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._callers
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        return frozenset(caller.tenant for caller in self._callers.values())
+
+    def find(self, header: str | None) -> Caller:
+        """The caller of an ``Authorization`` header. Raises ApiError (401)."""
+        if self.is_open:
+            return OPEN_CALLER
+        scheme, _, key = (header or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("send an API key in the header Authorization: Bearer KEY")
+        # looking up a digest takes the same time whatever part of a key is right
+        caller = self._callers.get(_digest(key.strip()))
+        if caller is None:
+            raise _unauthorized("this API key is unknown: check it, or ask the server's operator")
+        return caller
+
+
+def read_keys(path: Path | None, variable: str | None) -> KeyRing:
+    """Keys from a file and from an environment variable, which holds the same lines or separates
+    them by commas. Raises InvalidOption for a line that is none, and for a key given twice."""
+    lines: list[tuple[str, str]] = []
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOption(f"the file of API keys {path} can't be read: {error}") from error
+        lines += [(f"{path}:{n}", line) for n, line in enumerate(text.splitlines(), 1)]
+    if variable:
+        lines += [(KEYS_VARIABLE, line) for line in re.split(r"[,\n]", variable)]
+    callers = dict(_read_lines(lines))
+    if not callers and (path is not None or variable):
+        raise InvalidOption("the API keys that were given are empty: add lines TENANT=KEY")
+    return KeyRing(callers)
+
+
+def _read_lines(lines: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Caller]]:
+    seen: set[str] = set()
+    for where, line in lines:
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        tenant, equals, key = content.partition("=")
+        tenant, key = tenant.strip(), key.strip()
+        if not equals or not _TENANT.fullmatch(tenant) or len(key) < _LEAST_KEY or " " in key:
+            raise InvalidOption(
+                f"{where}: write TENANT=KEY, a name and at least {_LEAST_KEY} characters without "
+                "blanks"
+            )
+        digest = _digest(key)
+        if digest in seen:
+            raise InvalidOption(f"{where}: the key of {tenant} was given before: make another one")
+        seen.add(digest)
+        yield digest, Caller(tenant, digest[:16])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(
+        401,
+        message,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": 'Bearer realm="looseleaf"'},
+    )

@@ -1,0 +1,158 @@
+"""Prometheus metrics: what the engine counts, read at each scrape, and how long requests take."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.stats import EngineSnapshot, StepStats
+
+_FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+_LONG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class ServerMetrics:
+    """All metrics of one server, in a registry of its own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(snapshot))
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _FAST
+        )
+        self.per_token = self._histogram(
+            "time_per_output_token_seconds", "Mean time between an answer's tokens.", _STEP
+        )
+        self.queued = self._histogram(
+            "queue_seconds", "From a request's arrival to its admission.", _FAST
+        )
+        self.total = self._histogram(
+            "request_seconds", "From a request's arrival to its last token.", _LONG
+        )
+        self.step = self._histogram("step_seconds", "What a step takes.", _STEP)
+        self.rows = self._histogram("decode_rows", "Outputs that one step decodes.", _ROWS)
+        self.group_rows = self._histogram(
+            "rows_per_group", "Mean rows of a step's work items that serve several.", _ROWS
+        )
+        self.decode_steps = self._counter(
+            "decode_steps", "Decode steps by the path that attention took.", "path"
+        )
+        self.responses = self._counter("http_responses", "HTTP responses.", "route", "status")
+        self.disconnects = self._counter("disconnects", "Requests whose caller went away.")
+        self.faults = self._counter("faults", "Requests that failed by a fault of the server.")
+        self.under_way = Gauge(
+            "looseleaf_http_requests", "HTTP requests under way.", registry=self._registry
+        )
+
+    def on_step(self, stats: StepStats) -> None:
+        """Book a step; called in the engine's thread."""
+        self.step.observe(stats.seconds)
+        if stats.decode_rows:
+            self.rows.observe(stats.decode_rows)
+            self.decode_steps.labels("grouped" if stats.grouped_items else "separate").inc()
+        if stats.grouped_items:
+            self.group_rows.observe(stats.grouped_rows / stats.grouped_items)
+
+    def on_finish(self, output: RequestOutput) -> None:
+        """Book the times of a request that has ended by itself."""
+        times = output.metrics
+        if times.admitted is None or times.first_token is None or times.finished is None:
+            return
+        self.queued.observe(times.admitted)
+        self.first_token.observe(times.first_token)
+        self.total.observe(times.finished)
+        longest = max(len(one.token_ids) for one in output.outputs)
+        if longest > 1:
+            self.per_token.observe((times.finished - times.first_token) / (longest - 1))
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"looseleaf_{name}", text, buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"looseleaf_{name}", text, labels, registry=self._registry)
+
+
+class _EngineCollector:
+    """Turns a snapshot of the engine into metrics. Nothing is counted twice: documents and text
+    are booked by the engine, once a request, at its first admission."""
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._snapshot()
+        yield _gauge("running_outputs", "Outputs that run.", now.running)
+        yield _gauge("waiting_outputs", "Outputs that wait for a place.", now.waiting)
+        yield _gauge("pool_pages", "Pages of the pool, whatever their state.", now.pages.total)
+        yield _gauge("segments", "Segments in the pool.", now.segments)
+        yield _gauge("registered_documents", "Registered documents.", now.registered_documents)
+        pages = GaugeMetricFamily("looseleaf_pages", "Pages of the pool.", labels=["state"])
+        for state in ("free", "tails", "referenced", "idle", "pinned"):
+            pages.add_metric([state], getattr(now.pages, state))
+        yield pages
+        yield from self._sums(now)
+
+    def _sums(self, now: EngineSnapshot) -> Iterator[Metric]:
+        sums = now.counters
+        for name, text in (
+            ("steps", "Steps of the engine."),
+            ("prompt_tokens", "Prompt tokens computed, those of preempted outputs included."),
+            ("output_tokens", "Tokens drawn."),
+            ("preemptions", "Outputs that had to make room and were computed again."),
+        ):
+            yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
+        yield _by(
+            "requests", "Requests that ended.", "end", sums, ("finished", "aborted", "failed")
+        )
+        yield CounterMetricFamily(
+            "looseleaf_deadlines", "Requests that ran out of time.", sums.deadline_exceeded
+        )
+        sources = ("cached", "computed", "awaited")
+        yield _by(
+            "documents", "Documents of requests, at admission.", "source", sums, sources, True
+        )
+        yield _by("document_tokens", "Their tokens, at admission.", "source", sums, sources, True)
+        words = CounterMetricFamily(
+            "looseleaf_text_tokens", "Tokens of text, at admission.", labels=["source"]
+        )
+        words.add_metric(["cached"], sums.text_tokens_cached)
+        words.add_metric(["computed"], sums.text_tokens - sums.text_tokens_cached)
+        yield words
+        items = CounterMetricFamily(
+            "looseleaf_work_items", "Runs of pages that decode steps read.", labels=["kind"]
+        )
+        items.add_metric(["grouped"], sums.grouped_items)
+        items.add_metric(["single"], sums.items - sums.grouped_items)
+        yield items
+        yield CounterMetricFamily(
+            "looseleaf_grouped_rows", "Rows that grouped work items served.", sums.grouped_rows
+        )
+        yield CounterMetricFamily(
+            "looseleaf_evicted_segments", "Segments evicted.", now.evicted_segments
+        )
+        yield CounterMetricFamily("looseleaf_evicted_pages", "Pages evicted.", now.evicted_pages)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"looseleaf_{name}", text, value)
+
+
+def _by(
+    name: str, text: str, label: str, sums: Any, values: tuple[str, ...], prefixed: bool = False
+) -> Metric:
+    """A counter with one value a label; fields are called after it, or after both."""
+    family = CounterMetricFamily(f"looseleaf_{name}", text, labels=[label])
+    for value in values:
+        family.add_metric([value], getattr(sums, f"{name}_{value}" if prefixed else value))
+    return family

@@ -1,0 +1,1 @@
+"""What bodies of requests and responses look like; unknown fields and loose types are refused."""

@@ -1,0 +1,190 @@
+"""What chat and completion requests are answered with: OpenAI's shapes, and what was reused."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from looseleaf.server.protocol.common import Strict
+
+
+class PromptTokensDetails(Strict):
+    """Of the prompt's tokens, those whose keys and values were there as an exact prefix."""
+
+    cached_tokens: int
+
+
+class Usage(Strict):
+    """Tokens of the prompts and of all outputs."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class DocumentReport(Strict):
+    """Where a document's keys and values came from, and what that took."""
+
+    id: str | None
+    title: str | None
+    prompt: int | None = Field(
+        None, description="Which prompt it belongs to, if there are several."
+    )
+    tokens: int
+    offset: int
+    source: Literal["cached", "computed", "awaited"]
+    seconds: float | None
+
+
+class Policies(Strict):
+    """The policies in force."""
+
+    fuse: Literal["none"] = "none"
+    select: Literal["all"] = "all"
+    revise: Literal[1] = 1
+
+
+class AttentionReport(Strict):
+    """How the outputs' rows read their keys: alone, or together with rows of other outputs."""
+
+    decode_steps: int
+    grouped_steps: int
+    keys_read: int
+    keys_shared: int
+
+
+class Times(Strict):
+    """Seconds from the request's arrival at the engine."""
+
+    queued: float | None
+    first_token: float | None
+    total: float | None
+
+
+class LooseleafReport(Strict):
+    """What was reused and what was computed. Tokens of an exact prefix and tokens of documents
+    that were encoded on their own are never added up."""
+
+    documents: list[DocumentReport]
+    text_tokens: int
+    text_tokens_cached: int
+    document_tokens_reused: int
+    document_tokens_computed: int
+    preempted_tokens: int
+    policies: Policies
+    attention: AttentionReport
+    times: Times
+
+
+class TopLogprob(Strict):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobs(TopLogprob):
+    """A token of the output, and the likeliest at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Strict):
+    """One entry a token of the output."""
+
+    content: list[TokenLogprobs] | None
+    refusal: None = None
+
+
+class AssistantMessage(Strict):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Strict):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(Strict):
+    """The answers to a chat request."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    looseleaf: LooseleafReport
+
+
+class CompletionLogprobs(Strict):
+    """Columns of equal length, one entry a token of the output."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Strict):
+    """One output."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Strict):
+    """The outputs of a completion request."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    looseleaf: LooseleafReport
+
+
+class ErrorDetail(Strict):
+    """What went wrong, and which field of the request did it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Strict):
+    """Every error has this shape."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in (
+        (400, "The request can't be served as asked."),
+        (401, "No key, or an unknown one."),
+        (404, "No such model or document."),
+        (408, "The deadline has passed."),
+        (413, "The body is too large."),
+        (415, "The body is not JSON."),
+        (429, "Too many requests: see Retry-After."),
+        (500, "The server failed on this request."),
+        (503, "Not ready, or shutting down."),
+    )
+}
+"""What any endpoint may answer besides its result."""

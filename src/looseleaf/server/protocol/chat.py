@@ -1,0 +1,56 @@
+"""Chat completion requests."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from looseleaf.server.protocol.common import DocumentInput, GenerationRequest, Strict
+
+
+class TextContent(Strict):
+    """A run of text inside a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class DocumentContent(DocumentInput):
+    """A document that stands exactly here in the message."""
+
+    type: Literal["document"]
+
+
+ContentPart = Annotated[TextContent | DocumentContent, Field(discriminator="type")]
+
+
+class ChatMessage(Strict):
+    """A turn of the conversation. The fields that must be null are those of OpenAI's own answers,
+    so that an answer can be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Field(min_length=1)]
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+
+class ChatRequest(GenerationRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        return self

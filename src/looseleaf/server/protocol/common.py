@@ -1,0 +1,105 @@
+"""Fields that chat and completion requests share: sampling, documents, policies, formats."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+
+
+class Strict(BaseModel):
+    """A body whose fields are all known and of the right type; numbers are finite."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class DocumentInput(Strict):
+    """A document: its text, or the id alone of one that is registered."""
+
+    id: DocumentId | None = Field(
+        None, description="With `text`: a label for the report. Alone: a registered document."
+    )
+    title: str | None = Field(None, max_length=1024)
+    text: str | None = None
+
+
+class StreamOptions(Strict):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+
+
+class TextFormat(Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A named JSON schema. It is always followed strictly."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
+class GenerationRequest(Strict):
+    """What a request for text may ask, whatever its prompt. The sampling fields that OpenAI does
+    not have are vLLM's."""
+
+    model: Name
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = Field(
+        None, max_length=1024
+    )
+    n: int | None = Field(None, ge=1, le=1024)
+    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = Field(None, max_length=1024, description="A label for the log.")
+    deadline: float | None = Field(
+        None, gt=0, description="Seconds the answer may take; then the request ends with 408."
+    )
+    documents: list[DocumentInput] | None = None
+    fuse: Literal["none"] | None = Field(
+        None, description="Which document tokens are computed again in their new context."
+    )
+    select: Literal["all"] | None = Field(None, description="Which keys an output token reads.")
+    revise: Literal[1] | None = Field(
+        None, description="How many of the last tokens profit from the keys that one selects."
+    )

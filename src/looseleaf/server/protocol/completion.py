@@ -1,0 +1,37 @@
+"""Completion requests: raw prompts, as text or as token ids."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from looseleaf.server.protocol.common import GenerationRequest
+
+Tokens = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationRequest):
+    """``POST /v1/completions``. Markers in a text are text: send token ids for those."""
+
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Tokens], Field(min_length=1)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> "CompletionRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        return [prompt] if isinstance(prompt[0], int) else list(prompt)

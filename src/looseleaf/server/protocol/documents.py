@@ -1,0 +1,68 @@
+"""Registered documents: requests about them, and what is told about them."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from looseleaf.server.protocol.common import DocumentId, Name, Strict
+
+
+class RegisterRequest(Strict):
+    """``POST /v1/documents``: compute a document and keep its text under an id."""
+
+    id: DocumentId | None = Field(
+        None, description="Without one, an id is made from the text and its context."
+    )
+    title: str | None = Field(None, max_length=1024)
+    text: str
+    model: Name | None = Field(
+        None, description="The model whose chats will hold it: its system prompt is its context."
+    )
+    system: str | None = Field(
+        None, description="The system text of the chats that will hold it, if they have one."
+    )
+    pinned: bool = Field(False, description="Keep it computed until it is unpinned or deleted.")
+    wait: bool = Field(True, description="Answer when it is computed, not at once.")
+    stream: bool = Field(False, description="Answer with a stream of its progress.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "RegisterRequest":
+        if self.stream and not self.wait:
+            raise ValueError("a stream of progress waits until the document is ready: drop one")
+        return self
+
+
+class DocumentBody(Strict):
+    """A registered document as it stands now."""
+
+    id: str
+    object: Literal["document"] = "document"
+    title: str | None
+    created: int
+    state: Literal["computing", "ready", "evicted"] = Field(
+        description="An evicted document is computed again when a request needs it."
+    )
+    tokens: int
+    tokens_done: int
+    bytes: int
+    pages: int
+    pinned: bool
+    references: int = Field(description="Outputs that read it now.")
+    hits: int = Field(description="Requests that did not have to compute it.")
+    computed: int = Field(description="How many times it was computed.")
+    seconds: float | None = Field(description="What its latest computation took.")
+
+
+class DocumentList(Strict):
+    """All registered documents of a tenant."""
+
+    object: Literal["list"] = "list"
+    data: list[DocumentBody]
+
+
+class DeletedDocument(Strict):
+    """A document that is registered no more."""
+
+    id: str
+    object: Literal["document"] = "document"
+    deleted: Literal[True] = True

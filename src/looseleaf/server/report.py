@@ -1,0 +1,130 @@
+"""What a request's answer says besides its text: usage, reuse, and log-probabilities."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.server.prompts import Label
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have; OpenAI's own value."""
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """OpenAI's usage of one request with several prompts. ``cached_tokens`` are exact prefix hits
+    only."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(output.reuse.text_tokens_cached for output in outputs)
+        },
+    }
+
+
+def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:
+    """The ``looseleaf`` object of one request with several prompts: counts are sums, times are
+    those of the slowest."""
+    documents = [
+        {
+            "id": label.id,
+            "title": label.title,
+            "prompt": number if len(outputs) > 1 else None,
+            "tokens": document.num_tokens,
+            "offset": document.offset,
+            "source": document.source,
+            "seconds": document.seconds,
+        }
+        for number, (output, own) in enumerate(zip(outputs, labels, strict=True))
+        for label, document in zip(own, output.reuse.documents, strict=False)
+    ]
+    reports = [output.reuse for output in outputs]
+    paths = [output.attention for output in outputs]
+    metrics = [output.metrics for output in outputs]
+    return {
+        "documents": documents,
+        "text_tokens": sum(r.text_tokens for r in reports),
+        "text_tokens_cached": sum(r.text_tokens_cached for r in reports),
+        "document_tokens_reused": sum(r.document_tokens_reused for r in reports),
+        "document_tokens_computed": sum(r.document_tokens_computed for r in reports),
+        "preempted_tokens": sum(r.preempted_tokens for r in reports),
+        "policies": {"fuse": "none", "select": "all", "revise": 1},
+        "attention": {
+            "decode_steps": sum(p.decode_steps for p in paths),
+            "grouped_steps": sum(p.grouped_steps for p in paths),
+            "keys_read": sum(p.keys_read for p in paths),
+            "keys_shared": sum(p.keys_shared for p in paths),
+        },
+        "times": {
+            "queued": _slowest([m.admitted for m in metrics]),
+            "first_token": _slowest([m.first_token for m in metrics]),
+            "total": _slowest([m.finished for m in metrics]),
+        },
+    }
+
+
+def _slowest(times: Sequence[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return max(known) if len(known) == len(times) else None
+
+
+Entry = tuple[TokenLogprob, ...]
+"""The token that was drawn, then the likeliest ones but for it."""
+
+
+def chat_logprobs(entries: Sequence[Entry], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Log-probabilities in the form of chat completions, ``top`` of the likeliest a token."""
+
+    def shown(one: TokenLogprob) -> dict[str, Any]:
+        content = tokenizer.token_bytes(one.token_id)
+        return {
+            "token": content.decode("utf-8", "replace"),
+            "logprob": finite(one.logprob),
+            "bytes": list(content),
+        }
+
+    content = [
+        {**shown(entry[0]), "top_logprobs": [shown(one) for one in likeliest(entry, top)]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    entries: Sequence[Entry], top: int, tokenizer: Tokenizer, offset: int
+) -> dict[str, Any]:
+    """Log-probabilities in the older form, as columns; ``offset`` is where the text goes on."""
+
+    def text(one: TokenLogprob) -> str:
+        return tokenizer.token_bytes(one.token_id).decode("utf-8", "replace")
+
+    tokens = [text(entry[0]) for entry in entries]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [finite(entry[0].logprob) for entry in entries],
+        "top_logprobs": [
+            {text(one): finite(one.logprob) for one in reversed(likeliest(entry, top))}
+            for entry in entries
+        ],
+        "text_offset": offsets,
+    }
+
+
+def likeliest(entry: Entry, top: int) -> list[TokenLogprob]:
+    """The ``top`` likeliest tokens, best first, whether the drawn one is among them or not."""
+    return sorted(entry, key=lambda one: one.rank)[:top]
+
+
+def finite(logprob: float) -> float:
+    """``logprob``, or the least one if it is minus infinity."""
+    return logprob if math.isfinite(logprob) else LEAST_LOGPROB

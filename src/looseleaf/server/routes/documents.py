@@ -1,0 +1,149 @@
+"""``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import JSONResponse, Response
+
+from looseleaf.engine.documents import DocumentInfo
+from looseleaf.server.body import StrictRoute
+from looseleaf.server.connection import Event, EventStream, until_gone
+from looseleaf.server.errors import ApiError
+from looseleaf.server.keys import Caller
+from looseleaf.server.protocol.answers import ERRORS
+from looseleaf.server.protocol.documents import (
+    DeletedDocument,
+    DocumentBody,
+    DocumentList,
+    RegisterRequest,
+)
+from looseleaf.server.routes.context import KEYED, TheCaller, TheService, tell
+from looseleaf.server.service import Service
+
+router = APIRouter(
+    prefix="/v1/documents",
+    route_class=StrictRoute,
+    responses=ERRORS,
+    dependencies=KEYED,
+    tags=["documents"],
+)
+
+Id = Annotated[str, Path(max_length=256, description="The id of a registered document.")]
+
+
+@router.post("", response_model=DocumentBody, status_code=201)
+async def register_document(
+    body: RegisterRequest, request: Request, service: TheService, caller: TheCaller
+) -> Response:
+    """Compute a document ahead and keep its text under an id.
+
+    The same text again is the same document. With `stream`, the answer is a stream of its state as
+    it is computed; with `wait: false` it comes at once, and `GET` tells how far it is."""
+    progress = await _register(service, body, caller)
+    if body.stream:
+        first = await until_gone(request.receive, anext(progress))
+        return EventStream(_told(first, progress, request))
+    info = await until_gone(request.receive, _last(progress, whole=body.wait))
+    return JSONResponse(_body(info), 201 if info.state == "ready" else 202)
+
+
+@router.get("", response_model=DocumentList)
+async def list_documents(service: TheService, caller: TheCaller) -> Response:
+    """All documents of the caller's tenant, oldest first."""
+    service.require_ready()
+    found = await service.llm.documents(caller.salt)
+    return JSONResponse({"object": "list", "data": [_body(info) for info in found]})
+
+
+@router.get("/{document_id}", response_model=DocumentBody)
+async def get_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
+    """One document as it stands now."""
+    service.require_ready()
+    return JSONResponse(_body(await service.llm.document(document_id, caller.salt)))
+
+
+@router.post("/{document_id}/pin", response_model=DocumentBody)
+async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
+    """Keep a document computed; if it was evicted it is computed again."""
+    service.require_ready()
+    return JSONResponse(_body(await service.llm.pin(document_id, caller.salt)))
+
+
+@router.delete("/{document_id}/pin", response_model=DocumentBody)
+async def unpin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
+    """Let a document be evicted when room is needed."""
+    service.require_ready()
+    return JSONResponse(_body(await service.llm.unpin(document_id, caller.salt)))
+
+
+@router.delete("/{document_id}", response_model=DeletedDocument)
+async def delete_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
+    """Forget a document. Requests that read it now end as if it were still there."""
+    service.require_ready()
+    await service.llm.delete(document_id, caller.salt)
+    return JSONResponse({"id": document_id, "object": "document", "deleted": True})
+
+
+async def _register(
+    service: Service, body: RegisterRequest, caller: Caller
+) -> AsyncIterator[DocumentInfo]:
+    model = service.model(body.model or service.base_model.name)
+    held = await service.llm.documents(caller.salt)
+    most = service.config.max_registered
+    if len(held) >= most and body.id not in [info.id for info in held]:
+        raise ApiError(
+            400,
+            f"{len(held)} documents are registered, but {most} are the most: delete some",
+            code="too_many_documents",
+        )
+    document = service.prompts(caller).render(body.title, body.text)
+    return service.llm.register(
+        document,
+        document_id=body.id,
+        salt=caller.salt,
+        system_prompt=model.system_prompt,
+        system=body.system,
+        pinned=body.pinned,
+    )
+
+
+async def _last(progress: AsyncIterator[DocumentInfo], *, whole: bool) -> DocumentInfo:
+    async with aclosing(progress):  # type: ignore[type-var]
+        info = await anext(progress)
+        if whole:
+            async for later in progress:
+                info = later
+    return info
+
+
+async def _told(
+    first: DocumentInfo, progress: AsyncIterator[DocumentInfo], request: Request
+) -> AsyncGenerator[Event, None]:
+    try:
+        async with aclosing(progress):  # type: ignore[type-var]
+            yield _body(first)
+            async for info in progress:
+                yield _body(info)
+    except Exception as error:
+        yield tell(request, error).body
+
+
+def _body(info: DocumentInfo) -> dict[str, object]:
+    return {
+        "id": info.id,
+        "object": "document",
+        "title": info.name,
+        "created": int(info.created),
+        "state": info.state,
+        "tokens": info.num_tokens,
+        "tokens_done": info.tokens_done,
+        "bytes": info.num_bytes,
+        "pages": info.num_pages,
+        "pinned": info.pinned,
+        "references": info.references,
+        "hits": info.hits,
+        "computed": info.computed,
+        "seconds": info.seconds,
+    }

@@ -1,0 +1,135 @@
+"""Models, tokens, health, metrics, and the page."""
+
+import asyncio
+from importlib.resources import files
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from looseleaf.server.body import StrictRoute
+from looseleaf.server.errors import ApiError
+from looseleaf.server.protocol.answers import ERRORS
+from looseleaf.server.protocol.service import (
+    ModelBody,
+    ModelList,
+    StateBody,
+    TokenizeBody,
+    TokenizeRequest,
+)
+from looseleaf.server.reference import reference_page
+from looseleaf.server.routes.context import KEYED, TheCaller, TheService
+from looseleaf.server.service import ServedModel, Service
+
+keyed = APIRouter(route_class=StrictRoute, responses=ERRORS, dependencies=KEYED)
+open_router = APIRouter()
+
+_MEDIA = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+    ".png": "image/png",
+}
+
+
+@keyed.get("/v1/models", response_model=ModelList, tags=["models"])
+async def list_models(service: TheService) -> Response:
+    """The models served here, which are the same weights behind different system prompts."""
+    models = [_model(service, model) for model in service.models.values()]
+    return JSONResponse({"object": "list", "data": models})
+
+
+@keyed.get("/v1/models/{name:path}", response_model=ModelBody, tags=["models"])
+async def get_model(name: str, service: TheService) -> Response:
+    """One model."""
+    return JSONResponse(_model(service, service.model(name)))
+
+
+@keyed.post("/tokenize", response_model=TokenizeBody, tags=["models"])
+async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller) -> Response:
+    """The tokens of a prompt or of a conversation, as the model would read them."""
+    model = service.model(body.model or service.base_model.name)
+    maker, documents = service.prompts(caller), body.documents or []
+    if body.messages is not None:
+        prompt = model.system_prompt
+        made = await asyncio.to_thread(maker.chat, body.messages, documents, prompt)
+    else:
+        made = await asyncio.to_thread(
+            maker.completion, body.prompt or "", documents, markers=body.markers
+        )
+    tokens = [token for part in made.parts for token in part.tokens]
+    limit = service.llm.engine.max_model_len
+    return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+
+@keyed.get("/metrics", tags=["server"], response_class=Response)
+async def metrics(service: TheService) -> Response:
+    """Prometheus metrics. They tell of all tenants, so they need a key of the operator's."""
+    content = await asyncio.to_thread(service.metrics.render)
+    return Response(content, media_type=service.metrics.content_type)
+
+
+@open_router.get("/health", response_model=StateBody, tags=["server"])
+async def health(service: TheService) -> Response:
+    """Whether the process is alive and its engine runs."""
+    alive = service.llm.is_open or service.draining
+    return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
+
+
+@open_router.get(
+    "/ready", response_model=StateBody, responses={503: {"model": StateBody}}, tags=["server"]
+)
+async def ready(service: TheService) -> Response:
+    """Whether requests are served: from when system prompts are computed until the end begins."""
+    state = _state(service)
+    return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+
+@open_router.get("/", include_in_schema=False)
+async def page() -> Response:
+    """The playground."""
+    return _static("index.html")
+
+
+@open_router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """The description of the API, for people."""
+    return HTMLResponse(reference_page(request.app.openapi()))
+
+
+@open_router.get("/static/{name}", include_in_schema=False)
+async def static(name: str) -> Response:
+    """A file of the playground."""
+    return _static(name)
+
+
+def _state(service: Service) -> str:
+    if service.draining:
+        return "draining"
+    if not service.llm.is_open:
+        return "stopped"
+    return "ready"
+
+
+def _static(name: str) -> Response:
+    folder = files("looseleaf.server") / "static"
+    known = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    media = _MEDIA.get(PurePosixPath(name).suffix)
+    if name not in known or media is None:
+        raise ApiError(404, "there is no such page", code="not_found")
+    content = (folder / name).read_bytes()
+    return Response(content, headers={"Content-Type": media, "Cache-Control": "no-cache"})
+
+
+def _model(service: Service, model: ServedModel) -> dict[str, object]:
+    prompt = model.system_prompt
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "looseleaf",
+        "max_model_len": service.llm.engine.max_model_len,
+        "system_prompt_tokens": len(prompt.tokens) if prompt else 0,
+    }

@@ -1,0 +1,62 @@
+"""A server process: listen, tell that it is there, and end without cutting anybody off."""
+
+from types import FrameType
+
+import uvicorn
+
+from looseleaf.server.app import make_app
+from looseleaf.server.service import Service
+
+
+class Server(uvicorn.Server):
+    """Refuses new requests from the moment a signal asks it to end, and finishes those it has."""
+
+    def __init__(self, service: Service) -> None:
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                host=config.host,
+                port=config.port,
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=int(config.drain_seconds) or 1,
+                timeout_keep_alive=30,
+                backlog=2048,
+            )
+        )
+        self.service = service
+
+    @property
+    def bound_port(self) -> int:
+        """The port that it listens at; known once it has started."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await self.service.start()
+        await super().startup(sockets=sockets)  # type: ignore[arg-type]
+        if self.started:
+            host = self.service.config.host
+            shown = f"[{host}]" if ":" in host else host
+            self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.service.draining = True
+        super().handle_exit(sig, frame)
+
+
+def serve(service: Service) -> None:
+    """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for what runs."""
+    server = Server(service)
+    service.log.info(
+        "loaded",
+        models=list(service.models),
+        max_model_len=service.llm.engine.max_model_len,
+        tenants=len(service.keys.tenants),
+    )
+    try:
+        server.run()
+    finally:
+        service.llm.close()

@@ -1,0 +1,87 @@
+"""From a request's fields to `SamplingParams`; a field that is null has its default."""
+
+from typing import Any
+
+from looseleaf.errors import InvalidOption
+from looseleaf.sampling_params import Grammar, SamplingParams
+from looseleaf.server.errors import ApiError
+from looseleaf.server.protocol.chat import ChatRequest
+from looseleaf.server.protocol.common import (
+    GenerationRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+)
+from looseleaf.server.protocol.completion import CompletionRequest
+
+MAX_STOP_CHARACTERS = 1024
+
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "seed",
+)
+
+
+def chat_params(body: ChatRequest, vocab_size: int) -> SamplingParams:
+    """What a chat request asks for; without a limit an answer may fill the context."""
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _params(
+        body,
+        vocab_size,
+        max_tokens=limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def completion_params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
+    """What a completion request asks for; without a limit an output has 16 tokens, as OpenAI's."""
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    return _params(body, vocab_size, max_tokens=limit, logprobs=body.logprobs)
+
+
+def _params(body: GenerationRequest, vocab_size: int, **further: Any) -> SamplingParams:
+    given = {name: getattr(body, name) for name in _SAME}
+    given = {name: value for name, value in given.items() if value is not None}
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise _invalid("stop", f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    for name, ids in (("logit_bias", bias), ("stop_token_ids", body.stop_token_ids or ())):
+        beyond = [token for token in ids if not 0 <= token < vocab_size]
+        if beyond:
+            raise _invalid(
+                name, f"token id {beyond[0]} is outside the model's vocabulary of {vocab_size}"
+            )
+    if any(abs(value) > 100 for value in bias.values()):
+        raise _invalid("logit_bias", "values must be from -100 to 100")
+    try:
+        return SamplingParams(
+            **given, **further, logit_bias=bias, grammar=_grammar(body.response_format)
+        )
+    except InvalidOption as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+
+
+def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
+    if isinstance(response_format, JsonObjectFormat):
+        return Grammar.json_object()
+    if isinstance(response_format, JsonSchemaFormat):
+        schema = response_format.json_schema.schema_
+        return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
+    return None
+
+
+def _invalid(param: str, message: str) -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")

@@ -1,0 +1,179 @@
+"""What the routes work with: the engine, the models that are served over it, limits, metrics."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from looseleaf import __version__
+from looseleaf.config import ServerConfig
+from looseleaf.engine.async_llm import AsyncLLM
+from looseleaf.engine.request import SystemPrompt
+from looseleaf.errors import InvalidOption
+from looseleaf.server.errors import ApiError, unavailable
+from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
+from looseleaf.server.limits import KeyLimits, Queue
+from looseleaf.server.logs import make_log
+from looseleaf.server.metrics import ServerMetrics
+from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
+from looseleaf.server.tracing import Tracer, make_tracer
+
+REFERENCE_NAME = "looseleaf-reference"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A name that clients may ask for: the weights, behind a system prompt of its own or none."""
+
+    name: str
+    system_text: str | None = None
+    system_prompt: SystemPrompt | None = field(default=None, repr=False)
+
+
+@dataclass(eq=False)
+class Service:
+    """One server's state. ``make_service`` builds it, ``start`` computes its system prompts."""
+
+    config: ServerConfig
+    llm: AsyncLLM
+    models: dict[str, ServedModel]
+    keys: KeyRing
+    metrics: ServerMetrics
+    log: Any
+    tracer: Tracer
+    limits: KeyLimits
+    queue: Queue
+    template: str
+    longest_token: int
+    fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    async def start(self) -> None:
+        """Compute and pin the system prompts, before any port is open."""
+        for name, model in self.models.items():
+            if model.system_text is not None:
+                prompt = await self.llm.hold_system_prompt(model.system_text)
+                self.models[name] = ServedModel(name, model.system_text, prompt)
+                self.log.info("system_prompt", model=name, tokens=len(prompt.tokens))
+
+    async def stop(self) -> bool:
+        """Let what runs end, then close the engine; whether nothing was cut."""
+        self.draining = True
+        return await self.llm.drain(self.config.drain_seconds)
+
+    @property
+    def base_model(self) -> ServedModel:
+        """The model that the command line names."""
+        return next(iter(self.models.values()))
+
+    def model(self, name: str) -> ServedModel:
+        """The model of that name. Raises ApiError (404, or 503 as the server ends)."""
+        self.require_ready()
+        found = self.models.get(name)
+        if found is None:
+            raise ApiError(
+                404,
+                f"no model {name[:256]!r} is served here: GET /v1/models lists those that are",
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
+    def require_ready(self) -> None:
+        """Raises ApiError (503) unless requests can be served."""
+        if self.draining:
+            raise unavailable("the server is shutting down: ask another one", "shutting_down")
+        if not self.llm.is_open:
+            raise ApiError(503, "the engine has stopped: restart the server", code="stopped")
+
+    def prompts(self, caller: Caller) -> PromptMaker:
+        """Makes the prompts of a caller's requests."""
+        return PromptMaker(
+            self.llm.engine.prompts,
+            self.template,
+            self.llm.engine.max_model_len,
+            lambda document_id: self.llm.registered(document_id, caller.salt),
+            self.longest_token,
+        )
+
+
+def make_service(
+    model: str | None, config: ServerConfig, options: Mapping[str, Any] | None = None
+) -> Service:
+    """Load a model and prepare to serve it. Raises InvalidOption and ModelError before any port is
+    open."""
+    keys = read_keys(
+        Path(config.api_keys) if config.api_keys else None, os.environ.get(KEYS_VARIABLE)
+    )
+    require_safe(config, keys)
+    models = _models(model, config)
+    tracer = make_tracer(config.tracing)
+    log = make_log(config)
+    # the engine's thread tells the metrics of its steps, and these ask the engine for counts
+    metrics = ServerMetrics(lambda: llm.snapshot())
+    llm = AsyncLLM(model, on_step=metrics.on_step, **(options or {}))
+    engine = llm.engine
+    return Service(
+        config=config,
+        llm=llm,
+        models=models,
+        keys=keys,
+        metrics=metrics,
+        log=log,
+        tracer=tracer,
+        limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
+        queue=Queue(engine.config.scheduler.max_num_seqs, config.max_queue),
+        template=choose_template(config.document_template, engine.tokenizer),
+        longest_token=longest_token(engine.tokenizer),
+        fingerprint=f"looseleaf-{__version__}",
+    )
+
+
+def require_safe(config: ServerConfig, keys: KeyRing) -> None:
+    """Raises InvalidOption unless everybody who can reach the server may use it."""
+    if not keys.is_open:
+        return
+    if not is_loopback(config.host):
+        raise InvalidOption(
+            f"{config.host} can be reached from outside, so API keys are needed: give --api-keys "
+            f"FILE or set {KEYS_VARIABLE}, or listen at 127.0.0.1"
+        )
+    if not config.open_loopback:
+        raise InvalidOption(
+            f"there are no API keys, and --no-open-loopback: give --api-keys FILE or set "
+            f"{KEYS_VARIABLE}"
+        )
+
+
+def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
+    name = config.served_model_name or (
+        REFERENCE_NAME if model is None else _checkpoint_name(model)
+    )
+    models = {name: ServedModel(name)}
+    for given in config.system_prompt:
+        own_name, equals, path = given.rpartition("=")
+        chosen = own_name if equals else name
+        if not chosen or (chosen in models and models[chosen].system_text is not None):
+            raise InvalidOption(
+                f"--system-prompt {given}: give each model name one file, as NAME=FILE"
+            )
+        models[chosen] = ServedModel(chosen, _read_prompt(Path(path)))
+    return models
+
+
+def _checkpoint_name(model: str) -> str:
+    folder = Path(model)
+    return folder.resolve().name if folder.exists() else model
+
+
+def _read_prompt(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"the system prompt {path} can't be read: {error}") from error
+    if not text:
+        raise InvalidOption(f"the system prompt {path} is empty: leave it out")
+    return text

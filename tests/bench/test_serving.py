@@ -1,0 +1,44 @@
+"""``bench serving`` at toy size: every line is measured, and every floor lies below it."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from looseleaf.bench.ceilings import Ceilings
+from looseleaf.bench.serving import ServingSizes, Workbench, measure
+from looseleaf.errors import InvalidOption
+
+CPU = torch.device("cpu")
+
+
+def test_every_line_is_measured_beside_its_floor() -> None:
+    rows = list(measure("tiny", ServingSizes.small(), CPU))
+    assert len(rows) == 7 + 1
+    assert len({tuple(row) for row in rows}) == 1
+    for row in rows:
+        assert 0 < row["looseleaf_low"] <= row["looseleaf"] <= row["looseleaf_high"]
+    assert all(0 < row["roofline_share"] < 1 for row in rows[:-1])
+    assert [row["unit"] for row in rows].count("tokens/s") == 1
+
+
+def test_a_floor_is_what_takes_longer() -> None:
+    ceilings = Ceilings(bytes_per_second=100.0, flops_per_second=1000.0)
+    assert ceilings.floor(200.0, 500.0) == 2.0
+    assert ceilings.floor(20.0, 500.0) == 0.5
+
+
+def test_cached_documents_are_computed_once() -> None:
+    """The line about cached documents would say nothing if they were not."""
+    sizes = dataclasses.replace(ServingSizes.small(), question=8)
+    bench = Workbench.create("tiny", sizes, CPU)
+    documents = [bench.document() for _ in range(5)]
+    bench.run([(*documents, bench.question())], 1)
+    before = bench.engine.counters.prompt_tokens
+    bench.run([bench.shuffled(documents, 5)], 1)
+    assert bench.engine.counters.prompt_tokens - before == sizes.question
+
+
+def test_an_unknown_shape_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"llama-3\.1-8b"):
+        Workbench.create("unheard-of", ServingSizes.small(), CPU)

@@ -1,0 +1,145 @@
+"""What the deployment files name exists: metrics, options, variables, paths."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from looseleaf.cli import app
+from tests.server.running import running_server
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNIT = (DEPLOY / "looseleaf.service").read_text("utf-8")
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
+def expressions():
+    """Every query of the dashboard."""
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+
+
+def served_options():
+    """What `looseleaf serve --help` names."""
+    shown = CliRunner().invoke(app, ["serve", "--help"])
+    assert shown.exit_code == 0
+    return set(re.findall(r"--[a-z][a-z0-9-]*", shown.output))
+
+
+def directives(key):
+    """The values of one key of the unit."""
+    return re.findall(rf"^{key}=(.*)$", UNIT, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def exposed():
+    """Metric names, and the label names that each is seen with, after one request."""
+    with running_server() as server:
+        server.ask("Where is the archive?", [{"text": "The archive is in the north wing."}])
+        text = server.get("/metrics")
+    seen = {}
+    for name, labels in re.findall(r"^([a-z_]+)(?:\{([^}]*)\})? ", text, re.MULTILINE):
+        seen.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return seen
+
+
+def test_every_metric_and_label_of_the_dashboard_is_exposed(exposed):
+    queries = expressions()
+    assert len(queries) > 30
+    # the labels that Prometheus itself adds when it scrapes
+    scraped = {"instance", "job"}
+    for query in queries:
+        names = re.findall(r"looseleaf_\w+", query)
+        assert names
+        labels = {*re.findall(r"[{,]\s*(\w+)=", query)} - scraped
+        for by in re.findall(r"by \(([^)]*)\)", query):
+            labels |= {label.strip() for label in by.split(",")} - scraped
+        for name in names:
+            assert name in exposed, query
+        assert labels <= set().union(*(exposed[name] for name in names)), query
+
+
+def test_every_value_of_a_label_that_a_query_picks_exists(exposed):
+    picked = [re.findall(r'(?:source|kind|path|end)=~?"([^"$]*)"', q) for q in expressions()]
+    values = {value for found in picked for pattern in found for value in pattern.split("|")}
+    assert values <= {"cached", "computed", "awaited", "grouped"}
+
+
+def test_the_panels_have_names_and_places_of_their_own():
+    panels = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_units_command_and_the_images_are_commands_of_ours():
+    (start,) = directives("ExecStart")
+    program, *arguments = shlex.split(start)
+    image = json.loads(re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE)[0])
+    for command in ([Path(program).name, *arguments], image):
+        assert command[:2] == ["looseleaf", "serve"]
+        options = {word for word in command if word.startswith("--")}
+        assert options and options <= served_options()
+
+
+def test_the_unit_lets_the_server_drain_before_it_is_killed():
+    (start,) = directives("ExecStart")
+    words = shlex.split(start)
+    drain = float(words[words.index("--drain-seconds") + 1])
+    (limit,) = directives("TimeoutStopSec")
+    assert float(limit) > drain
+
+
+def test_every_variable_that_is_named_is_read_by_the_server():
+    variables = set(re.findall(r"LOOSELEAF_[A-Z_]+[A-Z]", DOCKERFILE + UNIT))
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert variables and all(variable in sources for variable in variables)
+
+
+def test_what_the_image_copies_is_there_and_let_through():
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").split()
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()
+    ]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in ignored
+    # what the package's metadata names must be there when pip builds it
+    assert {"pyproject.toml", "README.md", "LICENSE", "src"} <= set(copied)
+
+
+def test_the_image_does_not_run_as_root_and_asks_after_its_health():
+    last = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    user = re.findall(r"^USER (\w+)$", last, re.MULTILINE)
+    assert user and user != ["root"]
+    assert "HEALTHCHECK" in last
+
+
+def test_the_images_health_check_tells_a_server_from_none():
+    (found,) = re.findall(r"^  CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    python, *arguments = json.loads(found)
+    assert python == "python"
+
+    def check(url):
+        command = [sys.executable, *(a.replace("http://127.0.0.1:8000/", url) for a in arguments)]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+    with running_server(keys={"team": "a-secret-key"}) as server:
+        assert check(server.url) == 0
+    assert check(server.url) != 0

@@ -1,0 +1,112 @@
+"""Different salts share nothing: no document, no page of text, no computation on its way."""
+
+import pytest
+
+from looseleaf import LLM, SamplingParams
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import Request
+from tests.engine.harness import (
+    GREEDY,
+    Folder,
+    assert_idle,
+    assert_same_answers,
+    document,
+    make_llm,
+    words,
+)
+from tests.engine.harness import ask as ask_unsalted
+
+LEAD, A, B = words(1, 40), document(1, 45), document(2, 18)
+PROMPT = [LEAD, A, B, words(10, 40)]
+
+
+@pytest.fixture
+def llm(checkpoint: Folder) -> LLM:
+    return make_llm(checkpoint())
+
+
+def add(llm: LLM, name: str, salt: str, params: SamplingParams = GREEDY) -> RequestProgress:
+    return llm.engine.add(Request(name, llm.engine.prompts.from_parts(PROMPT), params, salt))
+
+
+def sources(progress: RequestProgress) -> list[str]:
+    return [d.source for d in progress.output().reuse.documents]
+
+
+def finish(llm: LLM) -> None:
+    while llm.engine.has_work:
+        llm.engine.step()
+        llm.engine.check()
+    assert_idle(llm)
+
+
+def test_what_one_salt_stored_is_unknown_to_every_other(llm: LLM) -> None:
+    computed = []
+    for salt in ("", "one", "two", "one", "two", ""):
+        before = llm.engine.counters.prompt_tokens
+        (output,) = llm.generate([PROMPT], GREEDY, salt=salt)
+        computed.append(llm.engine.counters.prompt_tokens - before)
+        found = {d.source for d in output.reuse.documents}
+        first = len(computed) <= 3
+        assert found == ({"computed"} if first else {"cached"})
+        assert (output.reuse.text_tokens_cached == 0) == first
+    whole = sum(len(part.tokens) for part in llm.engine.prompts.from_parts(PROMPT))
+    assert computed[:3] == [whole] * 3
+    assert max(computed[3:]) < 40
+    assert_idle(llm)
+
+
+def test_no_salt_waits_for_what_another_computes(llm: LLM) -> None:
+    """Neither for a document nor for a page of text, and nothing is read together."""
+    both = [add(llm, "one", "one"), add(llm, "two", "two")]
+    llm.engine.step()
+    llm.engine.check()
+    assert all(progress.metrics.admitted is not None for progress in both)
+    finish(llm)
+    assert [sources(progress) for progress in both] == [["computed"] * 2] * 2
+    assert llm.engine.counters.grouped_items == 0
+    assert both[0].output().token_ids == both[1].output().token_ids
+
+
+def test_under_one_salt_everything_is_shared_as_without(llm: LLM) -> None:
+    both = [add(llm, "one", "tenant"), add(llm, "two", "tenant")]
+    finish(llm)
+    assert [sources(progress) for progress in both] == [["computed"] * 2, ["cached"] * 2]
+    assert both[1].output().reuse.text_tokens_cached > 0
+
+
+def test_a_salt_changes_no_answer(checkpoint: Folder) -> None:
+    plain = ask_unsalted(make_llm(checkpoint()), [PROMPT])
+    salted_engine = ask_unsalted(make_llm(checkpoint(), salt="engine"), [PROMPT])
+    assert_same_answers(plain, salted_engine)
+    (output,) = make_llm(checkpoint()).generate([PROMPT], GREEDY, salt="tenant")
+    assert output.token_ids == plain[0].token_ids
+
+
+def test_all_keys_of_two_salts_and_of_two_engines_differ(checkpoint: Folder) -> None:
+    seen: set[bytes] = set()
+    total = 0
+    for engine_salt in ("", "tenant"):
+        llm = make_llm(checkpoint(), salt=engine_salt)
+        for salt in ("", "tenant", "tenant2"):
+            llm.engine.store.evict_idle()
+            llm.generate([PROMPT], GREEDY, salt=salt)
+            keys = {segment.key for segment in llm.engine.store.segments()}
+            total += len(keys)
+            seen |= keys
+    assert len(seen) == total > 0
+
+
+def test_a_document_on_its_way_is_not_handed_to_another_salt(checkpoint: Folder) -> None:
+    """Its owner leaves while somebody else wants the same text: nobody inherits it."""
+    llm = make_llm(checkpoint(), max_num_batched_tokens=16, max_num_seqs=4)
+    parts = llm.engine.prompts.from_parts([LEAD, document(4, 120), words(10, 9)])
+    for name in ("one", "two"):
+        llm.engine.add(Request(name, parts, GREEDY, salt=name))
+    for _ in range(5):
+        llm.engine.step()
+    assert sum(not segment.ready for segment in llm.engine.store.segments()) == 2
+    llm.engine.abort("one")
+    llm.engine.check()
+    assert sum(not segment.ready for segment in llm.engine.store.segments()) == 1
+    finish(llm)

@@ -1,0 +1,210 @@
+"""Chat completions: answers, streams, documents, and the truth about reuse."""
+
+from typing import Any
+
+import pytest
+
+from looseleaf.server.protocol.answers import ChatCompletion
+from looseleaf.server.service import REFERENCE_NAME
+from tests.server.live import DOCUMENT, QUESTION, Live, chat_body
+
+ANSWER = "Mira Tolland"
+
+
+def text_of(answer: dict[str, Any], index: int = 0) -> str:
+    return str(answer["choices"][index]["message"]["content"])
+
+
+def streamed(events: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [c for event in events for c in event["choices"] if c["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def test_a_question_is_answered_from_its_document(live: Live) -> None:
+    response = live.chat(documents=[{"title": "handbook.txt", "text": DOCUMENT}])
+    answer = ChatCompletion.model_validate(response.json())
+    assert ANSWER in answer.choices[0].message.content
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    (told,) = answer.looseleaf.documents
+    assert told.title == "handbook.txt"
+    assert 0 < told.tokens < answer.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"documents": [{"text": DOCUMENT}]},
+        {"temperature": 1, "seed": 3, "n": 3},
+        {"logprobs": True, "top_logprobs": 3},
+        {"stop": ["Tolland"], "documents": [{"text": DOCUMENT}]},
+    ],
+    ids=["plain", "documents", "three", "logprobs", "stop"],
+)
+def test_a_stream_tells_what_the_whole_answer_tells(live: Live, fields: dict[str, Any]) -> None:
+    whole = live.chat(**fields).json()
+    body = chat_body(stream=True, stream_options={"include_usage": True}, **fields)
+    events = live.events("/v1/chat/completions", body)
+    for choice in whole["choices"]:
+        index = choice["index"]
+        assert streamed(events, index) == choice["message"]["content"]
+        own = [c for event in events for c in event["choices"] if c["index"] == index]
+        assert [c["finish_reason"] for c in own][-1] == choice["finish_reason"]
+        assert all(c["finish_reason"] is None for c in own[:-1])
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        if choice["logprobs"] is not None:
+            entries = [e for c in own if c["logprobs"] for e in c["logprobs"]["content"]]
+            assert [e["token"] for e in entries] == [
+                e["token"] for e in choice["logprobs"]["content"]
+            ]
+    assert {event["id"] for event in events} == {events[0]["id"]}
+    assert all(event["usage"] is None for event in events[:-1])
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert events[-1]["looseleaf"]["text_tokens"] == whole["looseleaf"]["text_tokens"]
+
+
+def test_the_first_and_the_last_chunk_tell_what_was_reused(live: Live) -> None:
+    body = chat_body(stream=True, documents=[{"text": DOCUMENT}])
+    events = live.events("/v1/chat/completions", body)
+    assert [n for n, event in enumerate(events) if "looseleaf" in event] == [0, len(events) - 1]
+    assert events[0]["looseleaf"]["documents"] == events[-1]["looseleaf"]["documents"]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert events[-1]["looseleaf"]["times"]["total"] > 0
+
+
+def test_documents_in_another_order_are_reused_and_never_counted_as_a_prefix(live: Live) -> None:
+    texts = [f"{DOCUMENT} The number of this page is {n}." for n in range(3)]
+    documents = [{"id": f"page-{n}", "text": text} for n, text in enumerate(texts)]
+    first = live.chat(documents=documents).json()["looseleaf"]
+    assert [d["source"] for d in first["documents"]] == ["computed"] * 3
+    assert first["document_tokens_reused"] == 0
+    turned = live.chat(documents=documents[::-1]).json()
+    second = turned["looseleaf"]
+    assert [d["id"] for d in second["documents"]] == ["page-2", "page-1", "page-0"]
+    assert [d["source"] for d in second["documents"]] == ["cached"] * 3
+    assert second["document_tokens_computed"] == 0
+    assert second["document_tokens_reused"] == sum(d["tokens"] for d in first["documents"])
+    cached = turned["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == second["text_tokens_cached"]
+    assert cached <= second["text_tokens"] < turned["usage"]["prompt_tokens"]
+
+
+def test_a_list_of_documents_stands_before_the_text_of_the_last_user_message(live: Live) -> None:
+    part = {"type": "document", "text": DOCUMENT}
+    inside = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
+    body = {"model": REFERENCE_NAME, "messages": inside}
+    placed = live.post("/tokenize", body).json()
+    turns = [{"role": "user", "content": QUESTION}]
+    listed = live.post("/tokenize", {**body, "messages": turns, "documents": [{"text": DOCUMENT}]})
+    assert listed.json() == placed
+
+
+def test_a_document_part_stands_exactly_where_it_is(live: Live) -> None:
+    part = {"type": "document", "text": DOCUMENT}
+    before = [part, {"type": "text", "text": QUESTION}]
+    behind = [{"type": "text", "text": QUESTION}, part, {"type": "text", "text": " Say it."}]
+    offsets = [
+        live.chat(messages=[{"role": "user", "content": content}]).json()["looseleaf"]["documents"][
+            0
+        ]["offset"]
+        for content in (before, behind)
+    ]
+    assert offsets[0] < offsets[1]
+
+
+@pytest.mark.parametrize("marker", ["<|document|>", "<|end|>", "<|assistant|>", "<|begin|>"])
+def test_text_that_looks_like_a_marker_stays_text(live: Live, marker: str) -> None:
+    tokenizer = live.service.llm.engine.tokenizer
+    plain, marked = (
+        live.post(
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": f"What is {text}?"}],
+                "documents": [{"text": f"{DOCUMENT} {text}", "title": text}],
+            },
+        ).json()["tokens"]
+        for text in ("x", marker)
+    )
+    special = [sum(i in tokenizer.special_token_ids for i in ids) for ids in (plain, marked)]
+    assert special[0] == special[1]
+    assert tokenizer.decode(marked, skip_special=False).count(marker) >= 2
+
+
+def test_the_same_seed_gives_the_same_answer_and_other_outputs_differ(live: Live) -> None:
+    first, second = (
+        live.chat(temperature=1.5, seed=11, n=4, ignore_eos=True).json()["choices"]
+        for _ in range(2)
+    )
+    assert first == second
+    assert len({choice["message"]["content"] for choice in first}) > 1
+
+
+def test_logprobs_name_the_token_and_the_likeliest_in_falling_order(live: Live) -> None:
+    answer = live.chat(logprobs=True, top_logprobs=4, documents=[{"text": DOCUMENT}]).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert len(content) == answer["usage"]["completion_tokens"]
+    for entry in content:
+        values = [top["logprob"] for top in entry["top_logprobs"]]
+        assert len(values) == 4
+        assert values == sorted(values, reverse=True)
+        assert entry["logprob"] == values[0], "greedy takes the likeliest"
+        assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
+
+
+def test_an_answer_follows_a_json_schema(live: Live) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+        "required": ["ok", "kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = live.chat(response_format=form, max_tokens=64).json()
+    import json
+
+    value = json.loads(text_of(answer))
+    assert set(value) == {"ok", "kind"}
+    assert isinstance(value["ok"], bool)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_stop_strings_and_limits_end_an_answer(live: Live) -> None:
+    documents = [{"text": DOCUMENT}]
+    stopped = live.chat(documents=documents, stop="Tolland").json()["choices"][0]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["message"]["content"].endswith("Mira ")
+    cut = live.chat(documents=documents, max_completion_tokens=1, max_tokens=None).json()
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert cut["usage"]["completion_tokens"] == 1
+
+
+def test_an_answer_can_be_sent_back_as_it_came(live: Live) -> None:
+    message = live.chat().json()["choices"][0]["message"]
+    turns = [{"role": "user", "content": QUESTION}, message, {"role": "user", "content": "Why?"}]
+    assert live.chat(messages=turns).status_code == 200
+
+
+def test_completions_of_texts_and_of_tokens_agree(live: Live) -> None:
+    body = {"model": REFERENCE_NAME, "temperature": 0, "max_tokens": 8, "logprobs": 2}
+    tokens = live.post("/tokenize", {"prompt": QUESTION}).json()["tokens"]
+    by_text = live.post("/v1/completions", {**body, "prompt": QUESTION}).json()
+    by_tokens = live.post("/v1/completions", {**body, "prompt": tokens}).json()
+    both = live.post("/v1/completions", {**body, "prompt": [QUESTION, "The archive"]}).json()
+    assert by_text["choices"] == by_tokens["choices"]
+    assert both["choices"][0]["text"] == by_text["choices"][0]["text"]
+    assert [choice["index"] for choice in both["choices"]] == [0, 1]
+    columns = by_text["choices"][0]["logprobs"]
+    assert {len(column) for column in columns.values()} == {by_text["usage"]["completion_tokens"]}
+    events = live.events(
+        "/v1/completions", {**body, "prompt": [QUESTION, "The archive"], "stream": True}
+    )
+    for choice in both["choices"]:
+        pieces = [c["text"] for e in events for c in e["choices"] if c["index"] == choice["index"]]
+        assert "".join(pieces) == choice["text"]
+
+
+def test_completions_read_documents(live: Live) -> None:
+    body = {"model": REFERENCE_NAME, "prompt": QUESTION, "documents": [{"text": DOCUMENT}]}
+    told = live.post("/v1/completions", body).json()["looseleaf"]
+    assert len(told["documents"]) == 1

@@ -1,0 +1,67 @@
+"""Registered documents: computed ahead, used by id, pinned, deleted."""
+
+from looseleaf.server.protocol.documents import DocumentBody
+from tests.server.live import DOCUMENT, Live
+
+TEXT = f"{DOCUMENT} " * 20
+
+
+def test_a_registered_document_is_there_when_it_is_asked_about(live: Live) -> None:
+    made = live.post("/v1/documents", {"id": "book", "title": "Book", "text": TEXT + "One."})
+    assert made.status_code == 201
+    document = DocumentBody.model_validate(made.json())
+    assert document.state == "ready"
+    assert document.tokens_done == document.tokens > 100
+    answer = live.chat(documents=[{"id": "book"}]).json()["looseleaf"]
+    (told,) = answer["documents"]
+    assert (told["id"], told["title"], told["source"]) == ("book", "Book", "cached")
+    assert answer["document_tokens_computed"] == 0
+    now = DocumentBody.model_validate(live.client.get("/v1/documents/book").json())
+    assert now.hits == 1
+    assert now.computed == 1
+    assert "book" in [d["id"] for d in live.client.get("/v1/documents").json()["data"]]
+    assert live.client.delete("/v1/documents/book").json()["deleted"] is True
+    assert live.client.get("/v1/documents/book").status_code == 404
+    assert live.chat(documents=[{"id": "book"}]).status_code == 404
+
+
+def test_a_stream_of_progress_grows_until_the_document_is_ready(live: Live) -> None:
+    events = live.events("/v1/documents", {"text": TEXT + "Two.", "stream": True})
+    done = [event["tokens_done"] for event in events]
+    assert done == sorted(done)
+    assert events[-1]["state"] == "ready"
+    assert done[-1] == events[-1]["tokens"]
+    live.client.delete(f"/v1/documents/{events[0]['id']}")
+
+
+def test_the_same_text_is_the_same_document_and_another_one_is_a_conflict(live: Live) -> None:
+    body = {"id": "twice", "text": TEXT + "Three."}
+    first, again = (live.post("/v1/documents", body).json() for _ in range(2))
+    assert again["created"] == first["created"]
+    assert again["computed"] == 1
+    other = live.post("/v1/documents", {**body, "text": "Another text."})
+    assert other.status_code == 409
+    assert other.json()["error"]["code"] == "document_exists"
+    live.client.delete("/v1/documents/twice")
+
+
+def test_a_document_without_waiting_is_accepted_at_once(live: Live) -> None:
+    made = live.post("/v1/documents", {"id": "later", "text": TEXT + "Four.", "wait": False})
+    assert made.status_code in (201, 202)
+    again = live.post("/v1/documents", {"id": "later", "text": TEXT + "Four."})
+    assert again.json()["state"] == "ready"
+    live.client.delete("/v1/documents/later")
+
+
+def test_pinned_pages_are_counted_as_pinned_until_they_are_not(live: Live) -> None:
+    live.wait_until_idle()
+    before = live.now().pages.pinned
+    made = live.post("/v1/documents", {"id": "kept", "text": TEXT + "Five.", "pinned": True}).json()
+    live.wait_until_idle()
+    assert made["pinned"] is True
+    assert live.now().pages.pinned == before + made["pages"]
+    assert live.client.delete("/v1/documents/kept/pin").json()["pinned"] is False
+    assert live.client.post("/v1/documents/kept/pin").json()["pinned"] is True
+    live.client.delete("/v1/documents/kept")
+    live.wait_until_idle()
+    assert live.now().pages.pinned == before

@@ -1,0 +1,102 @@
+"""SIGTERM in the middle of work: what was accepted ends whole, what was not is refused."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.server.live import DOCUMENT, chat_body
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """``looseleaf serve`` in a process of its own, and its address, from its log."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "looseleaf.cli", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        event = json.loads(line)
+        if event["event"] == "listening":
+            return process, event["url"]
+    raise AssertionError(f"the server ended with {process.wait()}")
+
+
+async def read(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> list[Any]:
+    """The events of one stream; ``begun`` is set with its first."""
+    body = chat_body(
+        stream=True,
+        documents=[{"text": f"{DOCUMENT} {number % 3}"}],
+        max_tokens=150,
+        ignore_eos=True,
+    )
+    events = []
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line:
+                events.append(line.removeprefix("data: "))
+                begun.set()
+    return events
+
+
+async def load_and_end(process: subprocess.Popen[str], url: str) -> list[list[Any]]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, trust_env=False, limits=limits
+    ) as client:
+        begun = [asyncio.Event() for _ in range(24)]
+        tasks = [asyncio.create_task(read(client, n, e)) for n, e in enumerate(begun)]
+        await asyncio.gather(*(event.wait() for event in begun))
+        assert not any(task.done() for task in tasks)
+        process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*tasks)
+
+
+def test_sigterm_in_the_middle_of_streams_cuts_none_of_them() -> None:
+    process, url = started()
+    try:
+        streams = asyncio.run(load_and_end(process, url))
+        for events in streams:
+            assert events[-1] == "[DONE]"
+            last = json.loads(events[-2])
+            assert last["choices"][0]["finish_reason"] == "length"
+            assert last["looseleaf"]["attention"]["decode_steps"] >= 149
+        assert process.stderr is not None
+        log = [json.loads(line) for line in process.stderr]
+        assert [e["whole"] for e in log if e["event"] == "stopped"] == [True]
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """The sentence with which ``looseleaf serve`` ends before it listens."""
+    done = subprocess.run(
+        [sys.executable, "-m", "looseleaf.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": SOURCE, **environment},
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_server_without_keys_does_not_listen_to_other_machines() -> None:
+    assert "API keys are needed" in refused("--host", "0.0.0.0")

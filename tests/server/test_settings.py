@@ -1,0 +1,102 @@
+"""Options come from flags, then the environment, then a file, then the configuration's defaults."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from looseleaf.cli import app
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+from looseleaf.errors import InvalidOption, LooseleafError
+
+Serve = Callable[..., tuple[Any, ServerConfig, dict[str, Any]]]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """What the command would serve, instead of serving it; raises what it is refused with."""
+    made: list[tuple[Any, ServerConfig, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        "looseleaf.server.service.make_service", lambda *arguments: made.append(arguments)
+    )
+    monkeypatch.setattr("looseleaf.server.run.serve", lambda _: None)
+
+    def run(*arguments: str, **environment: str) -> tuple[Any, ServerConfig, dict[str, Any]]:
+        done = CliRunner().invoke(app, ["serve", *arguments], env=environment)
+        if isinstance(done.exception, LooseleafError):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return made.pop()
+
+    return run
+
+
+def test_without_options_the_defaults_of_the_configuration_hold(serve: Serve) -> None:
+    assert serve() == (None, ServerConfig(), {})
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    serve: Serve, tmp_path: Path
+) -> None:
+    path = tmp_path / "looseleaf.toml"
+    path.write_text('model = "a"\nport = 1001\nmax_queue = 11\ndeadline = 5.5\nnum_pages = 7\n')
+    model, config, engine = serve(
+        "--config", str(path), "--port", "1003", LOOSELEAF_PORT="1002", LOOSELEAF_MAX_QUEUE="12"
+    )
+    assert model == "a"
+    assert (config.port, config.max_queue, config.deadline) == (1003, 12, 5.5)
+    assert engine == {"num_pages": 7}
+    model, config, _ = serve("b", LOOSELEAF_CONFIG=str(path), LOOSELEAF_MODEL="c")
+    assert (model, config.port) == ("b", 1001)
+
+
+def test_system_prompts_may_be_several_from_flags_and_from_a_file(
+    serve: Serve, tmp_path: Path
+) -> None:
+    path = tmp_path / "looseleaf.toml"
+    path.write_text('system_prompt = ["a.txt", "b=b.txt"]\n')
+    assert serve("--config", str(path))[1].system_prompt == ("a.txt", "b=b.txt")
+    given = ("--system-prompt", "x.txt", "--system-prompt", "y=y.txt")
+    assert serve(*given)[1].system_prompt == ("x.txt", "y=y.txt")
+
+
+@pytest.mark.parametrize("content", ["ports = 1", "port = [1]", "[server]\nport = 1", "port ="])
+def test_a_file_with_something_unknown_is_refused(
+    serve: Serve, tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "looseleaf.toml"
+    path.write_text(content)
+    with pytest.raises(InvalidOption, match=r"looseleaf\.toml"):
+        serve("--config", str(path))
+
+
+def test_an_unknown_variable_is_refused(serve: Serve) -> None:
+    with pytest.raises(InvalidOption, match="LOOSELEAF_PROT"):
+        serve(LOOSELEAF_PROT="1")
+
+
+def test_every_option_is_a_flag_with_its_default_and_its_help() -> None:
+    text = " ".join(
+        CliRunner(env={"COLUMNS": "200"}).invoke(app, ["serve", "--help"]).output.split()
+    )
+    sections = (ServerConfig, EngineConfig, CacheConfig, SchedulerConfig)
+    for option in (f for s in sections for f in dataclasses.fields(s) if "help" in f.metadata):
+        assert f"--{option.name.replace('_', '-')}" in text
+        assert option.metadata["help"] in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"port": 70_000}, "port"),
+        ({"max_queue": 0}, "max_queue"),
+        ({"deadline": -1.0}, "deadline"),
+        ({"document_template": "no place"}, "{text}"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        ServerConfig(**fields)
