@@ -32,7 +32,9 @@ Row = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class ServingSizes:
-    """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each."""
+    """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each;
+    ``step_tokens`` the most that the engine computes in a step.
+    """
 
     document: int = 4096
     question: int = 64
@@ -46,6 +48,7 @@ class ServingSizes:
     repetitions: int = 5
     rates: tuple[float, ...] = (5.0, 20.0, 60.0)
     arrivals: int = 80
+    step_tokens: int = 32_768
 
     @classmethod
     def small(cls) -> "ServingSizes":
@@ -92,7 +95,9 @@ class Workbench:
             device=str(device),
             max_model_len=6 * sizes.document + sizes.prefix + 1024,
             cache=CacheConfig(num_pages=sizes.pages),
-            scheduler=SchedulerConfig(max_num_seqs=max(256, sizes.short_prompts)),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max(256, sizes.short_prompts), max_num_batched_tokens=sizes.step_tokens
+            ),
         )
         engine = random_engine(shape, config, device)
         return cls(shape, engine, measure_ceilings(device, engine.runner.model.dtype), sizes)
@@ -190,6 +195,7 @@ def _row(
         "looseleaf_low": taken.range[0],
         "looseleaf_high": taken.range[1],
         "repetitions": len(values),
+        "step_tokens": bench.sizes.step_tokens,
         "floor": floor or 0.0,
         "roofline_share": share,
         "terabytes_per_second": bench.ceilings.bytes_per_second / 1e12,
