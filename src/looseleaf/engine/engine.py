@@ -31,7 +31,6 @@ from looseleaf.errors import (
     DeadlineExceeded,
     InvalidOption,
     InvalidRequest,
-    LooseleafError,
     PoolTooSmall,
     as_looseleaf_error,
 )
