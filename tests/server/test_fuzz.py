@@ -86,6 +86,8 @@ def test_no_request_makes_a_fault_or_loses_a_page(
     def ask(case: schemathesis.Case, known: int, kept: set[int]) -> None:
         if known and isinstance(case.body, dict) and "model" in case.body:
             case.body = likelier(case.body, kept, "completions" in path)
+            if known == 1 and "messages" in case.body:
+                case.body["messages"] = [{"role": "user", "content": "Where is the archive?"}]
         response = case.call(base_url=fuzzed.url, timeout=20)
         case.validate_response(response, checks=[not_a_server_error, response_schema_conformance])
         statuses[response.status_code] += 1
