@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
     from looseleaf.engine.request import Document
     from looseleaf.errors import LooseleafError
-    from looseleaf.sampling_params import SamplingParams
+    from looseleaf.sampling_params import Grammar, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,7 @@ __all__ = [
     "AsyncLLM",
     "Document",
     "SamplingParams",
+    "Grammar",
     "RequestOutput",
     "CompletionOutput",
     "ReuseReport",
@@ -38,6 +39,7 @@ _HOMES = {
     "AsyncLLM": "looseleaf.engine.async_llm",
     "Document": "looseleaf.engine.request",
     "SamplingParams": "looseleaf.sampling_params",
+    "Grammar": "looseleaf.sampling_params",
     "RequestOutput": "looseleaf.engine.outputs",
     "CompletionOutput": "looseleaf.engine.outputs",
     "ReuseReport": "looseleaf.engine.outputs",

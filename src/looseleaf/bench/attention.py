@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from looseleaf.attention.cost_model import default_cost_model
+from looseleaf.attention.cost_model import cost_model_of
 from looseleaf.attention.plan import AttentionPlan, Planner
 from looseleaf.bench.attention_cases import (
     AttentionShape,
@@ -86,10 +86,7 @@ class Bench:
         rope = RopeConfig(shape.head_dim, shape.head_dim)
         self.rotation = build_rotation(rope, longest, self.device)
         self.rule = ScoreRule(shape.head_dim**-0.5)
-        processors = 132
-        if self.device.type == "cuda":
-            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        costs = default_cost_model(shape.head_dim, shape.dtype.itemsize, processors)
+        costs = cost_model_of(self.device, shape.head_dim, shape.dtype.itemsize)
         self.planner = Planner(
             shape.page_size, shape.num_qo_heads, shape.num_kv_heads, self.device, costs
         )

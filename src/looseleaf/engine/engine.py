@@ -163,6 +163,8 @@ class Engine:
             )
 
         def pin(progress: RequestProgress) -> None:
+            if progress.error is not None:
+                return
             sequence = progress.outputs[0].sequence
             run = sequence.runs[0]
             for page in range(run.computed // self._admission.page_size):
@@ -339,7 +341,7 @@ class Engine:
 
     def _expire(self, now: float) -> list[RequestProgress]:
         """End the requests whose deadline has passed."""
-        expired = self._deadlines.expired(now)
+        expired = self._deadlines.expired(now, self._requests)
         for progress in expired:
             error = DeadlineExceeded(
                 f"the request did not end within its deadline of {progress.request.deadline} s: "
@@ -363,8 +365,8 @@ class Engine:
         if progress.finished and (ended := self._warming.pop(name, None)):
             try:
                 ended(progress)
-            except LooseleafError as error:
-                progress.error = error
+            except Exception as error:
+                progress.error = as_looseleaf_error(error)
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
         if progress.finished:

@@ -65,7 +65,7 @@ def _partial_attention_kernel(
     softmax_scale, soft_cap, window,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr, AWAITED: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
@@ -87,9 +87,8 @@ def _partial_attention_kernel(
                 stride_out_state, stride_out_head, stride_lse_state, stride_table,
                 stride_positions, softmax_scale, soft_cap, window,
                 GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
-                CHAINED and not AWAITED, BLOCK_M, BLOCK_N, BLOCK_D,
+                CHAINED, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
-    # the next kernel waits for this one alone, so this one is not done before those before it are
     await_previous(CHAINED)
 
 
@@ -230,23 +229,23 @@ def partial_attention_triton(
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     block_d = triton.next_power_of_2(head_dim)
-    chained = chains(q)
-    # whether a launch before this one has waited for whatever wrote the queries and the pages
-    awaited = False
+    chained, awaited = chains(q), False
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
-        programs = min(_programs(q) * tile.programs_per_processor, items * num_kv_heads)
-        if (
-            tile.block_m >= hopper_attention.PACKED_ROWS
-            and first_item is not None
-            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
+        units = items * num_kv_heads
+        # lists that nobody planned may hold pages that no row sees
+        if first_item is not None and hopper_attention.serves(
+            k_pages, rule, work.mask_words, slot_positions
         ):
-            from looseleaf.ops.hopper_attention.kernel import launch, work_arrays
+            from looseleaf.ops.hopper_attention.kernel import Grid, launch, work_arrays
 
+            groups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
+            grid = Grid(min(_programs(q) * (3 - groups), units), groups, awaited)
+            awaited = True
             lists = work_arrays(work, first_item, end_item)
             pages, state = (k_pages, v_pages), (out, lse)
-            launch(q, pages, lists, work.page_indices, state, rotation, rule, programs)
-            awaited = True
+            launch(q, pages, lists, work.page_indices, state, rotation, rule, grid)
             continue
+        programs = min(_programs(q) * tile.programs_per_processor, units)
         _partial_attention_kernel[(programs, row_programs)](
             q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
             first_item, end_item, work.item_page_indptr, work.item_entry_indptr,
@@ -259,7 +258,7 @@ def partial_attention_triton(
             NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
             ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
             CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-            CHAINED=chained, AWAITED=awaited, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
+            CHAINED=chained, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
             launch_pdl=chained,
         )  # fmt: skip

@@ -174,11 +174,11 @@ def prefill_attention_triton(
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
-        from looseleaf.ops.hopper_attention.kernel import launch, span_arrays
+        from looseleaf.ops.hopper_attention.kernel import Grid, launch, span_arrays
 
-        pages, programs = (k_pages, v_pages), tiles * num_kv_heads
+        pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2)
         lists = span_arrays(spans)
-        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, programs)
+        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, grid)
         return AttnState(out, lse)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
