@@ -34,7 +34,7 @@ def test_every_case_is_measured_with_its_share_of_the_roofline():
     rows = list(measure(SMALL))
     names = {case.name for case in cases(SMALL)}
     assert {row["measurement"] for row in rows} == names
-    assert all(0 < row["share_of_roofline"] and row["low"] <= row["median"] for row in rows)
+    assert all(row["share_of_roofline"] > 0 and row["low"] <= row["median"] for row in rows)
     assert all(row["error_share_of_budget"] <= 1 for row in rows)
     assert len(list(ratios(rows))) == len(names)
 

@@ -8,7 +8,7 @@ layers where the device has graphs.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ _INNER = 4
 class AttentionConfig:
     """Which shape, how long, and how often; ``longest`` scales all cases."""
 
-    shape: AttentionShape = AttentionShape()
+    shape: AttentionShape = field(default_factory=AttentionShape)
     longest: int = 16384
     rows: int = 64
     repetitions: int = 5
@@ -153,7 +153,7 @@ def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3 / _INNER
+        return float(start.elapsed_time(end)) / 1e3 / _INNER
 
     return replayed
 
@@ -190,7 +190,8 @@ def _measure_case(bench: Bench, case: Case, ceilings: Ceilings) -> Iterator[Row]
     for name, seconds in taken.items():
         # a peer has one rectangle, ours a pool for every layer
         layers = 1 if name == "torch sdpa" else shape.layers
-        yield _row(case, name, seconds.map(lambda s, n=layers: s / n * 1e6), floor * 1e6) | {
+        a_layer = Repeated(tuple(value / layers * 1e6 for value in seconds.values))
+        yield _row(case, name, a_layer, floor * 1e6) | {
             "flops": float(case.pairs() * shape.flops_per_pair),
             "bytes": float(num_bytes),
             "copy_tb_per_s": ceilings.bytes_per_second / 1e12,

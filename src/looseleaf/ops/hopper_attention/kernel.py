@@ -28,8 +28,6 @@ from looseleaf.ops.hopper_tiles.kernel import (
     turn_rows,
     wait_for_group,
 )
-from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import table
 from looseleaf.types import Rotation, ScoreRule
 
@@ -356,7 +354,11 @@ def launch(
     rule: ScoreRule,
     grid: Grid,
 ) -> None:
-    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``."""
+    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``.
+
+    Of a work list: first and end item, page and entry prefix sums of items, row, offset, bound and
+    state of entries, positions of pages and rows, heads of items, as `_unit` counts them.
+    """
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
@@ -368,23 +370,6 @@ def launch(
         DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
-        KEYS=keys, STAGES=stages, AWAITED=grid.awaited, num_warps=4, maxnreg=registers, launch_pdl=True,
-    )  # fmt: skip
-
-
-def work_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
-    """The arrays of a work list as the kernel counts them."""
-    return (
-        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
-        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
-        work.row_positions, work.item_kv_head,
-    )  # fmt: skip
-
-
-def span_arrays(spans: SpanList) -> tuple[Tensor, ...]:
-    """The arrays of a span list as the kernel counts them."""
-    return (
-        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
-        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_length,
-        spans.span_length, spans.row_positions,
+        KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
+        num_warps=4, maxnreg=registers, launch_pdl=True,
     )  # fmt: skip

@@ -106,7 +106,9 @@ def merge_states_triton(
     _merge_states_kernel[(rows, heads)](
         states.out, states.lse, carried_out, carried_lse, out, lse, row_state_indptr.contiguous(),
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained, BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=1, enable_fp_fusion=True, launch_pdl=chained,
+        HEAD_DIM=head_dim, CHAINED=chained,
+        BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
+        num_warps=1,
+        enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)

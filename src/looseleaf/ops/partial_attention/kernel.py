@@ -236,12 +236,12 @@ def partial_attention_triton(
         if first_item is not None and hopper_attention.serves(
             k_pages, rule, work.mask_words, slot_positions
         ):
-            from looseleaf.ops.hopper_attention.kernel import Grid, launch, work_arrays
+            from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
             groups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
             grid = Grid(min(_programs(q) * (3 - groups), units), groups, awaited)
             awaited = True
-            lists = work_arrays(work, first_item, end_item)
+            lists = _hopper_arrays(work, first_item, end_item)
             pages, state = (k_pages, v_pages), (out, lse)
             launch(q, pages, lists, work.page_indices, state, rotation, rule, grid)
             continue
@@ -293,3 +293,12 @@ def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
     most = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
     return Tile(block_m, most, 4, tile_stages(most, block_d, itemsize), 2)
+
+
+def _hopper_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
+    """The arrays of a work list as the Hopper kernel counts them."""
+    return (
+        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
+        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
+        work.row_positions, work.item_kv_head,
+    )  # fmt: skip

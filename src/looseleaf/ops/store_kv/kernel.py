@@ -91,5 +91,6 @@ def store_kv_triton(
         heads, *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
         rotation.cos.stride(0), PAGE_SIZE=k_pages.shape[2], HEAD_DIM=head_dim,
         ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
-        CHAINED=chained, BLOCK_H=block_h, BLOCK_D=block_d, enable_fp_fusion=True, launch_pdl=chained,
+        CHAINED=chained, BLOCK_H=block_h, BLOCK_D=block_d, enable_fp_fusion=True,
+        launch_pdl=chained,
     )  # fmt: skip
