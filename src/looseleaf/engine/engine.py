@@ -275,17 +275,14 @@ class Engine:
         launched, self._ahead = self._ahead, None
         if launched is None:
             return None
-        work = launched.work
-        decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
-        chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
-        if not decode and not chunks:
-            return None
-        return replace(launched, work=replace(work, decode=decode, chunks=chunks))
+        work = _still_running(launched.work)
+        return None if work.empty else replace(launched, work=work)
 
     def _finish(self, launched: _Launched, changed: list[RequestProgress]) -> None:
         """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
         try:
-            self._scheduler.complete(launched.work)
+            # a fault in drawing has ended its request, and given its pages back
+            self._scheduler.complete(_still_running(launched.work))
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
             return
@@ -382,6 +379,13 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
+
+
+def _still_running(work: StepWork) -> StepWork:
+    """``work`` without the sequences that have ended since."""
+    decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
+    chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
+    return replace(work, decode=decode, chunks=chunks)
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:
