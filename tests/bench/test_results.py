@@ -68,9 +68,12 @@ def test_a_row_names_its_commit_and_only_changed_code_makes_it_dirty(
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "first")
+    monkeypatch.delenv("LOOSELEAF_COMMIT", raising=False)
     monkeypatch.setattr(origin, "__file__", str(tmp_path / "code/origin.py"))
     commit = git("rev-parse", "--short=12", "HEAD")
     (tmp_path / "results/speed.csv").write_text("before\nafter\n")
     assert describe_origin()["commit"] == commit
     (tmp_path / "code/origin.py").write_text("after\n")
     assert describe_origin()["commit"] == f"{commit}-dirty"
+    monkeypatch.setenv("LOOSELEAF_COMMIT", "0123456789ab")
+    assert describe_origin()["commit"] == "0123456789ab"

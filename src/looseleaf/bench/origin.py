@@ -3,6 +3,7 @@ it.
 """
 
 import datetime
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,9 @@ def describe_origin() -> dict[str, str]:
 
 
 def _commit() -> str:
+    # a copy without its history can't know
+    if told := os.environ.get("LOOSELEAF_COMMIT"):
+        return told
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         # rows that a run before this one appended are no change of the code
