@@ -122,11 +122,11 @@ def test_the_client_comes_back_after_a_429_when_it_was_told_to():
 def test_the_client_repeats_what_failed_by_a_fault_of_the_server(live, monkeypatch):
     run, left = Runner.run, [1]
 
-    def fail_once(self, work):
+    def fail_once(self, *arguments):
         if left:
             left.pop()
             raise RuntimeError("a fault made by a test")
-        return run(self, work)
+        return run(self, *arguments)
 
     monkeypatch.setattr(Runner, "run", fail_once)
     with client_of(RunningServer(f"{live.url}/"), max_retries=1) as client:
@@ -138,7 +138,7 @@ def test_the_client_repeats_what_failed_by_a_fault_of_the_server(live, monkeypat
 
 
 def test_a_fault_is_an_internal_server_error_with_the_requests_id(live, monkeypatch):
-    def fail(self, work):
+    def fail(self, *arguments):
         raise RuntimeError("a fault made by a test")
 
     with client_of(RunningServer(f"{live.url}/")) as client:
