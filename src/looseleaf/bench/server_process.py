@@ -41,6 +41,8 @@ class ServerProcess:
             "dtype": "float32",
             "api-keys": folder / "keys",
             "max-queue": self._max_queue,
+            # full soon, so that memory which grows later is a leak and no pool that fills
+            "memory-gib": 0.25,
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
