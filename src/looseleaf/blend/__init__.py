@@ -1,0 +1,43 @@
+"""Which tokens of reused documents are computed again when the documents meet in one request.
+
+Pure functions over tensors. A *selector* (one file each) turns the scores of the candidates into
+tokens, within a *budget*; where its scores come from is its ``evidence``. Running the model, and
+keeping patches and masking what they replace is left to the engine, which calls in between layers
+through ``RowFilter``.
+"""
+
+from looseleaf.blend.budget import Budget, choose
+from looseleaf.blend.candidates import Candidates, Evidence, Selector
+from looseleaf.blend.deviation import Deviation, gradual_factors, kv_deviation
+from looseleaf.blend.everything import Everything
+from looseleaf.blend.first_k import FirstK
+from looseleaf.blend.links import Chase, Links
+from looseleaf.blend.nothing import Nothing
+from looseleaf.blend.oracle import Oracle, deviation_over_layers
+from looseleaf.blend.question import Question
+from looseleaf.blend.random_tokens import RandomTokens
+from looseleaf.blend.received import Readers, attention_received
+from looseleaf.blend.row_filter import RowFilter
+
+__all__ = [
+    "Budget",
+    "Candidates",
+    "Chase",
+    "Deviation",
+    "Everything",
+    "Evidence",
+    "FirstK",
+    "Links",
+    "Nothing",
+    "Oracle",
+    "Question",
+    "RandomTokens",
+    "Readers",
+    "RowFilter",
+    "Selector",
+    "attention_received",
+    "choose",
+    "deviation_over_layers",
+    "gradual_factors",
+    "kv_deviation",
+]

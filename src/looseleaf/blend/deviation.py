@@ -1,0 +1,88 @@
+"""KV deviation (CacheBlend): how far a token's fresh keys and values are from the stored ones.
+
+Every candidate is computed up to the check layer; the tokens that deviate most go on, fewer with
+each check layer (gradual filtering). Layer 0 never deviates: its keys and values depend on the
+token and its position alone. What a later layer brings is not seen at an earlier one, so a check
+layer must lie behind the layer at which the documents' dependence first shows."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.blend.budget import Budget, choose
+from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.errors import InvalidOption
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Keeps the tokens with the highest deviation at each of ``check_layers``.
+
+    ``factors`` scales the budget at each check layer; left out, all are 1. The mean over the layers
+    from the first check layer on is what the request spends, besides the layers before it, which
+    compute every candidate."""
+
+    budget: Budget
+    check_layers: tuple[int, ...] = (1,)
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        layers = self.check_layers
+        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1:
+            raise InvalidOption(
+                f"check layers are ascending and start at 1 or later (layer 0 never deviates), "
+                f"not {layers}"
+            )
+        if self.factors and len(self.factors) != len(layers):
+            raise InvalidOption(f"{len(layers)} check layers need as many factors, or none")
+        if any(a < b for a, b in pairwise(self.factors)):
+            raise InvalidOption("factors never rise: a row left out can't come back")
+
+    @property
+    def evidence(self) -> Evidence:
+        return "deviation"
+
+    def at(self, layer: int) -> "Deviation":
+        """The selector for the rows that reach check layer ``layer``, by its own budget."""
+        place = self.check_layers.index(layer)
+        factor = self.factors[place] if self.factors else 1.0
+        return Deviation(self.budget.scaled(factor), (layer,))
+
+    def select(
+        self, candidates: Candidates, scores: Float[Tensor, " tokens"]
+    ) -> Int[Tensor, " kept"]:
+        return choose(scores, candidates, self.budget)
+
+
+def gradual_factors(num_check_layers: int, tilt: float = 0.25) -> tuple[float, ...]:
+    """Factors that fall evenly from ``1 + tilt`` to ``1 - tilt``; their mean is 1."""
+    if num_check_layers == 1:
+        return (1.0,)
+    step = 2 * tilt / (num_check_layers - 1)
+    return tuple(1 + tilt - step * i for i in range(num_check_layers))
+
+
+def kv_deviation(
+    keys: Float[Tensor, "tokens kv_heads head_dim"],
+    values: Float[Tensor, "tokens kv_heads head_dim"],
+    stored_keys: Float[Tensor, "tokens kv_heads head_dim"],
+    stored_values: Float[Tensor, "tokens kv_heads head_dim"],
+) -> Float[Tensor, " tokens"]:
+    """Relative change of each token's keys plus that of its values, fp32, 0 where nothing changed.
+
+    Fresh and stored must stand in the same frame, which one does not matter: turning both by the
+    same angle changes no length. Relative, since keys are often longer than values."""
+    return _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
+
+
+def _relative_change(
+    fresh: Float[Tensor, "tokens kv_heads head_dim"],
+    stored: Float[Tensor, "tokens kv_heads head_dim"],
+) -> Float[Tensor, " tokens"]:
+    fresh, stored = fresh.float().flatten(1), stored.float().flatten(1)
+    change = torch.linalg.vector_norm(fresh - stored, dim=1)
+    relative: Tensor = change / torch.linalg.vector_norm(stored, dim=1).clamp_min(1e-12)
+    return relative

@@ -1,0 +1,56 @@
+"""The first tokens of every document but a request's first (EPIC's LegoLink-k).
+
+They carry what a document encoded by itself gets wrong at its seam: an attention sink of its own.
+Costs no evidence."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.errors import InvalidOption
+
+
+@dataclass(frozen=True)
+class FirstK:
+    """Chooses up to ``k`` tokens of each document, none of the first document of a request."""
+
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise InvalidOption(f"first-k takes 0 or more tokens of a document, not {self.k}")
+
+    @property
+    def evidence(self) -> Evidence:
+        return "none"
+
+    def select(
+        self, candidates: Candidates, scores: Float[Tensor, " tokens"]
+    ) -> Int[Tensor, " kept"]:
+        return (
+            (place_in_document(candidates) < self.k)
+            .logical_and(candidates.documents != first_documents(candidates))
+            .nonzero()[:, 0]
+        )
+
+
+def place_in_document(candidates: Candidates) -> Int[Tensor, " tokens"]:
+    """How many candidates of its own document stand before each."""
+    documents, requests = candidates.documents, candidates.requests
+    index = torch.arange(len(candidates), device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[1:] = (documents[1:] != documents[:-1]) | (requests[1:] != requests[:-1])
+    return index - torch.where(begins, index, 0).cummax(0).values
+
+
+def first_documents(candidates: Candidates) -> Int[Tensor, " tokens"]:
+    """The number of the first document of each candidate's request."""
+    if not len(candidates):
+        return candidates.documents
+    starts = torch.tensor(candidates.starts, device=candidates.documents.device)
+    # a request without candidates begins where the next does; nobody asks for its first document
+    firsts = candidates.documents[starts.clamp_max(len(candidates) - 1)]
+    return firsts[candidates.requests]

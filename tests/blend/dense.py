@@ -1,0 +1,162 @@
+"""Blending as plainly as it can be written: one request, dense attention, exact masks, fp32.
+
+Keys are kept turned to their true positions. What the engine does with pages, patches and masks
+must agree with this."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from looseleaf.blend import Candidates, Chase, Links, Question, Readers, Selector
+from looseleaf.blend.received import attention_received
+from looseleaf.models import Decoder
+from looseleaf.rope import build_rotation, softmax_scale
+from looseleaf.types import LayerHook, ScoreRule
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A lead, documents, and a text behind them."""
+
+    lead: list[int]
+    documents: list[list[int]]
+    text: list[int]
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.tensor([*self.lead, *(t for d in self.documents for t in d), *self.text])
+
+    @property
+    def parts(self) -> Tensor:
+        """The number of the part that each token stands in: the lead is 0."""
+        lengths = torch.tensor([len(p) for p in (self.lead, *self.documents, self.text)])
+        return torch.arange(len(lengths)).repeat_interleave(lengths)
+
+    @property
+    def candidates(self) -> Candidates:
+        start, stop = len(self.lead), len(self.tokens) - len(self.text)
+        return Candidates(torch.arange(start, stop), self.parts[start:stop], (stop - start,))
+
+
+@dataclass
+class Pass:
+    """One pass over some rows, and what it did: the attention object that a decoder calls."""
+
+    blend: "DenseBlend"
+    keys: list[Tensor]
+    values: list[Tensor]
+    positions: Tensor
+    rows: Tensor | None = None  # those of `positions` that this layer computes; None: all
+    queries: dict[int, Tensor] = field(default_factory=dict)
+    lse: dict[int, Tensor] = field(default_factory=dict)
+    fresh: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = self.positions if self.rows is None else self.positions[self.rows]
+        q, k = self.blend.turn(q, at), self.blend.turn(k, at)
+        self.queries[layer], self.fresh[layer] = q, (k, v)
+        end = int(at[-1]) + 1
+        keys, values = self.keys[layer][:end].clone(), self.values[layer][:end].clone()
+        keys[at], values[at] = k, v
+        group = q.shape[1] // k.shape[1]
+        scores = torch.einsum("qhd,khd->qhk", q, keys.repeat_interleave(group, 1))
+        scores = scores * self.blend.rule.softmax_scale
+        scores = scores.masked_fill((at[:, None] < torch.arange(end))[:, None], -torch.inf)
+        self.lse[layer] = scores.logsumexp(-1)
+        return torch.einsum("qhk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1))
+
+
+class DenseBlend:
+    """One prompt: its documents encoded behind the lead, each by itself, then passes over rows."""
+
+    def __init__(self, model: Decoder, prompt: Prompt) -> None:
+        self.model, self.prompt = model, prompt
+        config = model.config
+        self.rule = ScoreRule(softmax_scale(config.rope))
+        self.rotation = build_rotation(config.rope, config.max_position_embeddings)
+        self.tokens, self.candidates = prompt.tokens, prompt.candidates
+        shape = (config.num_layers, len(self.tokens), config.num_kv_heads, config.head_dim)
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        start = len(prompt.lead)
+        for document in prompt.documents:
+            self._store(document, start)
+            start += len(document)
+        self.text_rows = torch.arange(start, len(self.tokens))
+
+    def turn(self, x: Tensor, positions: Tensor, back: bool = False) -> Tensor:
+        half = self.rotation.rotary_dim // 2
+        cos, sin = self.rotation.cos[positions][:, None], self.rotation.sin[positions][:, None]
+        sin = -sin if back else sin
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+
+    def _store(self, document: list[int], start: int) -> None:
+        lead = len(self.prompt.lead)
+        tokens = torch.tensor([*self.prompt.lead, *document])
+        empty = torch.zeros_like(self.keys[:, : len(tokens)])
+        done = Pass(self, list(empty), list(empty), torch.arange(len(tokens)))
+        self.model.forward(tokens, done)
+        true = torch.cat((torch.arange(lead), torch.arange(start, start + len(document))))
+        for layer, (k, v) in done.fresh.items():
+            unturned = self.turn(k, torch.arange(len(tokens)), back=True)
+            self.keys[layer, true] = self.turn(unturned, true)
+            self.values[layer, true] = v
+
+    def run(
+        self, positions: Tensor, hook: LayerHook | None = None, done: Pass | None = None
+    ) -> tuple[Tensor, Pass]:
+        """Hidden states of the rows at ``positions`` that are left at the end, and the pass."""
+        done = done or Pass(self, list(self.keys), list(self.values), positions)
+        return self.model.forward(self.tokens[positions], done, hook), done
+
+    def rows(self, chosen: Tensor) -> Tensor:
+        """Positions of the chosen candidates and of the text."""
+        return torch.cat((self.candidates.positions[chosen], self.text_rows))
+
+    def received(self, done: Pass, layers: range, weight: Tensor | None = None) -> Tensor:
+        """``attention_received`` from the rows of a pass, the maximum over ``layers``."""
+        at = done.positions
+        ones = torch.ones(len(at)) if weight is None else weight
+        parts, request = self.prompt.parts[at], torch.zeros_like(at)
+        keys = self.keys[:, self.candidates.positions]
+        found = [
+            attention_received(
+                Readers(done.queries[i], done.lse[i], at, parts, request, ones),
+                keys[i],
+                self.candidates,
+                self.rule,
+            )
+            for i in layers
+        ]
+        return torch.stack(found).amax(0)
+
+    def question_scores(self, question: Question, num_text: int | None = None) -> Tensor:
+        """The question's evidence; ``num_text`` leaves out what follows the prompt's own text."""
+        rows = self.text_rows[:num_text]
+        _, done = self.run(rows)
+        num_layers = self.model.config.num_layers
+        watched = [i for i in range(num_layers) if question.watches(i, num_layers)]
+        return self.received(done, range(watched[0], num_layers))
+
+    def chase(self, links: Links, num_text: int | None = None) -> Chase:
+        """All rounds of a chase, each with a pass over the scouts alone."""
+        scores = self.question_scores(links.question, num_text)
+        chase = links.begin(self.candidates, scores)
+        depth = links.scout_layers(self.model.config.num_layers)
+        for _ in range(links.rounds):
+            if not len(chase.scouts):
+                break
+            _, done = self.run(self.candidates.positions[chase.scouts])
+            strength = self.received(done, range(depth), chase.importance[chase.scouts])
+            chase = links.follow(self.candidates, chase, strength)
+        return chase
+
+    def choose(self, selector: Selector, num_text: int | None = None) -> Tensor:
+        """What a selector chooses that needs no row filter."""
+        scores = torch.zeros(len(self.candidates))
+        if isinstance(selector, Question):
+            scores = self.question_scores(selector, num_text)
+        elif isinstance(selector, Links):
+            scores = self.chase(selector, num_text).scores
+        return selector.select(self.candidates, scores)
