@@ -105,6 +105,7 @@ class StepGraphs:
             _power_of_two(work.num_items, 128),
             _power_of_two(work.num_entries, 128),
             _power_of_two(work.num_pages, 8192),
+            _power_of_two(work.num_mask_words, 1024) if work.num_mask_words else 0,
         )
         key = GraphKey(capacity, work.tiles)
         if key not in self._graphs:
