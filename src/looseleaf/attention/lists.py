@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import Bitmap, DecodeRow, Entry, Item
+from looseleaf.attention.groups import Bitmap, DecodeRow, Item
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -80,6 +80,7 @@ class FlatItems:
         entries = [entry for item in items for entry in item.entries]
         explicit = int32([item.explicit for item in items])
         masks, mask_words = join_bitmaps([entry.hidden for entry in entries])
+        numbers = [(*entry[:3], mask) for entry, mask in zip(entries, masks, strict=True)]
         # a list with patches or bitmaps has words: that is how operators know it from plain ones
         if not len(mask_words) and explicit.any():
             mask_words = int32([0])
@@ -88,9 +89,7 @@ class FlatItems:
             indptr_of([len(p) for p in pages]),
             int32([item.first_page for item in items]),
             explicit,
-            np.array([(*_numbers(e), m) for e, m in zip(entries, masks, strict=True)], dtype=np.int32)
-            .reshape(-1, 4)
-            .T,
+            np.array(numbers, dtype=np.int32).reshape(-1, 4).T,
             indptr_of([len(item.entries) for item in items]),
             mask_words,
         )
@@ -121,10 +120,6 @@ class FlatItems:
     def num_entries(self) -> IntArray:
         """Entries of each item."""
         return np.diff(self.entry_indptr)
-
-
-def _numbers(entry: Entry) -> tuple[int, int, int]:
-    return entry.row, entry.offset, entry.bound
 
 
 def join_bitmaps(bitmaps: Sequence[Bitmap | None]) -> tuple[list[int], IntArray]:

@@ -4,6 +4,7 @@ rows.
 Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
 operators. A cost model chooses who reads together and how far items are cut."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -268,7 +269,9 @@ def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[It
             Entry(first_row + n, offset, max(0, min(bound, position - offset + 1)), span.hidden)
             for n, position in enumerate(chunk.positions)
         ]
-        keys = span.length if span.places is not None else entries[-1].bound
+        keys = entries[-1].bound
+        if span.places is not None:
+            keys = bisect_left(span.places, keys)
         seen = -(-keys // page_size)
         items.append(Item(span.pages[:seen], 0, entries, explicit=span.places is not None))
     return items

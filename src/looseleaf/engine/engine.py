@@ -300,21 +300,15 @@ class Engine:
             changed += [output.request for _, output in taking]
 
     def _requests_of(self, work: StepWork) -> list[RequestProgress]:
-        sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
+        sequences = [*work.decode, *work.choosing, *(chunk.sequence for chunk in work.chunks)]
         return [self._outputs[s].request for s in sequences if s in self._outputs]
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
         steps.
         """
-        private = [
-            page
-            for sequence in self._scheduler.running
-            for run in sequence.runs
-            for page, segment in zip(run.pages, run.segments, strict=True)
-            if segment is None
-        ]
-        self.store.check(private)
+        running = self._scheduler.running
+        self.store.check([page for sequence in running for page in sequence.private_pages()])
 
     def _take(
         self, output: OutputProgress, token: int, logprobs: tuple[TokenLogprob, ...] | None

@@ -71,11 +71,11 @@ class Decoder:
 
     def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
         rows, config = normed.shape[0], self.config
-        heads = project(normed, layer.qkv).view(rows, -1, config.head_dim)
+        heads = project(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
             k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
         if self._query_scale is not None:
             q = q * self._query_scale
-        return attend(index, q, k, v).reshape(rows, -1)
+        return attend(index, q, k, v).flatten(1)
