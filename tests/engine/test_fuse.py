@@ -1,0 +1,259 @@
+"""Laws 3, 4 and 6 for blended requests: which tokens are computed again, and what that changes."""
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from looseleaf import Fuse
+from looseleaf.engine.request import Request
+from looseleaf.engine.sequence import Phase
+from looseleaf.errors import InvalidOption
+from tests.checkpoints import FAMILIES
+from tests.engine.fused import (
+    LEAD,
+    PARAMS,
+    SEVERAL,
+    blend,
+    blend_all,
+    read_as_text,
+    same,
+)
+from tests.engine.harness import TOLERANCE, Folder, assert_idle, document, make_llm, words, worst
+from tests.engine.oracle import blended_logits
+
+SOME = Fuse("random", ratio=0.4)
+POLICIES = [
+    Fuse("all"),
+    Fuse("first", tokens=3),
+    SOME,
+    Fuse("question", ratio=0.3),
+    Fuse("links", ratio=0.3),
+]
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+EVERY_POLICY = pytest.mark.parametrize("fuse", POLICIES, ids=str)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("selector", ["all", "random", "question", "links"])
+def test_everything_computed_again_is_full_prefill(
+    checkpoint: Folder, family: str, selector: Any
+) -> None:
+    """Law 4, ratio 1."""
+    fuse = Fuse(selector) if selector == "all" else Fuse(selector, ratio=1.0)
+    llm = make_llm(checkpoint(family))
+    full = blend(llm, read_as_text(SEVERAL), None)
+    mine = blend(llm, SEVERAL, fuse)
+    assert mine.recomputed == [0, *(d.num_tokens for d in mine.output.reuse.documents[1:])]
+    same(replace(mine, chosen=[]), full)
+
+
+@EVERY_FAMILY
+def test_nothing_computed_again_is_plain_reuse(checkpoint: Folder, family: str) -> None:
+    """Law 4, ratio 0: without a pass, and with one that nothing is chosen for."""
+    llm = make_llm(checkpoint(family))
+    plain = blend(llm, SEVERAL, None)
+    for fuse in (Fuse("none"), Fuse("random", ratio=0.0), Fuse("question", threshold=2.0)):
+        same(blend(llm, SEVERAL, fuse), plain)
+
+
+def test_plain_reuse_is_not_full_prefill(checkpoint: Folder) -> None:
+    """Else the tests above could not tell one from the other, nor a blend from both."""
+    for family in ("llama", "mistral", "qwen3", "phi"):
+        llm = make_llm(checkpoint(family))
+        full, plain = blend(llm, read_as_text(SEVERAL), None), blend(llm, SEVERAL, None)
+        some = blend(llm, SEVERAL, SOME)
+        assert worst(full.logits[:1], plain.logits[:1]) > 100 * TOLERANCE
+        assert worst(full.logits[:1], some.logits[:1]) > 10 * TOLERANCE
+        assert worst(plain.logits[:1], some.logits[:1]) > 10 * TOLERANCE
+
+
+@EVERY_FAMILY
+@EVERY_POLICY
+def test_a_blended_answer_is_what_the_dense_definition_says(
+    checkpoint: Folder, family: str, fuse: Fuse
+) -> None:
+    """In one chunk or many, in pages of any size, in C or not, bit for bit repeatable or not."""
+    for options in (
+        {},
+        {"page_size": 32, "cpu_kernels": "torch"},
+        {"max_num_batched_tokens": 9, "max_num_seqs": 4},
+        {"batch_invariant": True},
+    ):
+        llm = make_llm(checkpoint(family), max_model_len=220, **options)
+        answer = blend(llm, SEVERAL, fuse)
+        assert answer.chosen and sum(answer.recomputed) == len(answer.chosen)
+        output = list(answer.output.token_ids)
+        expected = blended_logits(llm.engine.runner.model, answer.parts, output, answer.chosen)
+        assert worst(answer.logits, expected[-len(output) - 1 : -1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("law", ["yarn", "llama3", "linear"])
+def test_a_blended_answer_follows_every_rotation(checkpoint: Folder, law: str) -> None:
+    llm = make_llm(checkpoint("llama", law))
+    full = blend(llm, read_as_text(SEVERAL), None)
+    same(replace(blend(llm, SEVERAL, Fuse("all")), chosen=[]), full)
+
+
+@EVERY_POLICY
+def test_a_document_in_its_true_prefix_has_nothing_to_choose(
+    checkpoint: Folder, fuse: Fuse
+) -> None:
+    llm = make_llm(checkpoint("llama"))
+    prompt = [LEAD, document(1, 23), words(2, 9)]
+    plain, mine = blend(llm, prompt, None), blend(llm, prompt, fuse)
+    same(mine, plain)
+    assert mine.recomputed == [0] and mine.output.reuse.fuse is None
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "phi"])
+def test_what_stands_later_changes_no_key_before_it(checkpoint: Folder, family: str) -> None:
+    """Law 4: patch and text in front of a document are the same whatever it says."""
+    kept = []
+    for last in (document(3, 19), document(4, 19)):
+        llm = make_llm(checkpoint(family))
+        parts = llm.engine.prompts.from_parts([*SEVERAL[:4], last, words(2, 9)])
+        progress = llm.engine.add(Request("a", parts, PARAMS, fuse=Fuse("all")))
+        sequence = progress.outputs[0].sequence
+        while sequence.phase is not Phase.DECODE:
+            llm.engine.step()
+        fusion, kv = sequence.fusion, llm.engine.store.pool.kv
+        assert fusion is not None and fusion.positions is not None
+        start = fusion.documents[-1].start
+        before = fusion.rows.positions < start
+        slots = torch.from_numpy(fusion.rows.table[1][before])
+        size = llm.engine.store.pool.page_size
+        kept.append(
+            (fusion.rows.positions[before].tolist(), kv[:, :, slots // size, :, slots % size])
+        )
+        llm.engine.abort("a")
+        assert_idle(llm)
+    assert kept[0][0] == kept[1][0] and len(kept[0][0]) > 5
+    assert torch.equal(kept[0][1], kept[1][1])
+
+
+@EVERY_POLICY
+def test_the_answer_does_not_depend_on_what_was_asked_before(
+    checkpoint: Folder, fuse: Fuse
+) -> None:
+    """Law 6: cold, and behind the same documents in every order, blended and not."""
+    cold = blend(make_llm(checkpoint("llama")), SEVERAL, fuse)
+    documents = [SEVERAL[1], SEVERAL[2], SEVERAL[4]]
+    for number, order in enumerate(permutations(documents)):
+        llm = make_llm(checkpoint("llama"))
+        other = POLICIES[number % len(POLICIES)] if number % 2 else None
+        blend(llm, [LEAD, *order, words(7, 6)], other)
+        blend(llm, SEVERAL, other)
+        warm = blend(llm, SEVERAL, fuse)
+        assert {d.source for d in warm.output.reuse.documents} == {"cached"}
+        same(warm, cold)
+        same(blend(llm, SEVERAL, None), blend(make_llm(checkpoint("llama")), SEVERAL, None))
+
+
+@EVERY_POLICY
+def test_documents_found_awaited_or_computed_give_the_same_answer(
+    checkpoint: Folder, fuse: Fuse
+) -> None:
+    options = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
+    llm = make_llm(checkpoint("llama"), **options)
+    one, two = blend_all(llm, [(SEVERAL, fuse), (SEVERAL, fuse)])
+    three = blend(llm, SEVERAL, fuse)
+    sources = [[d.source for d in a.output.reuse.documents] for a in (one, two, three)]
+    assert sources[0].count("computed") == 3 and "awaited" in sources[1]
+    assert set(sources[2]) == {"cached"}
+    same(two, one)
+    same(three, one)
+
+
+def test_one_document_at_two_places_has_two_patches(checkpoint: Folder) -> None:
+    """Against the dense definition that is shown above; here, that they are not the same tokens."""
+    answer = blend(make_llm(checkpoint("llama")), [*SEVERAL[:3], SEVERAL[1], "?"], SOME)
+    first, _, second = [d.offset for d in answer.output.reuse.documents]
+    llm = make_llm(checkpoint("llama"))
+    twice = blend(llm, [LEAD, words(9, 5), SEVERAL[1], SEVERAL[1], words(2, 9)], SOME)
+    first, second = [d.offset for d in twice.output.reuse.documents]
+    places = [{p - start for p in twice.chosen} for start in (first, second)]
+    length = second - first
+    assert {p for p in places[0] if p < length} != {p for p in places[1] if p >= 0}
+    assert all(twice.recomputed)
+
+
+@EVERY_POLICY
+def test_blended_and_plain_requests_on_the_same_documents_do_not_disturb_each_other(
+    checkpoint: Folder, fuse: Fuse
+) -> None:
+    """Law 3: decoded together, grouped or not, each answers as it does alone."""
+    asked = [(SEVERAL, fuse), (SEVERAL, None), ([*SEVERAL[:-1], words(6, 12)], fuse)]
+    asked += [([LEAD, *reversed(SEVERAL[1:3]), words(5, 5)], SOME)]
+    alone = [blend(make_llm(checkpoint("llama")), *one) for one in asked]
+    for grouping in (True, False):
+        llm = make_llm(checkpoint("llama"), grouping=grouping)
+        for mine, expected in zip(blend_all(llm, asked), alone, strict=True):
+            same(mine, expected)
+        assert (llm.engine.counters.grouped_rows > 0) == grouping
+
+
+@EVERY_POLICY
+def test_a_blended_request_that_makes_room_answers_the_same(checkpoint: Folder, fuse: Fuse) -> None:
+    long = replace(PARAMS, max_tokens=40)
+    asked = [([LEAD, document(1, 23), document(n, 19), words(n, 9)], fuse) for n in (2, 3, 4)]
+    alone = [blend(make_llm(checkpoint("llama")), *one, long) for one in asked]
+    llm = make_llm(checkpoint("llama"), num_pages=22)
+    for mine, expected in zip(blend_all(llm, asked, long), alone, strict=True):
+        same(mine, expected)
+    assert llm.engine.counters.preemptions > 0
+
+
+@EVERY_POLICY
+def test_a_blended_request_that_is_aborted_at_any_step_leaves_nothing(
+    checkpoint: Folder, fuse: Fuse
+) -> None:
+    llm = make_llm(checkpoint("llama"), max_num_batched_tokens=12, max_num_seqs=4)
+    parts = llm.engine.prompts.from_parts(SEVERAL)
+    for steps in range(14):
+        llm.engine.store.evict_idle()
+        llm.engine.add(Request(f"r{steps}", parts, replace(PARAMS, n=2), fuse=fuse))
+        for _ in range(steps):
+            llm.engine.step()
+            llm.engine.check()
+        llm.engine.abort(f"r{steps}")
+        assert_idle(llm)
+
+
+def test_every_output_of_a_request_is_blended(checkpoint: Folder) -> None:
+    greedy = replace(PARAMS, temperature=0.0)
+    one = blend(make_llm(checkpoint("llama")), SEVERAL, SOME, greedy)
+    llm = make_llm(checkpoint("llama"))
+    (both,) = llm.generate([SEVERAL], replace(greedy, n=2), fuse=SOME)
+    assert {o.token_ids for o in both.outputs} == {one.output.token_ids}
+    assert_idle(llm)
+
+
+def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    answer = blend(llm, SEVERAL, Fuse("first", tokens=3))
+    assert answer.recomputed == [0, 3, 3, 3]
+    reuse = answer.output.reuse
+    assert reuse.document_tokens_recomputed == 9
+    assert "3 computed again" in str(reuse) and "fuse: first, tokens 3" in str(reuse)
+    assert blend(llm, SEVERAL, None).output.reuse.fuse is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"selector": "last"}, "unknown selector 'last'"),
+        ({"selector": "all", "ratio": 0.5}, "takes no budget"),
+        ({"selector": "first", "ratio": 0.5}, "takes tokens"),
+        ({"selector": "links", "threshold": 0.5}, "takes ratio or tokens"),
+        ({"selector": "random", "ratio": 0.5, "tokens": 3}, "give one of"),
+        ({"selector": "random", "ratio": 1.5}, "ratio must be"),
+        ({"selector": "random", "tokens": -1}, "tokens must be"),
+        ({"selector": "question", "watched_share": 0.0}, "watched_share must be"),
+    ],
+)
+def test_a_policy_without_meaning_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidOption, match=reason):
+        Fuse(**options)
