@@ -14,15 +14,16 @@ from tests.engine.harness import assert_idle, document, drawn, words, worst
 
 PARAMS = drawn(5)
 LEAD = words(1, 11)
-# an exact document, a short one, text between, one encoded alone, the first once more
+# an exact document, one encoded alone, text between, the first once more, a short one; so near to
+# each other that a window of few tokens reaches across
 SEVERAL: list[Part] = [
     LEAD,
     document(1, 23),
-    document(2, 5),
-    words(3, 7),
     document(3, 19, context="alone"),
+    words(3, 7),
     document(1, 23),
-    words(2, 9),
+    document(2, 5),
+    words(2, 6),
 ]
 
 
