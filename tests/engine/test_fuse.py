@@ -10,6 +10,8 @@ import torch
 from looseleaf import Fuse
 from looseleaf.blend import Candidates
 from looseleaf.engine.fusion import make_selector
+from looseleaf.engine.llm import make_config
+from looseleaf.engine.loading import load_engine
 from looseleaf.engine.request import Request
 from looseleaf.engine.sequence import Phase
 from looseleaf.errors import InvalidOption
@@ -24,7 +26,16 @@ from tests.engine.fused import (
     read_as_text,
     same,
 )
-from tests.engine.harness import TOLERANCE, Folder, assert_idle, document, make_llm, words, worst
+from tests.engine.harness import (
+    TOLERANCE,
+    Folder,
+    Recorder,
+    assert_idle,
+    document,
+    make_llm,
+    words,
+    worst,
+)
 from tests.engine.oracle import blended_logits
 
 SOME = Fuse("random", ratio=0.4)
@@ -88,6 +99,27 @@ def test_a_blended_answer_is_what_the_dense_definition_says(
         output = list(answer.output.token_ids)
         expected = blended_logits(llm.engine.runner.model, answer.parts, output, answer.chosen)
         assert worst(answer.logits, expected[-len(output) - 1 : -1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_every_implementation_of_attention_blends_alike(
+    checkpoint: Folder, family: str, implementation: Any
+) -> None:
+    """Work lists and span lists as a GPU has them; on a CPU Triton's interpreter is slow."""
+    prompt, params, fuse = SEVERAL, replace(PARAMS, max_tokens=3), POLICIES[-1]
+    if implementation == "triton":
+        prompt, params = ["a", document(1, 4), document(2, 4), "?"], replace(params, max_tokens=2)
+        fuse = SOME
+    asked = [(prompt, SOME), (prompt, None), (prompt, fuse)]
+    expected = blend_all(make_llm(checkpoint(family)), asked, params)
+    llm = make_llm(checkpoint(family))
+    options = {"dtype": "float32", "device": "cpu", "num_pages": 96}
+    engine = load_engine(checkpoint(family), make_config(options), implementation=implementation)
+    engine.runner = Recorder(engine.runner)  # type: ignore[assignment]
+    llm.engine = engine
+    for mine, other in zip(blend_all(llm, asked, params), expected, strict=True):
+        same(mine, other)
 
 
 @pytest.mark.parametrize("law", ["yarn", "llama3", "linear"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from looseleaf.config import Fuse
 from looseleaf.engine.llm import LLM
+from looseleaf.engine.request import DocumentContext
 from looseleaf.evals.accuracy import ask_examples
 from looseleaf.evals.world import Example, is_correct
 
@@ -41,7 +42,7 @@ def measure_blending(
     on_answer: Callable[[int], None] | None = None,
 ) -> Blending:
     """Accuracy on ``examples``, which are of one task; without a policy, by full attention."""
-    context = "prompt" if fuse is None else "lead"
+    context: DocumentContext = "prompt" if fuse is None else "lead"
     outputs = ask_examples(llm, examples, context, on_answer, fuse=fuse)
     right = sum(is_correct(e, o.text) for e, o in zip(examples, outputs, strict=True))
     recomputed = sum(o.reuse.document_tokens_recomputed for o in outputs)
