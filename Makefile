@@ -70,7 +70,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable . $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[serve]' $(TORCH)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -34,7 +34,8 @@ def test_configuration_needs_no_torch() -> None:
 
 
 def test_import_is_quick() -> None:
-    code = "import time; t = time.perf_counter(); import looseleaf; print(time.perf_counter() - t)"
+    # processor time, which other programs on the machine do not lengthen
+    code = "import time; t = time.process_time(); import looseleaf; print(time.process_time() - t)"
     assert min(float(run_fresh(code)) for _ in range(3)) < 0.05
 
 

@@ -22,10 +22,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_kernel(function: Function) -> bool:
-    """Whether one of the decorators is ``triton.jit``, called or not."""
+    """Whether one of the decorators is ``triton.jit`` or ``gluon.jit``, called or not."""
     for decorator in function.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if ast.unparse(target) in ("triton.jit", "jit"):
+        if ast.unparse(target) in ("triton.jit", "gluon.jit", "jit"):
             return True
     return False
 

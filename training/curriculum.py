@@ -21,8 +21,10 @@ BLOCK: tuple[Stage, ...] = (replace(FULL, name="block", independent=0.75, chains
 POLISH: tuple[Stage, ...] = (
     replace(FULL, name="polish", documents=(3, 8), fillers=(0, 4), questions=(8, 14), chains=0.35),
 )
+# block tuning on everyday notes as well, so that text from anywhere is read, not only the world's
+NOTES: tuple[Stage, ...] = (replace(BLOCK[0], name="notes", everyday=0.5),)
 CURRICULA: MappingProxyType[str, tuple[Stage, ...]] = MappingProxyType(
-    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK}
+    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK, "notes": NOTES}
 )
 
 

@@ -25,9 +25,11 @@ from looseleaf.evals.world import (
     make_world,
 )
 from training import tokenizer as names
+from training.everyday import compose
 
 KINDS = (
     "lookup", "bridge", "chain1", "chain2", "chain3", "unanswerable", "inherited", "repeat",
+    "note", "note_unsaid",
 )  # fmt: skip
 LEAD, TEXT = 0, 127
 NO_LOSS, FAINT, FULL = 0, 1, 2
@@ -57,6 +59,7 @@ class Stage:
     independent: float = 0.0  # share of samples whose documents are encoded independently
     chains: float = 0.22  # share of questions about chains
     unanswerable: float = 0.11
+    everyday: float = 0.0  # share of samples about everyday notes instead of a world
 
 
 @dataclass
@@ -184,6 +187,8 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
     rng = random.Random(seed)
     if stage.induction:
         return induction_sample(rng, writer.vocab_size)
+    if stage.everyday and rng.random() < stage.everyday:
+        return everyday_sample(writer, rng, stage)
     num_documents = rng.randint(*stage.documents)
     # long chains are rarer than short ones in any world, and harder: force more of them
     longest = min(MAX_HOPS, num_documents - 1)
@@ -205,6 +210,19 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         foreign = rng.random() < 0.2
         system = world.filler.foreign_sentence() if foreign else rng.choice(SYSTEM_PROMPTS)
     chat = rng.random() < 0.75
+    return writer.write(documents, questions, chat, system, rng.random() < stage.independent)
+
+
+def everyday_sample(writer: SampleWriter, rng: random.Random, stage: Stage) -> Sample:
+    """Everyday notes and what can and cannot be read in them."""
+    note = compose(rng)
+    documents = tuple(WorldDocument(text) for text in note.texts)
+    questions = [
+        Question(text, answer, "note" if said else "note_unsaid")
+        for text, answer, said in note.asked
+    ]
+    system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.2 else None
+    chat = rng.random() < 0.85 or not questions
     return writer.write(documents, questions, chat, system, rng.random() < stage.independent)
 
 

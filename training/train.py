@@ -72,8 +72,9 @@ def save(model: Llama, folder: Path) -> None:
 
 
 def load(model: Llama, folder: Path) -> None:
-    """Weights written by `save`; the second file may be missing."""
-    weights = {name: w.float() for name, w in load_file(folder / "model.safetensors").items()}
+    """Weights written by `save` or `export`; the second file may be missing."""
+    stored = load_file(folder / "model.safetensors")
+    weights = {name.removeprefix("model."): w.float() for name, w in stored.items()}
     if (folder / "rest.safetensors").exists():
         for name, w in load_file(folder / "rest.safetensors").items():
             weights[name] += w.float()

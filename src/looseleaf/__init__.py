@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
     from looseleaf.engine.request import Document
     from looseleaf.errors import LooseleafError
-    from looseleaf.sampling_params import SamplingParams
+    from looseleaf.sampling_params import Grammar, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ __all__ = [
     "Document",
     "Fuse",
     "SamplingParams",
+    "Grammar",
     "RequestOutput",
     "CompletionOutput",
     "ReuseReport",
@@ -40,6 +41,7 @@ _HOMES = {
     "Document": "looseleaf.engine.request",
     "Fuse": "looseleaf.config",
     "SamplingParams": "looseleaf.sampling_params",
+    "Grammar": "looseleaf.sampling_params",
     "RequestOutput": "looseleaf.engine.outputs",
     "CompletionOutput": "looseleaf.engine.outputs",
     "ReuseReport": "looseleaf.engine.outputs",

@@ -15,6 +15,7 @@ LooseleafError
 │   ├── CheckpointNotFound  no such folder or hub id
 │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
+├── BenchmarkRefused    an answer that was to be timed is wrong
 ├── NativeUnavailable   the C kernels can't be compiled here
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
@@ -78,6 +79,10 @@ class CorruptCheckpoint(ModelError):
 
 class UnsupportedModel(ModelError):
     """A model family or a feature of one that Looseleaf does not implement."""
+
+
+class BenchmarkRefused(LooseleafError):
+    """An answer that was to be timed is wrong, so its speed means nothing."""
 
 
 class NativeUnavailable(LooseleafError):

@@ -170,8 +170,10 @@ def test_gradual_filtering_of_a_batch_is_that_of_each_request() -> None:
 
 def readers(queries: Tensor, lse: Tensor, documents: list[int], requests: list[int]) -> Readers:
     positions = torch.full((len(documents),), 100)
-    ones = torch.ones(len(documents))
-    return Readers(queries, lse, positions, torch.tensor(documents), torch.tensor(requests), ones)
+    weights = torch.linspace(1.0, 0.5, len(documents))
+    return Readers(
+        queries, lse, positions, torch.tensor(documents), torch.tensor(requests), weights
+    )
 
 
 def test_attention_received_is_the_largest_weight_across_a_border() -> None:
@@ -184,7 +186,7 @@ def test_attention_received_is_the_largest_weight_across_a_border() -> None:
         readers(queries, lse, [9, 2, 2], [0, 0, 1]), keys, candidates, ScoreRule(0.3)
     )
     weight = torch.einsum("rhd,nhd->rhn", queries, keys.repeat_interleave(2, 1)) * 0.3
-    weight = (weight - 2.0).exp().amax(1)
+    weight = (weight - 2.0).exp().amax(1) * torch.tensor([[1.0], [0.75], [0.5]])
     expected = [
         max(weight[0, 0], weight[1, 0]), max(weight[0, 1], weight[1, 1]), weight[0, 2],
         weight[2, 3], 0.0, 0.0,

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,4 +128,18 @@ def test_the_image_does_not_run_as_root_and_asks_after_its_health():
     last = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
     user = re.findall(r"^USER (\w+)$", last, re.MULTILINE)
     assert user and user != ["root"]
-    assert "HEALTHCHECK" in last and "/health" in last
+    assert "HEALTHCHECK" in last
+
+
+def test_the_images_health_check_tells_a_server_from_none():
+    (found,) = re.findall(r"^  CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    python, *arguments = json.loads(found)
+    assert python == "python"
+
+    def check(url):
+        command = [sys.executable, *(a.replace("http://127.0.0.1:8000/", url) for a in arguments)]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+    with running_server(keys={"team": "a-secret-key"}) as server:
+        assert check(server.url) == 0
+    assert check(server.url) != 0

@@ -98,7 +98,7 @@ def test_cancelled_tasks_and_streams_left_early_free_their_pages(checkpoint: Fol
         async for output in left:
             if len(output.token_ids) == 3:
                 break
-        await left.aclose()  # type: ignore[attr-defined]
+        await left.aclose()
         for task in doomed:
             task.cancel()
         results = await asyncio.gather(*doomed, return_exceptions=True)

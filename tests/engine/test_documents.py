@@ -15,7 +15,7 @@ from looseleaf.errors import (
     InvalidRequest,
     PoolTooSmall,
 )
-from tests.engine.harness import GREEDY, Folder, assert_idle, document, make_llm, words
+from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 A, B = document(1, 100), document(2, 40)
 
@@ -75,6 +75,20 @@ def test_a_document_alone_is_registered_for_every_context(llm: LLM) -> None:
     assert chat(llm, alone, system="Be brief.") == chat(llm, alone) == ["cached"]
     with pytest.raises(InvalidRequest, match="ahead"):
         llm.register(Document("text", context="prompt"))
+
+
+def test_registering_changes_no_answer(checkpoint: Folder) -> None:
+    """Whether its documents were computed ahead, with the request, or found: the same tokens."""
+    messages = [{"role": "user", "content": [A, "and", B, "who?"]}]
+    params = drawn(5, max_tokens=12)
+    answers = []
+    for ahead in ((), (A,), (B, A)):
+        llm = make_llm(checkpoint())
+        for each in ahead:
+            llm.register(each)
+        answers += [llm.chat([messages], params)[0].token_ids for _ in range(2)]
+        assert_idle(llm)
+    assert len(set(answers)) == 1
 
 
 def test_registering_again_changes_nothing_and_another_text_is_refused(llm: LLM) -> None:

@@ -2,6 +2,8 @@
 whole."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,8 +40,8 @@ def test_a_request_past_its_deadline_ends_at_the_next_step_and_frees_its_pages(
     for _ in range(steps):
         engine.step()
     held = engine.store.page_counts
-    (expiry,) = engine._deadlines
-    engine._deadlines = [(0.0, *expiry[1:])]
+    late.arrived -= 1000.0
+    engine._deadlines = [(late.due, "late")]
     changed = engine.step()
     engine.check()
     assert late in changed
@@ -60,6 +62,27 @@ def test_a_request_within_its_deadline_hears_nothing_of_it(llm: LLM) -> None:
     assert output.outputs[0].finish_reason == "length"
     llm.engine.step()
     assert llm.engine.counters.deadline_exceeded == 0
+
+
+def test_a_request_that_has_ended_is_not_kept_until_its_deadline(llm: LLM) -> None:
+    ended = weakref.ref(llm.engine.add(request(llm, "ended", 0, deadline=600.0)))
+    llm.engine.step()
+    llm.engine.abort("ended")
+    llm.engine.step()
+    gc.collect()
+    assert ended() is None
+
+
+def test_a_deadline_holds_for_its_own_request_and_no_later_one_of_that_name(llm: LLM) -> None:
+    first = llm.engine.add(request(llm, "again", 0, deadline=1000.0))
+    llm.engine.abort("again")
+    second = llm.engine.add(request(llm, "again", 1, deadline=5000.0))
+    first.arrived -= 1000.0
+    llm.engine._deadlines = sorted([(first.due, "again"), (second.due, "again")])
+    llm.engine.step()
+    assert second.error is None
+    llm.engine.abort("again")
+    assert_idle(llm)
 
 
 def test_generate_and_chat_raise_it(llm: LLM) -> None:

@@ -1,13 +1,16 @@
 """A service's system prompt: computed ahead, pinned, in front of every chat, read once a batch."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from looseleaf import LLM, SamplingParams
 from looseleaf.engine.request import Request, SystemPrompt
-from looseleaf.errors import InvalidOption, InvalidRequest
-from tests.engine.harness import GREEDY, Folder, document, drawn, make_llm, words
+from looseleaf.errors import EngineFault, InvalidOption, InvalidRequest
+from tests.checkpoints import write_tokenizer
+from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 SERVICE = words(7, 60)
 A, B = document(1, 40), document(2, 20)
@@ -133,3 +136,32 @@ def test_documents_behind_it_are_computed_once_for_all_chats(llm: LLM) -> None:
         params,
     )
     assert [d.source for d in output.reuse.documents] == ["cached", "cached"]
+
+
+def test_a_template_without_a_place_for_it_is_told(checkpoint: Folder, tmp_path: Path) -> None:
+    """Rather than a service whose rules nobody reads."""
+    folder = tmp_path / "deaf"
+    shutil.copytree(checkpoint(), folder)
+    write_tokenizer(
+        folder,
+        chat_template="{% for m in messages if m['role'] != 'system' %}<|user|>{{ m['content'] }}"
+        "{% endfor %}",
+    )
+    with pytest.raises(InvalidRequest, match="leaves system messages out"):
+        make_llm(folder, system_prompt=SERVICE)
+
+
+def test_a_fault_while_it_is_computed_is_told(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(checkpoint(), max_num_batched_tokens=16, max_num_seqs=4)
+    run, calls = llm.engine.runner.run, []
+
+    def fail_late(work: Any) -> Any:
+        calls.append(work)
+        return run(work) if len(calls) < 3 else 1 / 0
+
+    monkeypatch.setattr(llm.engine.runner, "run", fail_late)
+    with pytest.raises(EngineFault):
+        llm.hold_system_prompt(SERVICE)
+    assert_idle(llm)

@@ -18,7 +18,11 @@ from looseleaf.ops.prefill_attention.kernel import (
     _prefill_attention_kernel,
     prefill_attention_triton,
 )
+from looseleaf.ops.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
+from looseleaf.ops.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
+from looseleaf.ops.split_linear import num_parts
+from looseleaf.ops.split_linear.kernel import _split_linear_kernel, split_linear_triton
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.compile import Compiled, compiling
@@ -41,13 +45,16 @@ KERNELS = (
     _merge_states_kernel,
     _partial_attention_kernel,
     _prefill_attention_kernel,
+    _rms_norm_kernel,
     _rotate_kernel,
+    _silu_mul_kernel,
+    _split_linear_kernel,
     _store_kv_kernel,
 )
 
 
 def compiled(shape: Shape) -> Iterator[Compiled]:
-    """All five operators on a scene of this shape."""
+    """All attention operators on a scene of this shape, and a layer's other ones in its dtype."""
     # many rows, so that the widest tiles are compiled
     shape = replace(shape, num_requests=40, longest_tail=8)
     with compiling(*KERNELS) as kernels:
@@ -67,7 +74,17 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
         spans = span_list(scene, rows_of, spans_of, tile_rows=64)
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+        _compile_layer(shape.dtype)
     yield from kernels
+
+
+def _compile_layer(dtype: torch.dtype) -> None:
+    """What else a layer launches; cut products are for 16 bits only."""
+    stream, weight = torch.zeros(8, 512, dtype=dtype), torch.zeros(512, 512, dtype=dtype)
+    silu_mul_triton(stream)
+    parts = num_parts(stream, weight, 132)
+    delta = split_linear_triton(stream, weight, parts, (64, 128)) if parts else stream.clone()
+    rms_norm_triton(stream, weight[0], 1e-5, delta)
 
 
 if __name__ == "__main__":

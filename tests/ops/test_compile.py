@@ -21,7 +21,8 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 8 * 5
+    # five shapes of 16 bits and three of 32, which have one operator less
+    assert len(kernels) == 5 * 8 + 3 * 7
     for kernel in kernels:
         assert kernel["binary_bytes"] > 0, kernel
         assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel

@@ -69,3 +69,12 @@ def test_no_rows_are_no_work() -> None:
     stream, delta, weight = drawn(0, 16, torch.float32)
     normed, _ = rms_norm(stream, weight, EPS, delta, "triton")
     assert normed.shape == (0, 16)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_a_delta_in_parts_is_their_sum(implementation: str) -> None:
+    stream, _, weight = drawn(5, 72, torch.float32)
+    parts = torch.randn(3, 5, 72, device=DEVICE)
+    in_parts = rms_norm(stream.clone(), weight, EPS, parts, implementation)
+    at_once = rms_norm(stream.clone(), weight, EPS, parts.sum(0), implementation)
+    torch.testing.assert_close(in_parts, at_once)

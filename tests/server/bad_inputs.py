@@ -54,8 +54,8 @@ def register(name: str, param: str | None = None, status: int = 400, **fields: A
     return BadInput(name, DOCUMENTS, json.dumps(fields).encode(), status, param)
 
 
-def visit(name: str, method: str, path: str, status: int) -> BadInput:
-    return BadInput(name, path, b"", status, None, method, {})
+def visit(name: str, method: str, path: str, status: int, param: str | None = None) -> BadInput:
+    return BadInput(name, path, b"", status, param, method, {})
 
 
 def _nested(depth: int) -> bytes:
@@ -90,7 +90,11 @@ BODIES = [
     raw("arrays 100,000 deep", _nested(100_000)),
     raw("the number NaN", b'{"model":"looseleaf-reference","temperature":NaN,"messages":[]}'),
     raw("the number Infinity", b'{"model":"looseleaf-reference","top_p":Infinity,"messages":[]}'),
-    raw("the number 1e999", json.dumps(_chat()).encode()[:-1] + b',"temperature":1e999}'),
+    raw(
+        "the number 1e999",
+        json.dumps(_chat()).encode()[:-1] + b',"temperature":1e999}',
+        param="temperature",
+    ),
     raw("a number of 5,000 digits", b'{"seed":' + b"9" * 5000 + b"}"),
     raw("the same name twice", b'{"model":"a","model":"b","messages":[]}'),
     raw("half of a surrogate pair", json.dumps(_chat(messages=_user("\ud800"))).encode()),
@@ -116,8 +120,12 @@ CHATS = [
         "messages.0.role",
         messages=[{"role": "user|><|system", "content": "x"}],
     ),
-    chat("an image", None, messages=_user([{"type": "image_url", "image_url": {"url": "x"}}])),
-    chat("a content part without a type", None, messages=_user([{"text": "x"}])),
+    chat(
+        "an image",
+        "messages.0.content.0",
+        messages=_user([{"type": "image_url", "image_url": {"url": "x"}}]),
+    ),
+    chat("a content part without a type", "messages.0.content.0", messages=_user([{"text": "x"}])),
     chat("an unknown model", "model", 404, model="gpt-7"),
     chat("a path as the model", "model", 404, model="../../etc/passwd"),
     chat("an empty model name", "model", model=""),
@@ -143,8 +151,8 @@ CHATS = [
     chat("an empty stop string", None, stop=""),
     chat("a stop string of 2,000 characters", "stop", stop="x" * 2000),
     chat("a negative stop token", "stop_token_ids", stop_token_ids=[-1]),
-    chat("logit_bias of a word", "logit_bias", logit_bias={"hello": 1}),
-    chat("logit_bias of a negative token", "logit_bias", logit_bias={"-1": 1}),
+    chat("logit_bias of a word", "logit_bias.hello", logit_bias={"hello": 1}),
+    chat("logit_bias of a negative token", "logit_bias.-1", logit_bias={"-1": 1}),
     chat("logit_bias beyond the vocabulary", "logit_bias", logit_bias={"99999999": 1}),
     chat("logit_bias of 1000", "logit_bias", logit_bias={"1": 1000}),
     chat("top_logprobs without logprobs", None, top_logprobs=2),
@@ -152,7 +160,7 @@ CHATS = [
     chat("stream_options without a stream", None, stream_options={"include_usage": True}),
     chat("a stream that is 1", "stream", stream=1),
     chat("a deadline of 0", "deadline", deadline=0),
-    chat("an unknown response format", None, response_format={"type": "xml"}),
+    chat("an unknown response format", "response_format", response_format={"type": "xml"}),
     chat("a schema of an unknown type", None, response_format=_format({"type": "thing"})),
     chat("a schema nested 100 deep", None, response_format=_format(_deep_schema(100))),
     chat("a schema with a reference to nothing", None, response_format=_format({"$ref": "#/no"})),
@@ -182,19 +190,22 @@ CHATS = [
     ),
     chat("257 documents", "documents", documents=[{"text": "x"}] * 257),
     chat("a document longer than the context", None, documents=[{"text": "word " * 50_000}]),
-    chat("a document part without text", None, messages=_user([{"type": "document"}])),
+    chat(
+        "a document part without text",
+        "messages.0.content.0",
+        messages=_user([{"type": "document"}]),
+    ),
 ]
 
 OTHERS = [
     completion("no prompt", "prompt", prompt=None),
-    completion("an empty prompt", None, prompt=""),
     completion("no prompts", "prompt", prompt=[]),
-    completion("an empty list of tokens", "prompt", prompt=[[]]),
+    completion("an empty list of tokens", "prompt.0", prompt=[[]]),
     completion("negative tokens", None, prompt=[-1, -2]),
     completion("tokens beyond the vocabulary", None, prompt=[10**9]),
     completion("a token of 2**80", None, prompt=[2**80]),
-    completion("tokens that are fractions", "prompt", prompt=[1.5]),
-    completion("tokens and texts mixed", "prompt", prompt=[1, "x"]),
+    completion("tokens that are fractions", "prompt.0", prompt=[1.5]),
+    completion("tokens and texts mixed", "prompt.1", prompt=[1, "x"]),
     completion("65 prompts", "prompt", prompt=["x"] * 65),
     completion("echo", "echo", echo=True),
     completion("a suffix", "suffix", suffix="x"),
@@ -213,7 +224,7 @@ OTHERS = [
     visit("deleting an unknown document", "DELETE", f"{DOCUMENTS}/nothing", 404),
     visit("pinning an unknown document", "POST", f"{DOCUMENTS}/nothing/pin", 404),
     visit("unpinning an unknown document", "DELETE", f"{DOCUMENTS}/nothing/pin", 404),
-    visit("reading an unknown model", "GET", "/v1/models/gpt-7", 404),
+    visit("reading an unknown model", "GET", "/v1/models/gpt-7", 404, "model"),
     visit("an unknown path", "GET", "/v1/nothing", 404),
     visit("a method that a path does not take", "PUT", CHAT, 405),
     visit("a file above the page's folder", "GET", "/static/..%2f__init__.py", 404),

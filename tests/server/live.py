@@ -14,6 +14,7 @@ import httpx
 
 from looseleaf.config import ServerConfig
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.stats import EngineSnapshot
 from looseleaf.server.run import Server
 from looseleaf.server.service import REFERENCE_NAME, Service, make_service
 
@@ -59,6 +60,11 @@ class Live:
 
         return asyncio.run_coroutine_threadsafe(ask(), self.loop).result(30)
 
+    def now(self) -> EngineSnapshot:
+        """The engine between two steps; `AsyncLLM.snapshot` may be a step behind."""
+        snapshot: EngineSnapshot = self.call(Engine.snapshot)
+        return snapshot
+
     def check_engine(self) -> None:
         """Every page is accounted for."""
         self.call(Engine.check)
@@ -72,7 +78,7 @@ class Live:
 
         asyncio.run_coroutine_threadsafe(idle(), self.loop).result(60)
         self.check_engine()
-        pages = self.service.llm.snapshot().pages
+        pages = self.now().pages
         assert pages.tails == 0 and pages.referenced == 0
         assert self.service.queue.taken == 0
 

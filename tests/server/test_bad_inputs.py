@@ -24,11 +24,11 @@ def test_a_wrong_request_is_refused_in_openais_shape(live: Live, bad: BadInput) 
 
 def test_no_page_and_no_place_is_lost_by_wrong_requests(live: Live) -> None:
     live.wait_until_idle()
-    before = live.service.llm.snapshot()
+    before = live.now()
     for bad in BAD_INPUTS:
         live.client.request(bad.method, bad.path, content=bad.content, headers=bad.headers)
     live.wait_until_idle()
-    after = live.service.llm.snapshot()
+    after = live.now()
     assert after.pages == before.pages
     assert after.registered_documents == before.registered_documents
     assert after.counters.failed == before.counters.failed

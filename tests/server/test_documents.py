@@ -55,13 +55,13 @@ def test_a_document_without_waiting_is_accepted_at_once(live: Live) -> None:
 
 def test_pinned_pages_are_counted_as_pinned_until_they_are_not(live: Live) -> None:
     live.wait_until_idle()
-    before = live.service.llm.snapshot().pages.pinned
+    before = live.now().pages.pinned
     made = live.post("/v1/documents", {"id": "kept", "text": TEXT + "Five.", "pinned": True}).json()
     live.wait_until_idle()
     assert made["pinned"] is True
-    assert live.service.llm.snapshot().pages.pinned == before + made["pages"]
+    assert live.now().pages.pinned == before + made["pages"]
     assert live.client.delete("/v1/documents/kept/pin").json()["pinned"] is False
     assert live.client.post("/v1/documents/kept/pin").json()["pinned"] is True
     live.client.delete("/v1/documents/kept")
     live.wait_until_idle()
-    assert live.service.llm.snapshot().pages.pinned == before
+    assert live.now().pages.pinned == before

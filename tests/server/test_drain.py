@@ -80,7 +80,7 @@ def test_sigterm_in_the_middle_of_streams_cuts_none_of_them() -> None:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait()
+        process.communicate()
 
 
 def refused(*arguments: str, **environment: str) -> str:

@@ -8,7 +8,7 @@ from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import KeyRing, is_loopback, read_keys
-from looseleaf.server.limits import KeyLimits
+from looseleaf.server.limits import KeyLimits, Queue
 from looseleaf.server.service import require_safe
 
 
@@ -89,3 +89,16 @@ def test_a_request_under_way_holds_its_place_until_it_ends() -> None:
             pass
     with limits.hold("red"):
         pass
+
+
+def test_the_queue_refuses_for_now_what_may_fit_later_and_for_ever_what_never_will() -> None:
+    queue = Queue(1, 2)
+    with queue.places(2):
+        with pytest.raises(ApiError) as later, queue.places(2):
+            pass
+        with queue.places(1):
+            assert queue.taken == 3
+    with pytest.raises(ApiError) as never, queue.places(4):
+        pass
+    assert (later.value.status_code, never.value.status_code) == (429, 400)
+    assert queue.taken == 0

@@ -1,5 +1,6 @@
 """The playground in a real browser: what a person does with it, and what it must never do."""
 
+import json
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -177,6 +178,67 @@ def test_an_answer_can_be_stopped(page):
     page.tab.click("#stop")
     page.tab.wait_for_selector("#send:enabled")
     assert page.tab.inner_text("#answer-end") == "Stopped."
+
+
+def stream_of(*events, done=True):
+    """The body of a stream with these events."""
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return "".join(lines) + ("data: [DONE]\n\n" if done else "")
+
+
+def answer_with(page, body):
+    """Has every chat answered with this body, in place of the server's."""
+    headers = {"Content-Type": "text/event-stream"}
+    page.tab.route("**/v1/chat/completions", lambda r: r.fulfill(body=body, headers=headers))
+
+
+PIECE = {"choices": [{"index": 0, "delta": {"content": "The archive"}}]}
+
+
+@pytest.mark.parametrize(
+    ("events", "done", "message"),
+    [
+        ([PIECE, {"error": {"message": "the deadline has passed"}}], True, "deadline has passed"),
+        ([PIECE], False, "ended before the answer did"),
+    ],
+)
+def test_an_answer_that_breaks_off_says_so_and_keeps_what_came(page, events, done, message):
+    answer_with(page, stream_of(*events, done=done))
+    page.tab.fill("#question", "Where is the archive?")
+    page.tab.click("#send")
+    assert message in page.error
+    assert page.tab.inner_text("#answer-text").strip() == "The archive"
+    assert page.tab.is_enabled("#send")
+
+
+def test_every_source_has_a_colour_and_a_word_of_its_own(page):
+    sources = ["cached", "computed", "awaited", "recomputed", "loaded"]
+    for source in sources:
+        page.tab.click("#open-paste")
+        page.tab.fill("#paste-title", source)
+        page.tab.fill("#paste-text", f"A document that is {source}.")
+        page.tab.click("#paste button[type=submit]")
+    documents = [
+        {"title": s, "tokens": 10, "offset": 2 + 10 * n, "source": s, "seconds": 0.5}
+        for n, s in enumerate(sources)
+    ]
+    report = {
+        "documents": documents,
+        **dict.fromkeys(("text_tokens", "text_tokens_cached"), 0),
+        **dict.fromkeys(("document_tokens_reused", "document_tokens_computed"), 0),
+        "times": {"queued": 0, "first_token": 0.1, "total": 0.2},
+    }
+    usage = {"prompt_tokens": 60, "completion_tokens": 3}
+    answer_with(page, stream_of(PIECE, {"choices": [], "usage": usage, "looseleaf": report}))
+    page.ask("What is what?")
+    assert page.sources == sources
+    words = page.tab.locator(".leaf .badge").all_inner_texts()
+    assert len(set(words)) == len(sources)
+    paint = "edges => edges.map((edge) => getComputedStyle(edge).backgroundColor)"
+    # the colours fade in
+    page.tab.emulate_media(reduced_motion="reduce")
+    assert len(set(page.tab.eval_on_selector_all(".handle", paint))) == len(sources)
+    assert page.tab.locator("#legend li").count() == len(sources)
 
 
 def test_a_server_with_keys_makes_the_page_ask_for_one(open_page, tmp_path):

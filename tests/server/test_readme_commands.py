@@ -14,7 +14,7 @@ from looseleaf.config import ServerConfig
 from tests.server.running import running_server
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-COMMANDS = re.findall(r"```sh\n(curl .*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"```sh\n(curl .*?)```", README, re.DOTALL)[0].split("\n\n")
 PRINTED = "http://127.0.0.1:8000"
 
 
@@ -60,13 +60,13 @@ def test_a_chat_with_documents_answers_from_both(server):
     assert [d["source"] for d in answer["looseleaf"]["documents"]] == ["computed", "computed"]
 
 
-def test_a_stream_brings_the_answer_in_pieces_and_then_its_usage(server):
+def test_a_stream_brings_the_answer_in_pieces_and_then_its_report(server):
     lines = [line for line in run(COMMANDS[1], server).splitlines() if line]
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     pieces = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
     assert "".join(piece or "" for piece in pieces).strip() == "The archive is in the north wing."
-    assert chunks[-1]["usage"]["completion_tokens"] > 3
+    assert len(chunks) > 4
     assert len(chunks[-1]["looseleaf"]["documents"]) == 1
 
 

@@ -69,7 +69,7 @@ def test_a_file_with_something_unknown_is_refused(
 ) -> None:
     path = tmp_path / "looseleaf.toml"
     path.write_text(content)
-    with pytest.raises(InvalidOption, match="looseleaf.toml"):
+    with pytest.raises(InvalidOption, match=r"looseleaf\.toml"):
         serve("--config", str(path))
 
 

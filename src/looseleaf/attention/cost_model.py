@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from looseleaf.ops.partial_attention.work_list import Tile
 
@@ -95,32 +96,40 @@ class CostModel:
         return tiles * (begun + num_keys * cost.per_key) / cost.programs
 
 
-def default_cost_model(head_dim: int, itemsize: int, num_processors: int) -> CostModel:
+def default_cost_model(
+    head_dim: int, itemsize: int, num_processors: int, *, hopper: bool = False
+) -> CostModel:
     """Costs as measured on an H200 with heads of 128 in bf16, scaled to the shape: for the choice
-    between plans only their ratios matter."""
+    between plans only their ratios matter. ``hopper``: with the kernels of that generation."""
     block_d = max(64, 1 << (head_dim - 1).bit_length())
     scale = block_d * itemsize / 256
-    if itemsize > 2:
-        narrow, wide = Tile(16, 32, 4, 2, 2), Tile(32, 32, 4, 1, 1)
-    elif block_d <= 128:
-        narrow, wide = Tile(16, 8192 // block_d, 4, 2, 3), Tile(128, 64, 8, 3, 1)
+    if hopper and itemsize == 2 and head_dim in (64, 128):
+        narrow, wide = Tile(64, 64, 4, 3, 2), Tile(128, 128, 8, 2, 1)
+        narrow_costs, wide_costs = (2.0, 0.0313, 0.0107), (8.0, 0.0135, 0.0121)
     else:
-        narrow, wide = Tile(16, 32, 4, 2, 3), Tile(64, 64, 8, 2, 1)
+        if itemsize > 2:
+            narrow, wide = Tile(16, 32, 4, 2, 2), Tile(32, 32, 4, 1, 1)
+        elif block_d <= 128:
+            narrow, wide = Tile(16, 8192 // block_d, 4, 2, 3), Tile(128, 64, 8, 3, 1)
+        else:
+            narrow, wide = Tile(16, 32, 4, 2, 3), Tile(64, 64, 8, 2, 1)
+        narrow_costs, wide_costs = (2.0, 0.049, 0.0143), (8.0, 0.03, 0.03)
+
+    def cost(tile: Tile, start: float, per_key: float, alone: float) -> TileCost:
+        programs = tile.programs_per_processor * num_processors
+        return TileCost(tile, programs, start, per_key * scale, alone * scale)
+
     return CostModel(
-        TileCost(
-            narrow,
-            narrow.programs_per_processor * num_processors,
-            start=1.0,
-            per_key=0.049 * scale,
-            per_key_alone=0.015 * scale,
-        ),
-        TileCost(
-            wide,
-            wide.programs_per_processor * num_processors,
-            start=5.0,
-            per_key=0.018 * scale,
-            per_key_alone=0.018 * scale,
-        ),
-        launch=3.0,
-        per_state=0.0005,
+        cost(narrow, *narrow_costs), cost(wide, *wide_costs), launch=4.0, per_state=0.00025
+    )
+
+
+def cost_model_of(device: torch.device, head_dim: int, itemsize: int) -> CostModel:
+    """The default costs for a device; for a CPU, where kernels are only interpreted, any will
+    do."""
+    if device.type != "cuda":
+        return default_cost_model(head_dim, itemsize, 132)
+    properties = torch.cuda.get_device_properties(device)
+    return default_cost_model(
+        head_dim, itemsize, properties.multi_processor_count, hopper=properties.major == 9
     )

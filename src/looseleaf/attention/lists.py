@@ -37,8 +37,11 @@ def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tens
     """The arrays as tensors on ``device``, in one copy."""
     sizes = {name: len(array) for name, array in arrays.items()}
     flat = np.zeros(_places(sizes)[1], dtype=np.int32)
-    on_device = torch.from_numpy(_filled(flat, arrays, sizes)).to(device)
-    return _views(on_device, sizes)
+    host = torch.from_numpy(_filled(flat, arrays, sizes))
+    if device.type == "cuda":
+        # from pinned memory the copy waits for no kernel, and the host not for the copy
+        host = host.pin_memory()
+    return _views(host.to(device, non_blocking=True), sizes)
 
 
 def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.attention.cost_model import default_cost_model
+from looseleaf.attention.cost_model import cost_model_of
 from looseleaf.attention.cpu_step import CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.lists import HostWork
@@ -72,7 +72,7 @@ class PagedAttention:
             num_qo_heads=self.num_qo_heads,
             num_kv_heads=kv.shape[3],
             device=device,
-            costs=default_cost_model(kv.shape[5], kv.itemsize, _num_processors(device)),
+            costs=cost_model_of(device, kv.shape[5], kv.itemsize),
             batch_invariant=self.batch_invariant,
         )
         self._cpu = None
@@ -182,10 +182,3 @@ class _OpsStep:
         if new is not None:
             out[split:] = new
         return out
-
-
-def _num_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; anything else plans as an H200 would."""
-    if device.type != "cuda":
-        return 132
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -118,8 +118,6 @@ class Planner:
         """Who reads what together, where the cost model agrees."""
         step = _INVARIANT_SPLIT // self.page_size if self.batch_invariant else 1
         groups = group_rows(rows, grouping=grouping, worth=self._worth, step=step)
-        shared = [item for item in groups.items if len(item.entries) > 1]
-        self.counters.grouped_items += len(shared)
         self.counters.refused_groups += groups.refused
         return groups
 

@@ -113,7 +113,7 @@ def measure(load: Load, texts: Sequence[str], asked: Sequence[str]) -> Row:
         "first_token_p50_ms": 1e3 * first[49],
         "first_token_p99_ms": 1e3 * first[98],
         "tokens_per_s": tally.tokens / tally.elapsed,
-        "memory_early_mib": memory[0] / 2**20,
+        "memory_half_mib": memory[0] / 2**20,
         "memory_end_mib": memory[1] / 2**20,
     }
 
@@ -145,11 +145,11 @@ async def _drive(
 
         tasks = [asyncio.create_task(caller(n)) for n in range(load.streams)]
         # caches and allocators have filled by then
-        await asyncio.sleep(load.seconds / 5)
-        early = server.memory()
+        await asyncio.sleep(load.seconds / 2)
+        half = server.memory()
         await asyncio.gather(*tasks)
         tally.elapsed = time.perf_counter() - start
-    return tally, (early, server.memory())
+    return tally, (half, server.memory())
 
 
 class _Refused(LooseleafError):

@@ -50,7 +50,11 @@ class ServerProcess:
                 stderr=file,
                 env=environment,
             )
-        self.url = self._listening(log)
+        try:
+            self.url = self._listening(log)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -59,6 +63,9 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(60)

@@ -2,11 +2,13 @@
 
 Prompts are random token ids (tokenizing is not in the times), outputs have a fixed length, decoding
 is greedy. A time to first token runs from the call that adds the request to the step that returns
-its token; a time per output token from the step in which the last request of the batch got its
-first token to the end. Floors count what must be read and multiplied at least: weights once a step,
-every distinct key and value once a step.
+its token. A time per output token is that of the steps in which all requests of the batch decode:
+behind the one that gave the last of them its first token, before the one that ends the first of
+them. Floors count what must be read and multiplied at least: weights once a step, every distinct
+key and value once a step.
 """
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,9 @@ Row = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class ServingSizes:
-    """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each."""
+    """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each;
+    ``step_tokens`` the most that the engine computes in a step.
+    """
 
     document: int = 4096
     question: int = 64
@@ -44,13 +48,14 @@ class ServingSizes:
     repetitions: int = 5
     rates: tuple[float, ...] = (5.0, 20.0, 60.0)
     arrivals: int = 80
+    step_tokens: int = 32_768
 
     @classmethod
     def small(cls) -> "ServingSizes":
         """Sizes at which a laptop's processor is done in seconds."""
         return cls(
             document=40, question=8, prefix=64, batch=4, cold=4, short_prompts=6,
-            short_prompt=20, short_output=5, output=4, repetitions=1, rates=(50.0,), arrivals=6,
+            short_prompt=20, short_output=5, output=12, repetitions=1, rates=(50.0,), arrivals=6,
         )  # fmt: skip
 
     @property
@@ -64,10 +69,13 @@ class ServingSizes:
 
 
 class Moments(NamedTuple):
-    """Seconds until all requests had their first token, and from there to the end."""
+    """Seconds until all requests had their first token, of a step in which all decode, and in all.
+
+    ``per_token`` is 0 if no step was of that kind."""
 
     first: float
-    rest: float
+    per_token: float
+    total: float
 
 
 @dataclass(eq=False)
@@ -87,7 +95,9 @@ class Workbench:
             device=str(device),
             max_model_len=6 * sizes.document + sizes.prefix + 1024,
             cache=CacheConfig(num_pages=sizes.pages),
-            scheduler=SchedulerConfig(max_num_seqs=max(256, sizes.short_prompts)),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max(256, sizes.short_prompts), max_num_batched_tokens=sizes.step_tokens
+            ),
         )
         engine = random_engine(shape, config, device)
         return cls(shape, engine, measure_ceilings(device, engine.runner.model.dtype), sizes)
@@ -112,6 +122,7 @@ class Workbench:
 
     def run(self, prompts: Sequence[PromptParts], new_tokens: int) -> Moments:
         """All prompts at once, to the end."""
+        gc.collect()
         start = time.perf_counter()
         added = [self.add(prompt, new_tokens) for prompt in prompts]
         waiting = set(added)
@@ -119,9 +130,14 @@ class Workbench:
             self.engine.step()
             waiting = {p for p in waiting if p.metrics.first_token is None}
         first = time.perf_counter()
+        steps, all_decode = 0, first
         while self.engine.has_work:
-            self.engine.step()
-        return Moments(first - start, time.perf_counter() - first)
+            changed = self.engine.step()
+            if not any(progress.finished for progress in added):
+                steps += len(changed) == len(added)
+                all_decode = time.perf_counter()
+        per_token = (all_decode - first) / steps if steps else 0.0
+        return Moments(first - start, per_token, time.perf_counter() - start)
 
     def forget(self) -> None:
         """Empty the cache."""
@@ -179,6 +195,7 @@ def _row(
         "looseleaf_low": taken.range[0],
         "looseleaf_high": taken.range[1],
         "repetitions": len(values),
+        "step_tokens": bench.sizes.step_tokens,
         "floor": floor or 0.0,
         "roofline_share": share,
         "terabytes_per_second": bench.ceilings.bytes_per_second / 1e12,
@@ -264,12 +281,12 @@ def _short_prompts(bench: Workbench) -> Iterator[Row]:
         bench.forget()
         return bench.run([(bench.text(prompt),) for _ in range(number)], output)
 
-    taken = [once() for _ in range(max(1, bench.sizes.repetitions - 2))]
+    taken = _repeat(bench, once)
     prefill = bench.floor(number * prompt, number * prompt, number * prompt**2 / 2)
     keys = number * (prompt + output // 2)
     decode = output * bench.floor(number, keys, keys)
     label = f"{number} requests, {prompt} in, {output} out"
-    rates = [number * output / (m.first + m.rest) for m in taken]
+    rates = [number * output / m.total for m in taken]
     yield _row(bench, label, "tokens/s", rates, number * output / (prefill + decode))
 
 
@@ -326,5 +343,5 @@ def _serve(
 
 
 def _per_token(bench: Workbench, label: str, taken: Sequence[Moments], floor: float) -> Row:
-    values = [1e3 * m.rest / (bench.sizes.output - 1) for m in taken]
+    values = [1e3 * m.per_token for m in taken]
     return _row(bench, f"{label}: time per output token", "ms", values, 1e3 * floor)

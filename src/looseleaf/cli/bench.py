@@ -169,6 +169,30 @@ def serving(shape: str, device: str, repetitions: int | None, output: Path | Non
     _report(rows, f"serving: {shape}", shown, output, "serving")
 
 
+@bench.command()
+@click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
+@click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--device", default="auto", show_default=True)
+@_OUTPUT
+def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
+    """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
+    from looseleaf.bench.attention import AttentionConfig, measure, ratios
+    from looseleaf.bench.attention_cases import AttentionShape
+    from looseleaf.engine.loading import pick_device
+
+    shape = AttentionShape(head_dim=head_dim)
+    rows = []
+    for row in measure(AttentionConfig(shape, device=str(pick_device(device)), **sizes)):
+        rows.append(row)
+        click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
+    for sentence in ratios(rows):
+        click.echo(sentence, err=True)
+    shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
+    _report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
+
+
 def _report(
     rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
 ) -> None:

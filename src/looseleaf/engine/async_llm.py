@@ -6,7 +6,7 @@ before the next step."""
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -100,7 +100,7 @@ class AsyncLLM:
         salt: str = "",
         deadline: float | None = None,
         fuse: Fuse | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
@@ -116,14 +116,14 @@ class AsyncLLM:
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
         fuse: Fuse | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
         return self.stream(replace(request, fuse=fuse))
 
-    async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
 
         Raises EngineClosed if the engine takes no requests any more, and what ended the request."""
@@ -169,7 +169,7 @@ class AsyncLLM:
         system_prompt: SystemPrompt | None = None,
         system: str | None = None,
         pinned: bool = False,
-    ) -> AsyncIterator[DocumentInfo]:
+    ) -> AsyncGenerator[DocumentInfo, None]:
         """Compute a document ahead and keep it under an id; yields how far it is until it is ready.
 
         Its context is that of a conversation under ``system_prompt``, by default the engine's,

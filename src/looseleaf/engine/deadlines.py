@@ -1,29 +1,33 @@
 """Which requests have run out of time."""
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
-from itertools import count
 
 from looseleaf.engine.progress import RequestProgress
 
 
 class Deadlines:
-    """Requests by the moment at which they must have ended, on the clock `time.perf_counter`."""
+    """Requests by the moment at which they must have ended, on the clock `time.perf_counter`.
+
+    Names only: a request that ends before its deadline must not be kept until then."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, RequestProgress]] = []
-        self._numbers = count()
+        self._heap: list[tuple[float, str]] = []
 
     def add(self, progress: RequestProgress) -> None:
         """Watch a request, if it has a deadline."""
-        deadline = progress.request.deadline
-        if deadline is not None:
-            heappush(self._heap, (progress.arrived + deadline, next(self._numbers), progress))
+        if progress.request.deadline is not None:
+            heappush(self._heap, (progress.due, progress.request.request_id))
 
-    def expired(self, now: float) -> list[RequestProgress]:
-        """Those whose time is over and that have not ended, once each."""
+    def expired(
+        self, now: float, requests: Mapping[str, RequestProgress]
+    ) -> list[RequestProgress]:
+        """Those of ``requests`` whose time is over, once each."""
         over = []
         while self._heap and self._heap[0][0] <= now:
-            progress = heappop(self._heap)[2]
-            if not progress.finished:
+            due, name = heappop(self._heap)
+            progress = requests.get(name)
+            # the name may be another request's by now, which has a deadline of its own
+            if progress is not None and progress.due == due:
                 over.append(progress)
         return over

@@ -31,7 +31,6 @@ from looseleaf.errors import (
     DeadlineExceeded,
     InvalidOption,
     InvalidRequest,
-    LooseleafError,
     PoolTooSmall,
     as_looseleaf_error,
 )
@@ -163,6 +162,8 @@ class Engine:
             )
 
         def pin(progress: RequestProgress) -> None:
+            if progress.error is not None:
+                return
             sequence = progress.outputs[0].sequence
             run = sequence.runs[0]
             for page in range(run.computed // self._admission.page_size):
@@ -274,17 +275,14 @@ class Engine:
         launched, self._ahead = self._ahead, None
         if launched is None:
             return None
-        work = launched.work
-        decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
-        chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
-        if not decode and not chunks:
-            return None
-        return replace(launched, work=replace(work, decode=decode, chunks=chunks))
+        work = _still_running(launched.work)
+        return None if work.empty else replace(launched, work=work)
 
     def _finish(self, launched: _Launched, changed: list[RequestProgress]) -> None:
         """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
         try:
-            self._scheduler.complete(launched.work)
+            # a fault in drawing has ended its request, and given its pages back
+            self._scheduler.complete(_still_running(launched.work))
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
             return
@@ -333,7 +331,7 @@ class Engine:
 
     def _expire(self, now: float) -> list[RequestProgress]:
         """End the requests whose deadline has passed."""
-        expired = self._deadlines.expired(now)
+        expired = self._deadlines.expired(now, self._requests)
         for progress in expired:
             error = DeadlineExceeded(
                 f"the request did not end within its deadline of {progress.request.deadline} s: "
@@ -357,8 +355,8 @@ class Engine:
         if progress.finished and (ended := self._warming.pop(name, None)):
             try:
                 ended(progress)
-            except LooseleafError as error:
-                progress.error = error
+            except Exception as error:
+                progress.error = as_looseleaf_error(error)
         self._scheduler.remove(output.sequence)
         del self._outputs[output.sequence]
         if progress.finished:
@@ -375,6 +373,13 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
+
+
+def _still_running(work: StepWork) -> StepWork:
+    """``work`` without the sequences that have ended since."""
+    decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
+    chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
+    return replace(work, decode=decode, chunks=chunks)
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:

@@ -28,7 +28,7 @@ _FINE, _COARSE = 16, 64
 
 
 class GraphKey(NamedTuple):
-    """What a graph is made for; capacities are powers of two, so that keys are few."""
+    """What a graph is made for. Its launches don't depend on how full the capacities are."""
 
     capacity: WorkCapacity
     tiles: tuple[Tile, ...]
@@ -87,27 +87,42 @@ class StepGraphs:
         return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
 
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture graphs for every number of rows: alone, and all behind one shared segment."""
-        sizes = [n for n in padded_sizes() if n <= padded_rows(self.max_num_seqs)]
-        steps = [
-            (n, shared) for n in reversed(sizes) for shared in (False, True) if n > 1 or not shared
+        """Capture graphs for every number of rows, for short and for long work lists, with rows
+        that read alone and with rows that read one segment together.
+        """
+        most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
+        keys = [
+            GraphKey(WorkCapacity(rows, items, entries, 8192), tiles)
+            for rows in reversed(padded_sizes())
+            if rows <= most
+            for items, entries in ((512, 1024), (512, 8192))
+            for tiles in self._usual_tiles(rows)
         ]
-        for done, (num_rows, shared) in enumerate(steps):
-            on_progress(done, len(steps))
+        for done, key in enumerate(keys):
+            on_progress(done, len(keys))
+            self._graph(key)
+        on_progress(len(keys), len(keys))
+
+    def _usual_tiles(self, num_rows: int) -> list[tuple[Tile, ...]]:
+        """The tiles of rows that have nothing in common, and of rows behind one long segment."""
+        usual = []
+        for shared in (False, True):
             work = self.attention.host_work(_example_rows(num_rows, shared), ())
             assert work is not None, "a step of decode rows only is all work list"
-            self._graph_for(num_rows, work)
-        on_progress(len(steps), len(steps))
+            usual.append(work.tiles)
+        return list(dict.fromkeys(usual))
 
     def _graph_for(self, num_rows: int, work: HostWork) -> _Graph:
         capacity = WorkCapacity(
             padded_rows(num_rows),
-            _power_of_two(work.num_items, 128),
-            _power_of_two(work.num_entries, 128),
-            _power_of_two(work.num_pages, 8192),
-            _power_of_two(work.num_mask_words, 1024) if work.num_mask_words else 0,
+            _room_for(work.num_items, 512, 8),
+            _room_for(work.num_entries, 1024, 8),
+            _room_for(work.num_pages, 8192, 4),
+            _room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
         )
-        key = GraphKey(capacity, work.tiles)
+        return self._graph(GraphKey(capacity, work.tiles))
+
+    def _graph(self, key: GraphKey) -> _Graph:
         if key not in self._graphs:
             self._graphs[key] = self._capture(key)
         return self._graphs[key]
@@ -156,11 +171,16 @@ def padded_rows(num_rows: int) -> int:
     return next(size for size in padded_sizes() if size >= num_rows)
 
 
-def _power_of_two(count: int, least: int) -> int:
-    return max(least, 1 << (max(count, 1) - 1).bit_length())
+def _room_for(count: int, least: int, factor: int) -> int:
+    """A capacity that holds ``count``: one of few, since each has graphs of its own."""
+    capacity = least
+    while capacity < count:
+        capacity *= factor
+    return capacity
 
 
 def _example_rows(num_rows: int, shared: bool) -> list[DecodeRow]:
     """Decode rows such as usual steps have; their pages are never read."""
-    settled = (ReadSpan(range(64), 0, 1, 64),) if shared else ()
-    return [DecodeRow(0, settled, ReadSpan([1000 + row], 0, 1, 0)) for row in range(num_rows)]
+    settled = (ReadSpan(range(256), 0, 4096, 256),) if shared else ()
+    tails = (ReadSpan([1000 + row], 4096, 1, 0) for row in range(num_rows))
+    return [DecodeRow(4096, settled, tail) for tail in tails]

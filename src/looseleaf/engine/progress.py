@@ -1,5 +1,6 @@
 """A request on its way: its outputs in the making, what it reused, and when things happened."""
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -95,6 +96,11 @@ class RequestProgress:
     @property
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
+
+    @property
+    def due(self) -> float:
+        """When its time is over, on the clock of ``arrived``."""
+        return self.arrived + (math.inf if self.request.deadline is None else self.request.deadline)
 
     def mark_admitted(self) -> None:
         if self.metrics.admitted is None:

@@ -76,7 +76,13 @@ class PromptBuilder:
         Raises InvalidRequest if it is empty, or if the chat template has no place for it."""
         if not text.strip():
             raise InvalidRequest("a system prompt must not be empty: leave it out instead")
-        return SystemPrompt(text, tuple(self._chat_lead(text)))
+        lead = self._chat_lead(text)
+        if lead == self._chat_lead(None):
+            raise InvalidRequest(
+                "this model's chat template leaves system messages out: put the text into the "
+                "users' messages"
+            )
+        return SystemPrompt(text, tuple(lead))
 
     def from_document(
         self,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from looseleaf.config import Fuse
@@ -119,7 +120,7 @@ class Request:
         """Tokens of the prompt, documents included."""
         return sum(len(part.tokens) for part in self.parts)
 
-    @property
+    @cached_property
     def token_ids(self) -> list[int]:
-        """The prompt as one list, documents included."""
+        """The prompt as one list, documents included; made once, for every output names it."""
         return [token for part in self.parts for token in part.tokens]

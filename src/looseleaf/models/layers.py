@@ -2,19 +2,25 @@
 
 As functions over plain tensors, with as few operations as the mathematics allows: at batch 1 the
 count of operations is the speed, on a CPU and on a GPU. Where the two differ is in what an addition
-to the stream is fused with: on a CPU with the product before it, on a GPU with the norm behind it.
+to the stream is fused with: the product before it, or, for few rows on a GPU, the norm behind it.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from looseleaf.config import ModelConfig
-from looseleaf.models.linear import Projection, add_project, project
+from looseleaf.models.linear import Projection, add_project, add_project_, project
 from looseleaf.ops.rms_norm import rms_norm
 from looseleaf.ops.silu_mul import silu_mul
+from looseleaf.ops.split_linear import num_parts, split_linear
+
+# on a GPU the product of more rows hides the traffic of the stream that it is added to; that of
+# fewer rows is best cut along its inner dim, and adds up what it was cut into on its own
+_FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
@@ -53,21 +59,38 @@ class DecoderWeights:
 
 
 class Stream(NamedTuple):
-    """The residual stream ``[rows, hidden_size]``: ``total``, and what is still to be added."""
+    """The residual stream ``[rows, hidden_size]``: ``total``, and what is still to be added, which
+    may be in parts ``[parts, rows, hidden_size]``."""
 
     total: Tensor
     pending: Tensor | None = None
 
     def settled(self) -> Tensor:
         """The stream with everything in it."""
-        return self.total if self.pending is None else self.total + self.pending
+        if self.pending is None:
+            return self.total
+        added = self.pending if self.pending.ndim == 2 else self.pending.sum(0)
+        return self.total + added.to(self.total.dtype)
 
 
 def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm."""
+    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm.
+
+    May change the stream in place: what was given is not to be used again.
+    """
+    if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
+        return Stream(stream.settled(), _summands(hidden, projection))
     if stream.total.is_cuda:
-        return Stream(stream.settled(), project(hidden, projection))
+        return Stream(add_project_(stream.settled(), hidden, projection))
     return Stream(add_project(stream.settled(), hidden, projection))
+
+
+def _summands(hidden: Tensor, projection: Projection) -> Tensor:
+    """``hidden @ weight.T + bias``, in parts where that is faster."""
+    weight, bias = projection
+    properties = torch.cuda.get_device_properties(hidden.device)
+    parts = num_parts(hidden, weight, properties.multi_processor_count) if bias is None else 0
+    return split_linear(hidden, weight, parts) if parts else project(hidden, projection)
 
 
 def apply_norm(stream: Stream, norm: Norm, config: ModelConfig) -> tuple[Tensor, Stream]:

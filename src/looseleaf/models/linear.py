@@ -40,6 +40,13 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
     return summed if bias is None else summed.add_(bias)
 
 
+def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
+    """The same for plain matrices, written over ``residual``."""
+    weight, bias = projection
+    residual.addmm_(hidden, weight.t())
+    return residual if bias is None else residual.add_(bias)
+
+
 def pack(projection: Projection) -> Projection:
     """``projection`` with a packed copy of its matrix, if ``can_pack`` says so; else itself."""
     weight = projection.weight

@@ -1,7 +1,7 @@
 """From outputs to answers in OpenAI's forms: whole, or as the chunks of a stream."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -114,7 +114,7 @@ class Answer:
     async def whole(self) -> Json:
         """The answer when all of it is there."""
         updates = self.generation.updates()
-        async with aclosing(updates):  # type: ignore[type-var]
+        async with aclosing(updates):
             async for _ in updates:
                 pass
         choices = [
@@ -129,11 +129,11 @@ class Answer:
         header = self._header(self.form.whole_object)
         return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
 
-    async def chunks(self) -> AsyncIterator[Json]:
+    async def chunks(self) -> AsyncGenerator[Json, None]:
         """The answer as it grows. The first chunk and the last one say what was reused."""
         began = False
         updates = self.generation.updates()
-        async with aclosing(updates):  # type: ignore[type-var]
+        async with aclosing(updates):
             async for number, output in updates:
                 made = [c for one in output.outputs for c in self._grown(number, one)]
                 if made and not began and len(self.generation.prompts) == 1:

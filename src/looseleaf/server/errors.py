@@ -119,25 +119,32 @@ def _step_into(value: Any, step: str | int) -> Any:
     return _NOTHING
 
 
-def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
-    """The first thing that pydantic found wrong, as one sentence with the field's path."""
-    error = errors[0]
+def _path(error: Any, body: Any) -> list[str]:
+    """Where in the body an error is. Pydantic mixes names of a union's members into its paths;
+    only what is in the body is kept, and the name of what should be there."""
     path, value = [], body
-    # pydantic mixes names of union members into the path; only what is in the body is shown
-    for step in error["loc"][1:]:
+    steps = error["loc"][1:]
+    for step in steps:
         inner = _step_into(value, step)
         if inner is not _NOTHING:
             path.append(str(step)[:80])
             value = inner
-    if error["type"] == "missing":
-        path.append(str(error["loc"][-1]))
-    param = ".".join(path) or None
+    if error["type"] == "missing" and steps:
+        path.append(str(steps[-1]))
+    return path
+
+
+def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
+    """What pydantic found wrong, as one sentence with the field's path; of several errors the one
+    that reaches deepest, which is that of the right member of a union."""
+    error = max(errors, key=lambda one: len(_path(one, body)))
+    param = ".".join(_path(error, body)) or None
     if error["type"] == "extra_forbidden":
         message = f"unknown field {param!r}: leave it out, or check its spelling"
     elif error["type"] == "missing":
-        message = f"{param or 'the body'} is missing"
+        message = f"{param or 'the body'} is missing: add it"
     elif error["type"] == "value_error":
         message = str(error["ctx"]["error"])
     else:
         message = f"{param or 'the body'}: {error['msg'][0].lower()}{error['msg'][1:]}"
-    return ApiError(400, message, param=param, code="invalid_value")
+    return ApiError(400, message[:500], param=param, code="invalid_value")

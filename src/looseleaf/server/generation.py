@@ -1,7 +1,7 @@
 """One API request on its way through the engine: its prompts side by side, and their outputs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -43,7 +43,7 @@ class Generation:
         """Whether every prompt has its whole output."""
         return all(output is not None and output.finished for output in self.outputs)
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def updates(self) -> AsyncGenerator[Update, None]:
         """Outputs as they grow; leaving the loop aborts them all.
 
         Raises ApiError (429) if the queue is full, and what the engine raises."""
@@ -56,13 +56,13 @@ class Generation:
                         self.service.metrics.on_finish(output)
                     yield number, output
 
-    async def _alone(self) -> AsyncIterator[Update]:
+    async def _alone(self) -> AsyncGenerator[Update, None]:
         stream = self._stream(0)
         async with aclosing(stream):  # type: ignore[type-var]
             async for output in stream:
                 yield 0, output
 
-    async def _together(self) -> AsyncIterator[Update]:
+    async def _together(self) -> AsyncGenerator[Update, None]:
         arrived: asyncio.Queue[Update | Exception] = asyncio.Queue()
 
         async def follow(number: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from looseleaf.server.errors import busy
+from looseleaf.server.errors import ApiError, busy
 
 
 @dataclass
@@ -75,7 +75,16 @@ class Queue:
 
     @contextmanager
     def places(self, number: int) -> Iterator[None]:
-        """Places for ``number`` outputs. Raises ApiError (429) if that are too many."""
+        """Places for ``number`` outputs. Raises ApiError: 429 if there are too few now, 400 if
+        there never are so many."""
+        if number > self._most:
+            raise ApiError(
+                400,
+                f"the request asks for {number} outputs, but the queue holds {self._most}: lower "
+                "n, or send fewer prompts",
+                param="n",
+                code="too_many_outputs",
+            )
         if self.taken + number > self._most:
             ahead = self.taken / self._running
             raise busy(

@@ -1,7 +1,7 @@
 """The log: one line an event, with the request's id, on standard error."""
 
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 import structlog
 
@@ -10,8 +10,8 @@ from looseleaf.config import ServerConfig
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-def make_log(config: ServerConfig, stream: TextIO | None = None) -> Any:
-    """A structured logger of this server's own; nothing is configured globally."""
+def make_log(config: ServerConfig, stream: Any = None) -> Any:
+    """A structured logger of this server's own, for a text stream; nothing is set globally."""
     pretty = config.log_format == "console"
     last: Any = (
         structlog.dev.ConsoleRenderer(colors=False)

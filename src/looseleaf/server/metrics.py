@@ -23,7 +23,7 @@ class ServerMetrics:
 
     def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(snapshot))  # type: ignore[arg-type]
+        self._registry.register(_EngineCollector(snapshot))
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FAST
         )
@@ -123,12 +123,12 @@ class _EngineCollector:
             "documents", "Documents of requests, at admission.", "source", sums, sources, True
         )
         yield _by("document_tokens", "Their tokens, at admission.", "source", sums, sources, True)
-        text = CounterMetricFamily(
+        words = CounterMetricFamily(
             "looseleaf_text_tokens", "Tokens of text, at admission.", labels=["source"]
         )
-        text.add_metric(["cached"], sums.text_tokens_cached)
-        text.add_metric(["computed"], sums.text_tokens - sums.text_tokens_cached)
-        yield text
+        words.add_metric(["cached"], sums.text_tokens_cached)
+        words.add_metric(["computed"], sums.text_tokens - sums.text_tokens_cached)
+        yield words
         items = CounterMetricFamily(
             "looseleaf_work_items", "Runs of pages that decode steps read.", labels=["kind"]
         )

@@ -1,5 +1,5 @@
-"""Attention on Hopper GPUs for 128 packed rows at a time: what the two attention operators launch
-there for 16-bit pages and plain rules; no operator of its own."""
+"""Attention on Hopper GPUs for 64 or 128 packed rows at a time: what the two attention operators
+launch there for 16-bit pages and plain rules; no operator of its own."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 from looseleaf.types import ScoreRule
 
 PACKED_ROWS = 128
-"""Packed rows of a program: 64 for each of its two computing groups."""
+"""Packed rows of a program with two computing groups, 64 for each; one with one group has 64."""
 
 
 def serves(k_pages: Tensor, rule: ScoreRule, mask_words: Tensor, positions: Tensor | None) -> bool:
@@ -17,7 +17,7 @@ def serves(k_pages: Tensor, rule: ScoreRule, mask_words: Tensor, positions: Tens
         and torch.cuda.get_device_capability(k_pages.device)[0] == 9
         and k_pages.itemsize == 2
         and k_pages.shape[3] in (64, 128)
-        and k_pages.shape[2] in (16, 32, 64, 128)
+        and k_pages.shape[2] in (16, 32, 64)
         and k_pages.is_contiguous()
         and not (rule.window or rule.soft_cap or rule.alibi_slopes is not None)
         and not mask_words.numel()

@@ -7,6 +7,8 @@ the other takes exponentials. Rows, frames and bounds are those of the portable 
 caps, slopes, bitmaps and explicit positions are left to them.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,24 +16,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.hopper_tiles.kernel import (
+    HALF,
+    ROWS,
+    fold_span,
+    plain_end_of,
+    turn_rows,
+    wait_for_group,
+)
 from looseleaf.ops.rotate.kernel import table
 from looseleaf.types import Rotation, ScoreRule
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-ROWS = gl.constexpr(64)
-KEYS = gl.constexpr(128)
-STAGES = gl.constexpr(2)
-# tiles are kept in halves of 64 dims, the width that the hardware swizzles
-HALF = gl.constexpr(64)
-_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
 @gluon.jit
@@ -80,11 +81,13 @@ def _num_slots(lists, span, first, last, DECODE: gl.constexpr, PAGE_SIZE: gl.con
 
 @gluon.jit
 def _fetch(
-    k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists,
+    data,
     DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
+    WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
 ):  # fmt: skip
     """The fetching warp: every tile of every span of every unit, in the order of the readers."""
+    k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists = data
     k_full, k_empty, v_full, v_empty = barriers
     HALVES: gl.constexpr = HEAD_DIM // HALF
     RUN: gl.constexpr = KEYS // PAGE_SIZE
@@ -92,10 +95,14 @@ def _fetch(
     v_pages = v_tiles._reinterpret(v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
     count = 0
     num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
+    if not AWAITED:
+        gdc_wait()
+    # started no sooner, the next kernel need not wait for what this one has waited for
+    gdc_launch_dependents()
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end = _unit(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
-        for block in range(0, num_packed, 2 * ROWS):
-            last = first + (gl.minimum(block + 2 * ROWS, num_packed) - 1) // GROUP
+        for block in range(0, num_packed, WORKERS * ROWS):
+            last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
             for span in range(begin, end):
                 first_page, num_pages, num_slots = _num_slots(
                     lists, span, first, last, DECODE, PAGE_SIZE
@@ -126,200 +133,9 @@ def _fetch(
                                 v_pages.index((stage * HALVES + half) * RUN + n),
                             )  # fmt: skip
                     count += 1
-
-
-@gluon.jit
-def _turn_into(
-    q_tile, vector, stride_d, position, m_row, scale, table,
-    HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Half of the dims of 64 rows, turned to ``position``, scaled, to shared memory."""
-    cos, sin, stride_table = table
-    TURNED: gl.constexpr = ROTARY_DIM // 2
-    o_d = HALF_INDEX * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
-    if INTERLEAVED:
-        is_first = o_d % 2 == 0
-        partner = o_d ^ 1
-        angle = o_d // 2
-    else:
-        is_first = o_d < TURNED
-        partner = gl.where(is_first, o_d + TURNED, o_d - TURNED)
-        angle = gl.where(is_first, o_d, o_d - TURNED)
-    m_x = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
-    m_turn = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
-    p_angle = position.to(gl.int64)[:, None] * stride_table + angle[None, :]
-    b_x = gl.load(vector[:, None] + (o_d * stride_d)[None, :], mask=m_x, other=0.0)
-    b_partner = gl.load(vector[:, None] + (partner * stride_d)[None, :], mask=m_turn, other=0.0)
-    b_cos = gl.load(cos + p_angle, mask=m_turn, other=1.0)
-    b_sin = gl.load(sin + p_angle, mask=m_turn, other=0.0)
-    b_sin = gl.where(is_first[None, :], -b_sin, b_sin)
-    turned = b_x.to(gl.float32) * b_cos + b_partner.to(gl.float32) * b_sin
-    q_tile.store((turned * scale).to(q_tile.dtype))
-
-
-@gluon.jit
-def _clear_unseen(v_tile, seen, KEY_LAYOUT: gl.constexpr):
-    """Zero the values that no row sees: their pages may hold anything, and 0 times NaN is NaN."""
-    b_v = v_tile.load(KEY_LAYOUT)
-    v_tile.store(gl.where(seen[:, None], b_v, gl.zeros_like(b_v)))
-
-
-@gluon.jit
-def _key_positions(
-    lists, first_page, num_slots, start,
-    DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Frame positions of a tile's keys; past the run one that no bound reaches."""
-    slot = start + gl.arange(0, KEYS, layout=LAYOUT)
-    position = slot
-    if DECODE:
-        p_position = lists[7] + first_page + slot // PAGE_SIZE
-        position = gl.load(p_position, mask=slot < num_slots, other=0) + slot % PAGE_SIZE
-    return gl.where(slot < num_slots, position, 2147483647)
-
-
-@gluon.jit
-def _plain_end(
-    lists, first_page, num_pages, least_bound, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr
-):
-    """How many leading slots all rows see whose bounds are ``least_bound`` or more."""
-    num_slots = num_pages * PAGE_SIZE
-    if DECODE:
-        # pages rise by position, but those of a selection are no run
-        first_position = gl.load(lists[7] + first_page)
-        last_position = gl.load(lists[7] + first_page + num_pages - 1)
-        is_run = last_position - first_position == num_slots - PAGE_SIZE
-        before_last = gl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
-        seen = gl.where(is_run, least_bound - first_position, before_last)
-        seen = gl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
-        return gl.minimum(seen, num_slots)
-    else:
-        return gl.minimum(least_bound, num_slots)
-
-
-@gluon.jit
-def _score(
-    q_tiles, k_tiles, stage, WORKER: gl.constexpr, HALVES: gl.constexpr, S_LAYOUT: gl.constexpr
-):
-    """Scores of a tile of keys, begun and not waited for."""
-    scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
-    scores = warpgroup_mma(
-        q_tiles.index(WORKER * HALVES), k_tiles.index(stage * HALVES).permute((1, 0)),
-        scores, use_acc=False, is_async=True,
-    )  # fmt: skip
-    if HALVES == 2:
-        scores = warpgroup_mma(
-            q_tiles.index(WORKER * HALVES + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
-            scores, is_async=True,
-        )  # fmt: skip
-    return scores
-
-
-@gluon.jit
-def _weigh(scores, peak, total, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
-           S_LAYOUT: gl.constexpr):  # fmt: skip
-    """Weights of a tile, the new peak and total, and by what the values so far shrink."""
-    first_page, num_slots, plain_end, bound, _ = keys
-    if start + KEYS > plain_end:
-        position = _key_positions(
-            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(0, S_LAYOUT)
-        )
-        scores = gl.where(position[None, :] < bound[:, None], scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1))
-    # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
-    pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weight = gl.exp2(scores - pivot[:, None])
-    shrink = gl.exp2(peak - pivot)
-    return weight, new_peak, total * shrink + gl.sum(weight, 1), shrink
-
-
-@gluon.jit
-def _clear_tile(v_tiles, stage, lists, keys, start, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr,
-                HALVES: gl.constexpr):  # fmt: skip
-    """Clear what no row sees of a tile of values, if there may be such."""
-    KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    first_page, num_slots, plain_end, _, last_bound = keys
-    if start + KEYS > plain_end:
-        position = _key_positions(
-            lists, first_page, num_slots, start, DECODE, PAGE_SIZE, gl.SliceLayout(1, KEY_LAYOUT)
-        )
-        for half in gl.static_range(HALVES):
-            _clear_unseen(v_tiles.index(stage * HALVES + half), position < last_bound, KEY_LAYOUT)
-        fence_async_shared()
-        _barrier()
-
-
-@gluon.jit
-def _fold_span(
-    q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
-    WORKER: gl.constexpr, DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """The running state with the keys of one span in it.
-
-    The product of a tile's weights and values runs beside the next tile's scores and exponentials.
-    """
-    k_full, k_empty, v_full, v_empty = barriers
-    HALVES: gl.constexpr = HEAD_DIM // HALF
-    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    stage, phase = count % STAGES, (count // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
-    scores = _score(q_tiles, k_tiles, stage, WORKER, HALVES, S_LAYOUT)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    _barrier()
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    weight, peak, total, shrink = _weigh(
-        scores, peak, total, lists, keys, 0, DECODE, PAGE_SIZE, S_LAYOUT
-    )
-    b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-    share = gl.convert_layout(shrink, O_ROW)[:, None]
-    low *= share
-    if HALVES == 2:
-        high *= share
-    num_slots = keys[1]
-    for start in range(KEYS, num_slots, KEYS):
-        stage, phase = count % STAGES, (count // STAGES) & 1
-        next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
-        mbarrier.wait(k_full.index(next_stage), next_phase)
-        scores = _score(q_tiles, k_tiles, next_stage, WORKER, HALVES, S_LAYOUT)
-        mbarrier.wait(v_full.index(stage), phase)
-        # in a span only the last tiles hold what is not seen, and they come below
-        low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
-        if HALVES == 2:
-            high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
-        scores = warpgroup_mma_wait(HALVES, deps=[scores])
-        _barrier()
-        mbarrier.arrive(k_empty.index(next_stage), count=1)
-        weight, peak, total, shrink = _weigh(
-            scores, peak, total, lists, keys, start, DECODE, PAGE_SIZE, S_LAYOUT
-        )
-        if HALVES == 2:
-            low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
-        else:
-            low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
-        _barrier()
-        mbarrier.arrive(v_empty.index(stage), count=1)
-        b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-        share = gl.convert_layout(shrink, O_ROW)[:, None]
-        low *= share
-        if HALVES == 2:
-            high *= share
-        count += 1
-    stage, phase = count % STAGES, (count // STAGES) & 1
-    mbarrier.wait(v_full.index(stage), phase)
-    _clear_tile(v_tiles, stage, lists, keys, (num_slots - 1) // KEYS * KEYS, DECODE, PAGE_SIZE,
-                HALVES)  # fmt: skip
-    low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
-    if HALVES == 2:
-        high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
-        low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
-    else:
-        low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
-    _barrier()
-    mbarrier.arrive(v_empty.index(stage), count=1)
-    return low, high, peak, total, count + 1
+    if AWAITED:
+        # who waits for this kernel must not find the one before it unfinished
+        gdc_wait()
 
 
 @gluon.jit
@@ -339,12 +155,14 @@ def _rows_of(
 
 @gluon.jit
 def _compute(
-    queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
+    data,
     WORKER: gl.constexpr, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
+    queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists = data
     q, stride_row, stride_head, stride_d, scale = queries
     out, lse, stride_out, stride_out_head, stride_lse = outputs
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -356,15 +174,17 @@ def _compute(
     num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end = _unit(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
-        for block in range(0, num_packed, 2 * ROWS):
+        for block in range(0, num_packed, WORKERS * ROWS):
             local = block + WORKER * ROWS
-            last = first + (gl.minimum(block + 2 * ROWS, num_packed) - 1) // GROUP
+            last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
             m_q, place_q, row_q, head_q = _rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, gl.SliceLayout(1, LOAD)
             )
             m_s, place_s, row_s, _ = _rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, S_ROW
             )
+            if not AWAITED:
+                gdc_wait()
             vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
             true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
             true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
@@ -381,7 +201,7 @@ def _compute(
                         offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
                         bound = gl.load(lists[6] + place_s, mask=m_s, other=0)
                         # what one group clears is what the rows of neither see
-                        every = first + (block + gl.arange(0, 2 * ROWS, layout=FLAT)) // GROUP
+                        every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
                         m_every = every <= last
                         last_bound = gl.max(gl.load(lists[6] + every, mask=m_every, other=0), 0)
                     else:
@@ -390,21 +210,20 @@ def _compute(
                         bound = gl.where(m_s, gl.minimum(true_s - offset + 1, length), 0)
                         last_bound = num_slots
                     least_bound = gl.min(gl.where(m_s, bound, 2147483647), 0)
-                    plain_end = _plain_end(
+                    plain_end = plain_end_of(
                         lists, first_page, num_pages, least_bound, DECODE, PAGE_SIZE
                     )
                     position = gl.maximum(true_q - offset, 0)
-                    for half in gl.static_range(HALVES):
-                        _turn_into(
-                            q_tiles.index(WORKER * HALVES + half), vector, stride_d, position, m_q,
-                            scale, rotation, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
-                        )  # fmt: skip
+                    turn_rows(
+                        q_tiles, vector, stride_d, position, m_q, scale, rotation, WORKER,
+                        HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
+                    )  # fmt: skip
                     fence_async_shared()
-                    _barrier()
-                    low, high, peak, total, count = _fold_span(
+                    wait_for_group()
+                    low, high, peak, total, count = fold_span(
                         q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count,
                         lists, (first_page, num_slots, plain_end, bound, last_bound),
-                        WORKER, DECODE, HEAD_DIM, PAGE_SIZE, S_LAYOUT, O_LAYOUT,
+                        WORKER, DECODE, HEAD_DIM, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
             empty = total == 0.0
             total = gl.where(empty, 1.0, total)
@@ -437,14 +256,15 @@ def _hopper_attention_kernel(
     scale,
     DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
+    INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    AWAITED: gl.constexpr,
 ):  # fmt: skip
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     HALVES: gl.constexpr = HEAD_DIM // HALF
     dtype = k_desc.dtype
-    q_tiles = gl.allocate_shared_memory(dtype, [2 * HALVES, ROWS, HALF], SHARED)
+    q_tiles = gl.allocate_shared_memory(dtype, [WORKERS * HALVES, ROWS, HALF], SHARED)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -454,33 +274,48 @@ def _hopper_attention_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=2)
-        mbarrier.init(v_empty.index(stage), count=2)
+        mbarrier.init(k_empty.index(stage), count=WORKERS)
+        mbarrier.init(v_empty.index(stage), count=WORKERS)
     fence_async_shared()
-    _barrier()
+    wait_for_group()
     barriers = (k_full, k_empty, v_full, v_empty)
     queries = (q, stride_row, stride_head, stride_d, scale)
     rotation = (cos, sin, stride_table)
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
-    gl.warp_specialize(
-        [
-            (_compute, (
-                queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
-                0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED,
-                S_LAYOUT, O_LAYOUT,
-            )),
-            (_compute, (
-                queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists,
-                1, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED,
-                S_LAYOUT, O_LAYOUT,
-            )),
-            (_fetch, (
-                k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists,
-                DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
-            )),
-        ],
-        [4, 1], [240, 24],
-    )  # fmt: skip
+    fetched = (k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists)
+    data = (queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists)
+    if WORKERS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, S_LAYOUT, O_LAYOUT, WORKERS, KEYS, STAGES, AWAITED,
+                )),
+                (_compute, (
+                    data, 1, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, S_LAYOUT, O_LAYOUT, WORKERS, KEYS, STAGES, AWAITED,
+                )),
+                (_fetch, (
+                    fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED, WORKERS,
+                    KEYS, STAGES, AWAITED,
+                )),
+            ],
+            [4, 1], [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, S_LAYOUT, O_LAYOUT, WORKERS, KEYS, STAGES, AWAITED,
+                )),
+                (_fetch, (
+                    fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED, WORKERS,
+                    KEYS, STAGES, AWAITED,
+                )),
+            ],
+            [1], [24],
+        )  # fmt: skip
 
 
 def _descriptor(pages: Tensor) -> TensorDescriptor:
@@ -488,6 +323,25 @@ def _descriptor(pages: Tensor) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout(128, 16, 2)
     rows = pages.view(-1, pages.shape[3])
     return TensorDescriptor.from_tensor(rows, [pages.shape[2], HALF.value], layout)
+
+
+class Grid(NamedTuple):
+    """How many programs with how many computing groups; ``awaited``: the kernel before this one is
+    of the same kind and has waited for whatever wrote the queries and the pages."""
+
+    programs: int
+    num_groups: int
+    awaited: bool = False
+
+
+def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
+    """Keys of a tile, tiles in a ring and registers of a thread.
+
+    With one computing group two programs share a multiprocessor, with two there is one.
+    """
+    if num_groups == 2:
+        return 128, 2, None
+    return 64, 3 if head_dim == 128 else 4, 128
 
 
 def launch(
@@ -498,35 +352,24 @@ def launch(
     state: tuple[Tensor, Tensor],
     rotation: Rotation,
     rule: ScoreRule,
-    programs: int,
+    grid: Grid,
 ) -> None:
-    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``."""
+    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``.
+
+    Of a work list: first and end item, page and entry prefix sums of items, row, offset, bound and
+    state of entries, positions of pages and rows, heads of items, as `_unit` counts them.
+    """
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    _hopper_attention_kernel[(programs,)](
+    keys, stages, registers = sizes(head_dim, grid.num_groups)
+    _hopper_attention_kernel[(grid.programs,)](
         _descriptor(k_pages), _descriptor(v_pages), q, out, lse, *table(rotation),
         page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
         DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
-        PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, num_warps=4,
-    )  # fmt: skip
-
-
-def work_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
-    """The arrays of a work list as the kernel counts them."""
-    return (
-        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
-        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
-        work.row_positions, work.item_kv_head,
-    )  # fmt: skip
-
-
-def span_arrays(spans: SpanList) -> tuple[Tensor, ...]:
-    """The arrays of a span list as the kernel counts them."""
-    return (
-        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
-        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_length,
-        spans.span_length, spans.row_positions,
+        PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
+        KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
+        num_warps=4, maxnreg=registers, launch_pdl=True,
     )  # fmt: skip

@@ -5,6 +5,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
 
 
@@ -28,15 +29,18 @@ def _merge_states_kernel(
     stride_out_row,
     stride_out_head,
     HEAD_DIM: tl.constexpr,
+    CHAINED: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    start_next(CHAINED)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
     o_l, o_s, o_d = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     m_d = o_d < HEAD_DIM
 
+    await_previous(CHAINED)
     # the row starts from its carried state, or from the empty one
     acc = tl.zeros((BLOCK_D,), tl.float32)
     first_peak = tl.full((), float("-inf"), tl.float32)
@@ -98,10 +102,13 @@ def merge_states_triton(
         carried_strides = (*carried_out.stride()[:2], *carried_lse.stride())
     else:
         carried_strides = (0, 0, 0, 0)
+    chained = chains(out)
     _merge_states_kernel[(rows, heads)](
         states.out, states.lse, carried_out, carried_lse, out, lse, row_state_indptr.contiguous(),
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=1, enable_fp_fusion=True,
+        HEAD_DIM=head_dim, CHAINED=chained,
+        BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
+        num_warps=1,
+        enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)

@@ -16,12 +16,15 @@ from looseleaf.ops import hopper_attention
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
+    await_previous,
+    chains,
     finish,
     fold_tile,
     is_hidden,
     scaled_query,
     score_tile,
     slots_of_tile,
+    start_next,
     tile_stages,
 )
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -62,9 +65,10 @@ def _partial_attention_kernel(
     softmax_scale, soft_cap, window,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED)
     begin = 0
     if first_item is not None:
         begin = tl.load(first_item)
@@ -83,8 +87,9 @@ def _partial_attention_kernel(
                 stride_out_state, stride_out_head, stride_lse_state, stride_table,
                 stride_positions, softmax_scale, soft_cap, window,
                 GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
-                BLOCK_M, BLOCK_N, BLOCK_D,
+                CHAINED, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
+    await_previous(CHAINED)
 
 
 @triton.jit
@@ -99,7 +104,8 @@ def _attend_item(
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first_page = tl.load(item_page_indptr + item)
     num_pages = tl.load(item_page_indptr + item + 1) - first_page
@@ -132,6 +138,7 @@ def _attend_item(
         plain_end = _plain_slots(
             page_positions, first_page, num_pages, bound, is_plain, m_row, PAGE_SIZE, BLOCK_N
         )
+        await_previous(CHAINED)
         # a row before the frame sees nothing in it, and has no angle there
         b_q = load_rotated(
             q + row * stride_q_row + head * stride_q_head, stride_q_d,
@@ -222,19 +229,23 @@ def partial_attention_triton(
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     block_d = triton.next_power_of_2(head_dim)
+    chained, awaited = chains(q), False
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
-        programs = min(_programs(q) * tile.programs_per_processor, items * num_kv_heads)
-        if (
-            tile.block_m >= hopper_attention.PACKED_ROWS
-            and first_item is not None
-            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
+        units = items * num_kv_heads
+        # lists that nobody planned may hold pages that no row sees
+        if first_item is not None and hopper_attention.serves(
+            k_pages, rule, work.mask_words, slot_positions
         ):
-            from looseleaf.ops.hopper_attention.kernel import launch, work_arrays
+            from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
-            lists = work_arrays(work, first_item, end_item)
+            groups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
+            grid = Grid(min(_programs(q) * (3 - groups), units), groups, awaited)
+            awaited = True
+            lists = _hopper_arrays(work, first_item, end_item)
             pages, state = (k_pages, v_pages), (out, lse)
-            launch(q, pages, lists, work.page_indices, state, rotation, rule, programs)
+            launch(q, pages, lists, work.page_indices, state, rotation, rule, grid)
             continue
+        programs = min(_programs(q) * tile.programs_per_processor, units)
         _partial_attention_kernel[(programs, row_programs)](
             q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
             first_item, end_item, work.item_page_indptr, work.item_entry_indptr,
@@ -247,8 +258,9 @@ def partial_attention_triton(
             NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
             ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
             CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
+            CHAINED=chained, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+            launch_pdl=chained,
         )  # fmt: skip
     return AttnState(out, lse)
 
@@ -259,7 +271,9 @@ def _launches(
     """Tile, bounds of its items and programs a unit, for every launch."""
     if work.tile_indptr is not None:
         bounds = work.tile_indptr
-        return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in enumerate(work.tiles)]
+        # the widest first: the narrow ones fill what processors it leaves idle at its end
+        places = reversed([*enumerate(work.tiles)])
+        return [(tile, bounds[n:], bounds[n + 1 :], 1) for n, tile in places]
     items = work.item_kv_head.shape[0]
     tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
     # how many rows an item has is on the device only: blocks past the grid are looped over
@@ -279,3 +293,12 @@ def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
     most = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
     return Tile(block_m, most, 4, tile_stages(most, block_d, itemsize), 2)
+
+
+def _hopper_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
+    """The arrays of a work list as the Hopper kernel counts them."""
+    return (
+        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
+        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
+        work.row_positions, work.item_kv_head,
+    )  # fmt: skip

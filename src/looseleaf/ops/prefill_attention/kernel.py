@@ -174,11 +174,11 @@ def prefill_attention_triton(
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
-        from looseleaf.ops.hopper_attention.kernel import launch, span_arrays
+        from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
-        pages, programs = (k_pages, v_pages), tiles * num_kv_heads
-        lists = span_arrays(spans)
-        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, programs)
+        pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2)
+        lists = _hopper_arrays(spans)
+        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, grid)
         return AttnState(out, lse)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
@@ -210,3 +210,12 @@ def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, in
     block_n = min(most, 64)
     num_warps = 8 if block_m * block_d > 8192 else 4
     return block_m, block_n, num_warps, tile_stages(block_n, block_d, itemsize)
+
+
+def _hopper_arrays(spans: SpanList) -> tuple[Tensor, ...]:
+    """The arrays of a span list as the Hopper kernel counts them."""
+    return (
+        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
+        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_length,
+        spans.span_length, spans.row_positions,
+    )  # fmt: skip

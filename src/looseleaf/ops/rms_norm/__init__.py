@@ -23,13 +23,14 @@ def rms_norm(
     stream: Float[Tensor, "rows features"],
     weight: Float[Tensor, " features"],
     eps: float,
-    delta: Float[Tensor, "rows features"] | None = None,
+    delta: Float[Tensor, "*parts rows features"] | None = None,
     implementation: Implementation = "auto",
 ) -> NormedStream:
     """``weight * x / sqrt(mean(x²) + eps)`` of ``x = stream + delta``, computed in fp32.
 
-    With a ``delta`` the sum is written to ``stream``, in place, and returned as the new stream; all
-    tensors have one dtype and contiguous rows.
+    With a ``delta`` the sum is written to ``stream``, in place, and returned as the new stream. A
+    delta may come in parts, as `looseleaf.ops.split_linear` leaves it, and then in fp32; otherwise
+    all tensors have one dtype. Rows are contiguous.
     """
     if choose(implementation, stream) == "triton":
         from looseleaf.ops.rms_norm.kernel import rms_norm_triton

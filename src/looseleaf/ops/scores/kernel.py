@@ -4,11 +4,32 @@ A running state is ``(acc, peak, total)``: the values weighted by ``2 ** (score 
 largest score so far, and the sum of the weights. Scores are in base 2, the lse in base e.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def await_previous(CHAINED: tl.constexpr):
+    """Wait until all kernels before this one are done and what they wrote can be read.
+
+    A chained kernel starts while the one before still runs: until here it may read only what the
+    host sent.
+    """
+    if CHAINED:
+        gdc_wait()
+
+
+@triton.jit
+def start_next(CHAINED: tl.constexpr):
+    """Let the next kernel start, if it is chained, once all programs are here."""
+    if CHAINED:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -94,3 +115,8 @@ def finish(acc, peak, total):
 def tile_stages(block_n: int, block_d: int, itemsize: int) -> int:
     """Pipeline stages whose tiles of keys and values fit half of a streaming multiprocessor."""
     return 2 if 2 * 2 * block_n * block_d * itemsize <= 98304 else 1
+
+
+def chains(tensor: Tensor) -> bool:
+    """Whether the device can start a kernel while the one before it still runs."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9

@@ -6,15 +6,21 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+
 _BLOCK = 2048
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, features, stride_row, BLOCK: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up, out, features, stride_row, CHAINED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    start_next(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     o_x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_x = o_x < features
     p_gate = gate_up + row * stride_row + o_x
+    await_previous(CHAINED)
     b_gate = tl.load(p_gate, mask=m_x, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate + features, mask=m_x, other=0.0).to(tl.float32)
     # the exponential of what is not positive can't overflow
@@ -33,9 +39,10 @@ def silu_mul_triton(
     if not out.numel():
         return out
     assert gate_up.stride(1) == 1, "a row must be contiguous"
+    chained = chains(gate_up)
     block = min(_BLOCK, triton.next_power_of_2(features))
     _silu_mul_kernel[(rows, triton.cdiv(features, block))](
-        gate_up, out, features, gate_up.stride(0), BLOCK=block, num_warps=max(1, block // 256),
-        enable_fp_fusion=True,
+        gate_up, out, features, gate_up.stride(0), CHAINED=chained, BLOCK=block,
+        num_warps=max(1, block // 256), enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return out

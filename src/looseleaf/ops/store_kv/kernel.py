@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.rotate.kernel import heads_per_program, load_rotated, table
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import Rotation
 
 
@@ -39,9 +40,11 @@ def _store_kv_kernel(
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    CHAINED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    start_next(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     flat = tl.load(slots + token).to(tl.int64)
     if flat < 0:
@@ -53,6 +56,7 @@ def _store_kv_kernel(
     m_x = m_head[:, None] & (o_d < HEAD_DIM)[None, :]
 
     position = tl.load(positions + token) + tl.zeros_like(head)
+    await_previous(CHAINED)
     b_k = load_rotated(
         k + token * stride_k_token + head * stride_k_head, stride_k_d, position,
         cos, sin, stride_table, m_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
@@ -81,10 +85,12 @@ def store_kv_triton(
     tokens, heads, head_dim = k.shape
     block_d = triton.next_power_of_2(head_dim)
     block_h = heads_per_program(heads, block_d)
+    chained = chains(k)
     _store_kv_kernel[(tokens, triton.cdiv(heads, block_h))](
         k, v, frame_positions.contiguous(), slots.contiguous(), *table(rotation), k_pages, v_pages,
         heads, *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
         rotation.cos.stride(0), PAGE_SIZE=k_pages.shape[2], HEAD_DIM=head_dim,
         ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
-        BLOCK_H=block_h, BLOCK_D=block_d, enable_fp_fusion=True,
+        CHAINED=chained, BLOCK_H=block_h, BLOCK_D=block_d, enable_fp_fusion=True,
+        launch_pdl=chained,
     )  # fmt: skip

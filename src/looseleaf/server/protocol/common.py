@@ -93,7 +93,9 @@ class GenerationRequest(Strict):
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024, description="A label for the log.")
     deadline: float | None = Field(
-        None, gt=0, description="Seconds the answer may take; then the request ends with 408."
+        None,
+        gt=0,
+        description="Seconds until the answer ends with 408; the server's own limit holds as well.",
     )
     documents: list[DocumentInput] | None = None
     fuse: Literal["none"] | None = Field(

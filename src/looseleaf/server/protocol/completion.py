@@ -34,4 +34,4 @@ class CompletionRequest(GenerationRequest):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        return [prompt] if isinstance(prompt[0], int) else list(prompt)  # type: ignore[list-item]
+        return [prompt] if isinstance(prompt[0], int) else list(prompt)

@@ -57,7 +57,16 @@ def tell(request: Request, error: Exception) -> ApiError:
     return told
 
 
-TheService = Annotated[Service, Depends(service_of)]
-TheCaller = Annotated[Caller, Depends(caller_of)]
+async def _the_service(request: Request) -> Service:
+    # as a coroutine, for others are called in a thread
+    return service_of(request)
+
+
+async def _the_caller(request: Request) -> Caller:
+    return caller_of(request)
+
+
+TheService = Annotated[Service, Depends(_the_service)]
+TheCaller = Annotated[Caller, Depends(_the_caller)]
 KEYED = [Security(_BEARER)]
 """Marks endpoints that need a key, for the API's description; the gate has checked it."""

@@ -1,6 +1,6 @@
 """``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
 
@@ -120,7 +120,7 @@ async def _last(progress: AsyncIterator[DocumentInfo], *, whole: bool) -> Docume
 
 async def _told(
     first: DocumentInfo, progress: AsyncIterator[DocumentInfo], request: Request
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     try:
         async with aclosing(progress):  # type: ignore[type-var]
             yield _body(first)

@@ -1,7 +1,7 @@
 """``/v1/chat/completions`` and ``/v1/completions``."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -121,11 +121,11 @@ async def _answer(
 
 
 async def _guarded(
-    first: Json, chunks: AsyncIterator[Json], request: Request, generation: Generation
-) -> AsyncIterator[Json]:
+    first: Json, chunks: AsyncGenerator[Json, None], request: Request, generation: Generation
+) -> AsyncGenerator[Json, None]:
     """The stream from its first chunk on; an error in its middle is its last event."""
     try:
-        async with aclosing(chunks):  # type: ignore[type-var]
+        async with aclosing(chunks):
             yield first
             async for chunk in chunks:
                 yield chunk

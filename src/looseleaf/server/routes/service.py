@@ -4,8 +4,8 @@ import asyncio
 from importlib.resources import files
 from pathlib import PurePosixPath
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.errors import ApiError
@@ -17,6 +17,7 @@ from looseleaf.server.protocol.service import (
     TokenizeBody,
     TokenizeRequest,
 )
+from looseleaf.server.reference import reference_page
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService
 from looseleaf.server.service import ServedModel, Service
 
@@ -90,6 +91,12 @@ async def ready(service: TheService) -> Response:
 async def page() -> Response:
     """The playground."""
     return _static("index.html")
+
+
+@open_router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """The description of the API, for people."""
+    return HTMLResponse(reference_page(request.app.openapi()))
 
 
 @open_router.get("/static/{name}", include_in_schema=False)

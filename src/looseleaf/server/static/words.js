@@ -24,7 +24,7 @@ export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
   const ms = seconds * 1000;
   if (ms === 0) return "0 ms";
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;
   return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }

@@ -1,0 +1,224 @@
+"""``bench attention``: the attention of one layer beside its roofline and PyTorch's own.
+
+Every case is planned as the engine plans it, its answers are compared with attention in fp64 on
+some rows before anything is timed, and the floor is what the same run measured the device to move
+and to multiply at best. Arms take turns; a layer's time comes from a captured graph of several
+layers where the device has graphs.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from looseleaf.attention.cost_model import cost_model_of
+from looseleaf.attention.plan import AttentionPlan, Planner
+from looseleaf.bench.attention_cases import (
+    AttentionShape,
+    Case,
+    behind_documents,
+    causal,
+    dense_inputs,
+    private,
+    ragged,
+    shared,
+)
+from looseleaf.bench.attention_check import Truth, check
+from looseleaf.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf.bench.timing import Repeated, measure_in_turn
+from looseleaf.config import RopeConfig
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.partial_attention import partial_attention
+from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.rope import build_rotation
+from looseleaf.types import Rotation, ScoreRule
+
+Row = dict[str, str | int | float]
+Arm = Callable[[], object]
+_INNER = 4
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Which shape, how long, and how often; ``longest`` scales all cases."""
+
+    shape: AttentionShape = field(default_factory=AttentionShape)
+    longest: int = 16384
+    rows: int = 64
+    repetitions: int = 5
+    device: str = "cuda"
+
+
+def cases(config: AttentionConfig) -> list[Case]:
+    """The sweep: nothing shared, everything shared, mixtures, prompts."""
+    shape, long, rows = config.shape, config.longest, config.rows
+    return [
+        private(shape, rows, long // 2),
+        private(shape, 1, long // 2),
+        private(shape, 4 * rows, long // 32),
+        private(shape, max(1, rows * 3 // 8), long),
+        shared(shape, rows, long),
+        shared(shape, rows, long, spread=16),
+        shared(shape, rows, long, tail=long // 64, spread=16),
+        shared(shape, 2, long // 64),
+        ragged(shape, rows // 2, long // 8),
+        causal(shape, long),
+        causal(shape, long // 4),
+        behind_documents(shape, long // 8, 4, long // 32),
+        behind_documents(shape, rows, 5, long // 4),
+    ]
+
+
+class Bench:
+    """Pools, queries and plans on one device."""
+
+    def __init__(self, config: AttentionConfig, num_pages: int, longest: int) -> None:
+        self.config, self.shape = config, config.shape
+        self.device = torch.device(config.device)
+        shape = config.shape
+        size = (2, num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        self.pools = [
+            torch.empty(size, dtype=shape.dtype, device=self.device).normal_()
+            for _ in range(shape.layers)
+        ]
+        rope = RopeConfig(shape.head_dim, shape.head_dim)
+        self.rotation = build_rotation(rope, longest, self.device)
+        self.rule = ScoreRule(shape.head_dim**-0.5)
+        costs = cost_model_of(self.device, shape.head_dim, shape.dtype.itemsize)
+        self.planner = Planner(
+            shape.page_size, shape.num_qo_heads, shape.num_kv_heads, self.device, costs
+        )
+
+    def query(self, case: Case) -> Tensor:
+        """Random unrotated query rows."""
+        size = (case.num_rows, self.shape.num_qo_heads, self.shape.head_dim)
+        return torch.randn(size, device=self.device).to(self.shape.dtype)
+
+    def plan(self, case: Case, *, grouping: bool = True, invariant: bool = False) -> AttentionPlan:
+        """The step as the engine would plan it."""
+        planner = replace(self.planner, batch_invariant=invariant)
+        groups = planner.group(case.rows, grouping=grouping)
+        return planner.plan(case.rows, groups, case.chunks)
+
+    def layer(self, q: Tensor, plan: AttentionPlan, layer: int, rotation: Rotation) -> Tensor:
+        """Attention of one layer."""
+        k_pages, v_pages = self.pools[layer]
+        out = torch.empty_like(q)
+        if plan.work is not None:
+            rows = slice(0, plan.num_work_rows)
+            states = partial_attention(q[rows], k_pages, v_pages, plan.work, rotation, self.rule)
+            merge_states(states, plan.work.row_state_indptr, out=out[rows])
+        if plan.spans is not None:
+            rows = slice(plan.num_work_rows, None)
+            spans = plan.spans
+            state = prefill_attention(q[rows], k_pages, v_pages, spans, rotation, self.rule)
+            if not plan.num_work_rows:
+                return state.out
+            out[rows] = state.out
+        return out
+
+    def arm(self, q: Tensor, plan: AttentionPlan, rotation: Rotation | None = None) -> Arm:
+        """All layers, one after another."""
+        turned = self.rotation if rotation is None else rotation
+        layers = range(self.shape.layers)
+        return lambda: [self.layer(q, plan, layer, turned) for layer in layers]
+
+
+def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
+    """What runs ``arm`` once more and says how long it took; a graph of it on a GPU."""
+    if device.type != "cuda":
+
+        def timed() -> float:
+            start = time.perf_counter()
+            arm()
+            return time.perf_counter() - start
+
+        return timed
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        arm()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        arm()
+
+    def replayed() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        start.record()
+        for _ in range(_INNER):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / _INNER
+
+    return replayed
+
+
+def measure(config: AttentionConfig) -> Iterator[Row]:
+    """Rows of the table as they are measured. Raises BenchmarkRefused if an answer is wrong."""
+    sweep = cases(config)
+    device = torch.device(config.device)
+    ceilings = measure_ceilings(device, config.shape.dtype)
+    pages, longest = max(c.num_pages for c in sweep), max(c.longest for c in sweep)
+    bench = Bench(config, pages, longest)
+    for case in sweep:
+        yield from _measure_case(bench, case, ceilings)
+
+
+def _measure_case(bench: Bench, case: Case, ceilings: Ceilings) -> Iterator[Row]:
+    q = bench.query(case)
+    plan = bench.plan(case)
+    truth = Truth(bench.pools[0], bench.rotation, bench.rule)
+    error = check(case, q, bench.layer(q, plan, 0, bench.rotation), truth)
+    # the same kernels without frames: as if queries came rotated
+    flat = Rotation(bench.rotation.cos[:, :0], bench.rotation.sin[:, :0])
+    arms: dict[str, Arm] = {"looseleaf": bench.arm(q, plan)}
+    arms["without frames"] = bench.arm(q, plan, flat)
+    if case.rows:
+        arms["ungrouped"] = bench.arm(q, bench.plan(case, grouping=False))
+        arms["batch-invariant"] = bench.arm(q, bench.plan(case, invariant=True))
+    shape = bench.shape
+    arms |= {"torch sdpa": peer} if (peer := dense_inputs(case, shape, bench.device)) else {}
+    timed = {name: seconds_of(arm, bench.device) for name, arm in arms.items()}
+    taken = measure_in_turn(timed, bench.config.repetitions)
+    num_bytes = case.distinct_keys(shape.page_size) * shape.bytes_per_key
+    floor = ceilings.floor(num_bytes, case.pairs() * shape.flops_per_pair)
+    for name, seconds in taken.items():
+        # a peer has one rectangle, ours a pool for every layer
+        layers = 1 if name == "torch sdpa" else shape.layers
+        a_layer = Repeated(tuple(value / layers * 1e6 for value in seconds.values))
+        yield _row(case, name, a_layer, floor * 1e6) | {
+            "flops": float(case.pairs() * shape.flops_per_pair),
+            "bytes": float(num_bytes),
+            "copy_tb_per_s": ceilings.bytes_per_second / 1e12,
+            "matrix_tflop_per_s": ceilings.flops_per_second / 1e12,
+            "error_share_of_budget": error,
+        }
+
+
+def _row(case: Case, arm: str, taken: Repeated, floor: float) -> Row:
+    return {
+        "measurement": case.name,
+        "arm": arm,
+        "unit": "us a layer",
+        "median": taken.median,
+        "low": taken.range[0],
+        "high": taken.range[1],
+        "floor": floor,
+        "share_of_roofline": floor / taken.median,
+    }
+
+
+def ratios(rows: Sequence[Mapping[str, str | int | float]]) -> Iterator[str]:
+    """Sentences that compare arms of the same case."""
+    by_case: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_case.setdefault(str(row["measurement"]), {})[str(row["arm"])] = float(row["median"])
+    for name, arms in by_case.items():
+        ours = arms["looseleaf"]
+        others = (f"{arm} {arms[arm] / ours:.3f}" for arm in arms if arm != "looseleaf")
+        yield f"{name}: times of ours: {', '.join(others)}"

@@ -1,0 +1,44 @@
+"""The product of few rows and a large matrix, cut along the inner dim: what decoding waits for.
+
+Such a product takes as long as its matrix takes to be read, if only all of the device reads. The
+outputs alone are too few to give every processor a share; so each takes a part of the inner dim,
+and the summands are left to whoever reads them next, `looseleaf.ops.rms_norm`."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.split_linear.reference import split_linear_reference
+
+MAX_ROWS = 64
+"""More rows are not worth it: they have work for all processors without a cut."""
+
+_TILE_FEATURES, _TILE_INNER = 64, 128
+_MOST_PARTS = 4
+
+
+def num_parts(x: Tensor, weight: Tensor, num_processors: int) -> int:
+    """In how many parts the inner dim is best cut for so many processors; 0 if another product is
+    better."""
+    rows, inner = x.shape
+    features = weight.shape[0]
+    if rows > MAX_ROWS or x.itemsize != 2 or features % _TILE_FEATURES:
+        return 0
+    tiles = features // _TILE_FEATURES
+    fitting = (n for n in range(_MOST_PARTS, 1, -1) if inner % (n * _TILE_INNER) == 0)
+    return next((n for n in fitting if tiles * n <= num_processors), 0)
+
+
+def split_linear(
+    x: Float[Tensor, "rows inner"],
+    weight: Float[Tensor, "features inner"],
+    parts: int,
+    implementation: Implementation = "auto",
+) -> Float[Tensor, "parts rows features"]:
+    """fp32 summands of ``x @ weight.T``: part ``p`` is over the ``p``-th of equal stretches of the
+    inner dim. The kernel takes what `num_parts` has parts for."""
+    if choose(implementation, x) == "triton":
+        from looseleaf.ops.split_linear.kernel import split_linear_triton
+
+        return split_linear_triton(x, weight, parts, (_TILE_FEATURES, _TILE_INNER))
+    return split_linear_reference(x, weight, parts)

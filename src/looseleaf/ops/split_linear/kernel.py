@@ -1,0 +1,62 @@
+"""The cut product on the device: one program a stretch of outputs and a part of the inner dim."""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+
+# all rows that the operator is for: what multiplies whole warp groups of rows also reads fastest
+_BLOCK_M = 64
+
+
+@triton.jit
+def _split_linear_kernel(
+    x, weight, out, rows, features, inner, stride_x,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    start_next(CHAINED)
+    part = tl.program_id(1)
+    length = inner // PARTS
+    o_m, o_k = tl.arange(0, BLOCK_M), part * length + tl.arange(0, BLOCK_K)
+    o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    m_row = (o_m < rows)[:, None]
+    p_x = x + o_m[:, None] * stride_x + o_k[None, :]
+    p_weight = weight + o_n[:, None] * inner + o_k[None, :]
+    await_previous(CHAINED)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for _ in range(0, length, BLOCK_K):
+        b_x = tl.load(p_x, mask=m_row, other=0.0)  # [M, K]
+        b_weight = tl.load(p_weight)  # [N, K]
+        acc += tl.dot(b_x, tl.trans(b_weight))
+        p_x += BLOCK_K
+        p_weight += BLOCK_K
+    p_out = out + (part * rows + o_m)[:, None] * features + o_n[None, :]
+    tl.store(p_out, acc, mask=m_row)
+
+
+def split_linear_triton(
+    x: Float[Tensor, "rows inner"],
+    weight: Float[Tensor, "features inner"],
+    parts: int,
+    tile: tuple[int, int],
+) -> Float[Tensor, "parts rows features"]:
+    """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
+    (rows, inner), features = x.shape, weight.shape[0]
+    assert rows <= _BLOCK_M, "a program has all rows"
+    block_n, block_k = tile
+    assert features % block_n == 0 and inner % (parts * block_k) == 0, "tiles must fit"
+    assert x.stride(1) == 1 and weight.is_contiguous(), "inner dims must be contiguous"
+    out = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
+    if not rows:
+        return out
+    chained = chains(x)
+    _split_linear_kernel[(features // block_n, parts)](
+        x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
+        BLOCK_M=_BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
+    )  # fmt: skip
+    return out

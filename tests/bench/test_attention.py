@@ -1,0 +1,61 @@
+"""The attention benchmark times what it says, and nothing that is wrong."""
+
+import pytest
+import torch
+
+from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.bench.attention import AttentionConfig, cases, measure, ratios
+from looseleaf.bench.attention_cases import AttentionShape, behind_documents, causal, shared
+from looseleaf.errors import BenchmarkRefused
+
+SMALL = AttentionConfig(
+    AttentionShape(4, 2, 32, layers=1, dtype=torch.float32),
+    longest=128,
+    rows=4,
+    repetitions=1,
+    device="cpu",
+)
+
+
+def test_work_that_is_counted_is_what_rows_see_and_pages_hold():
+    shape = SMALL.shape
+    prompt = causal(shape, 40)
+    assert prompt.pairs() == 40 * 41 // 2
+    assert prompt.distinct_keys(16) == 48
+    relay = shared(shape, 4, 64, spread=3)
+    assert relay.pairs() == 4 * 65
+    assert relay.distinct_keys(16) == 64 + 4 * 16
+    assert {row.settled[0].offset for row in relay.rows} == {0, 3, 6, 9}
+    question = behind_documents(shape, 5, 2, 32)
+    assert question.pairs() == 5 * 64 + 15
+
+
+def test_every_case_is_measured_with_its_share_of_the_roofline():
+    rows = list(measure(SMALL))
+    names = {case.name for case in cases(SMALL)}
+    assert {row["measurement"] for row in rows} == names
+    assert all(row["share_of_roofline"] > 0 and row["low"] <= row["median"] for row in rows)
+    assert all(row["error_share_of_budget"] <= 1 for row in rows)
+    assert len(list(ratios(rows))) == len(names)
+
+
+def test_a_wrong_answer_is_not_timed(monkeypatch):
+    wrong = ReadSpan((0,), 3, 1, 0)
+
+    def forgetful(rows):
+        return [DecodeRow(row.position, (), wrong) for row in rows]
+
+    case = shared(SMALL.shape, 4, 64)
+    honest = "looseleaf.attention.plan.Planner.host_work"
+    from looseleaf.attention.plan import Planner
+
+    host_work = Planner.host_work
+
+    def broken(self, rows, groups, chunks=()):
+        rows = forgetful(rows)
+        return host_work(self, rows, self.group(rows, grouping=False), chunks)
+
+    monkeypatch.setattr(honest, broken)
+    monkeypatch.setattr("looseleaf.bench.attention.cases", lambda config: [case])
+    with pytest.raises(BenchmarkRefused, match="times what rounding explains"):
+        list(measure(SMALL))

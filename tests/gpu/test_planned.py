@@ -1,0 +1,138 @@
+"""Steps as the planner plans them, on a CUDA device: every shape within the budget of its data,
+and in batch-invariant mode the same bits whoever is in the batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from looseleaf.bench.attention import AttentionConfig, Bench
+from looseleaf.bench.attention_cases import (
+    AttentionShape,
+    Case,
+    behind_documents,
+    causal,
+    private,
+    ragged,
+    shared,
+)
+from looseleaf.bench.attention_check import Truth, check
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
+from looseleaf.testing.budget import assert_state_within_budget
+from looseleaf.testing.build import SceneBuilder
+from looseleaf.testing.lists import work_list
+from looseleaf.testing.oracle import dense_attention, plain_attention
+from looseleaf.testing.poison import poisoned
+from looseleaf.testing.scene import Shape
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
+)
+
+HEADS = {"mha": (8, 8), "gqa-4": (32, 8), "gqa-8": (32, 4)}
+
+
+def attention_shape(heads: str, head_dim: int, page_size: int = 16) -> AttentionShape:
+    return AttentionShape(*HEADS[heads], head_dim, page_size, layers=1)
+
+
+def bench_of(case: Case, shape: AttentionShape) -> Bench:
+    torch.manual_seed(0)
+    return Bench(AttentionConfig(shape), case.num_pages, case.longest)
+
+
+def assert_right(case: Case, shape: AttentionShape) -> None:
+    """The rows that `check` samples are within their budget, planned in every way there is."""
+    bench = bench_of(case, shape)
+    truth = Truth(bench.pools[0], bench.rotation, bench.rule)
+    q = bench.query(case)
+    for options in ({}, {"grouping": False}, {"invariant": True}):
+        plan = bench.plan(case, **options)
+        with poisoned():
+            assert check(case, q, bench.layer(q, plan, 0, bench.rotation), truth) <= 1
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("rows", [1, 17, 256])
+def test_rows_of_any_number_behind_a_shared_segment_are_within_the_budget(
+    heads: str, head_dim: int, rows: int
+) -> None:
+    shape = attention_shape(heads, head_dim)
+    assert_right(shared(shape, rows, 1000, tail=37, spread=5), shape)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", HEADS)
+def test_ragged_and_private_rows_and_prompts_are_within_the_budget(
+    heads: str, head_dim: int
+) -> None:
+    shape = attention_shape(heads, head_dim)
+    for case in (
+        ragged(shape, 40, 300, seed=1),
+        private(shape, 7, 777),
+        causal(shape, 500),
+        behind_documents(shape, 70, 3, 333),
+        behind_documents(shape, 900, 3, 333),
+    ):
+        assert_right(case, shape)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_pages_may_have_any_size(page_size: int) -> None:
+    shape = attention_shape("gqa-4", 128, page_size)
+    assert_right(ragged(shape, 33, 500, seed=2), shape)
+    assert_right(behind_documents(shape, 600, 2, 300), shape)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_batch_invariant_rows_have_the_same_bits_grouped_or_not_and_alone(head_dim: int) -> None:
+    shape = attention_shape("gqa-4", head_dim)
+    case = ragged(shape, 24, 2300, seed=3)
+    bench = bench_of(case, shape)
+    q = bench.query(case)
+
+    def answers(of: Case, rows: torch.Tensor, *, grouping: bool) -> torch.Tensor:
+        plan = bench.plan(of, grouping=grouping, invariant=True)
+        return bench.layer(rows, plan, 0, bench.rotation)
+
+    together = answers(case, q, grouping=True)
+    assert torch.equal(together, answers(case, q, grouping=False))
+    for row in (0, 11, 23):
+        alone = replace(case, rows=case.rows[row : row + 1])
+        out = answers(alone, q[row : row + 1].clone(), grouping=False)
+        assert torch.equal(out[0], together[row])
+
+
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_planned_tiles_read_nothing_that_no_row_sees(block_m: int, per_head: bool) -> None:
+    """Pages hold NaN wherever no row sees a key."""
+    shape = Shape(
+        device="cuda",
+        dtype=torch.bfloat16,
+        num_qo_heads=8,
+        num_kv_heads=2,
+        head_dim=128,
+        longest_document=700,
+        longest_tail=100,
+        num_requests=9,
+        per_head=per_head,
+    )
+    scene = SceneBuilder(11, shape).decode()
+    work = tiled(work_list(scene), block_m)
+    with poisoned():
+        states = partial_attention(
+            scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule
+        )
+        out = torch.empty_like(scene.q)
+        actual = merge_states(states, work.row_state_indptr, out=out)
+    truth, plain = dense_attention(scene), plain_attention(scene)
+    assert_state_within_budget(actual, truth, plain, shape.dtype)
+
+
+def tiled(work: WorkList, block_m: int) -> WorkList:
+    """All items by one tile, as a planner would have them launched."""
+    indptr = torch.cat([torch.zeros_like(work.num_items), work.num_items])
+    return replace(work, tile_indptr=indptr, tiles=(Tile(block_m, 64, 4, 2, 1),))
