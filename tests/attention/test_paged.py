@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.config import RopeConfig
@@ -139,3 +139,24 @@ def test_half_precision_on_the_cpu_path_stays_within_a_few_roundings(dtype: torc
             actual, _ = outputs(step, rules, implementation, dtype=dtype)  # type: ignore[arg-type]
             assert actual.dtype == dtype
             torch.testing.assert_close(actual, expected, rtol=0.0, atol=band)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_c_path_rounds_its_output_to_the_nearest(dtype: torch.dtype) -> None:
+    """With a scale of 0 the output is the mean of the values: of two, exact until rounded."""
+    pool = PagePool(
+        num_pages=2, page_size=PAGE_SIZE, num_layers=1, num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM, dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
+    pool.kv.copy_(torch.randn(pool.kv.shape, generator=torch.Generator().manual_seed(0)))
+    rotation = build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 512)
+    attention = PagedAttention(
+        pool, rotation, (ScoreRule(0.0),), NUM_QO_HEADS, implementation="native"
+    )
+    row = DecodeRow(1, (), ReadSpan([0], 0, 2, 0))
+    attend = attention.step(StepRows([row], [], torch.tensor([1]), torch.tensor([1])))
+    q, k = torch.randn(1, NUM_QO_HEADS, HEAD_DIM), torch.randn(1, NUM_KV_HEADS, HEAD_DIM)
+    out = attend(0, q.to(dtype), k.to(dtype), k.to(dtype))
+    values = pool.layer(0)[1][0, :, :2].float()
+    mean = (values.sum(1) / 2).to(dtype).repeat_interleave(NUM_QO_HEADS // NUM_KV_HEADS, 0)
+    assert torch.equal(out[0], mean)

@@ -11,6 +11,9 @@ import pytest
 from looseleaf import AsyncLLM, SamplingParams
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Prompt
+from looseleaf.engine.runner import Runner
+from looseleaf.engine.sampling import Sampler
+from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import EngineFault, InvalidRequest, LooseleafError, PromptTooLong
 from tests.engine.harness import Folder, document, drawn, make_llm, words
 
@@ -142,7 +145,7 @@ def test_a_request_that_cannot_be_served_fails_alone(checkpoint: Folder) -> None
 def test_a_fault_in_the_engine_reaches_its_callers_and_later_ones_are_served(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(llm: AsyncLLM, part: Any, name: str) -> None:
+    async def scenario(llm: AsyncLLM, name: str) -> None:
         tasks = [last(llm.generate(p, PARAMS[0])) for p in PROMPTS[:3]]
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, EngineFault) for result in results), name
@@ -152,11 +155,9 @@ def test_a_fault_in_the_engine_reaches_its_callers_and_later_ones_are_served(
 
     with engine(checkpoint) as llm:
         # in the model, in the sampler behind it, in the scheduler before it
-        for name in ("runner", "_sampler", "_scheduler"):
-            part = getattr(llm.engine, name)
-            method = {"runner": "run", "_sampler": "sample", "_scheduler": "schedule"}[name]
-            monkeypatch.setattr(type(part), method, lambda *_: 1 / 0)
-            run(lambda part=part, name=name: scenario(llm, part, name))  # type: ignore[misc]
+        for kind, method in ((Runner, "run"), (Sampler, "sample"), (Scheduler, "schedule")):
+            monkeypatch.setattr(kind, method, lambda *_: 1 / 0)
+            run(lambda name=method: scenario(llm, name))  # type: ignore[misc]
 
 
 def test_closing_ends_every_stream_and_refuses_new_ones(checkpoint: Folder) -> None:

@@ -41,7 +41,7 @@ def test_a_request_past_its_deadline_ends_at_the_next_step_and_frees_its_pages(
         engine.step()
     held = engine.store.page_counts
     late.arrived -= 1000.0
-    engine._deadlines = [(late.due, "late")]
+    engine._deadlines.add(late)
     changed = engine.step()
     engine.check()
     assert late in changed
@@ -78,7 +78,7 @@ def test_a_deadline_holds_for_its_own_request_and_no_later_one_of_that_name(llm:
     llm.engine.abort("again")
     second = llm.engine.add(request(llm, "again", 1, deadline=5000.0))
     first.arrived -= 1000.0
-    llm.engine._deadlines = sorted([(first.due, "again"), (second.due, "again")])
+    llm.engine._deadlines.add(first)
     llm.engine.step()
     assert second.error is None
     llm.engine.abort("again")

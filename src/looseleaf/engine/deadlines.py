@@ -19,9 +19,7 @@ class Deadlines:
         if progress.request.deadline is not None:
             heappush(self._heap, (progress.due, progress.request.request_id))
 
-    def expired(
-        self, now: float, requests: Mapping[str, RequestProgress]
-    ) -> list[RequestProgress]:
+    def expired(self, now: float, requests: Mapping[str, RequestProgress]) -> list[RequestProgress]:
         """Those of ``requests`` whose time is over, once each."""
         over = []
         while self._heap and self._heap[0][0] <= now:
