@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from looseleaf import Fuse
-from looseleaf.blend import Candidates
+from looseleaf.blend import Candidates, Deviation
 from looseleaf.engine.fusion import make_selector
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
@@ -16,6 +16,7 @@ from looseleaf.engine.request import Request
 from looseleaf.engine.sequence import Phase
 from looseleaf.errors import InvalidOption
 from tests.blend.dense import DenseBlend, Prompt
+from tests.blend.test_blending import filtered
 from tests.checkpoints import FAMILIES
 from tests.engine.fused import (
     LEAD,
@@ -44,6 +45,7 @@ POLICIES = [
     Fuse("first", tokens=3),
     SOME,
     Fuse("question", ratio=0.3),
+    Fuse("deviation", ratio=0.3, check_layers=(1, 2)),
     Fuse("links", ratio=0.3),
 ]
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +53,7 @@ EVERY_POLICY = pytest.mark.parametrize("fuse", POLICIES, ids=str)
 
 
 @EVERY_FAMILY
-@pytest.mark.parametrize("selector", ["all", "random", "question", "links"])
+@pytest.mark.parametrize("selector", ["all", "random", "question", "links", "deviation"])
 def test_everything_computed_again_is_full_prefill(
     checkpoint: Folder, family: str, selector: Any
 ) -> None:
@@ -69,8 +71,10 @@ def test_nothing_computed_again_is_plain_reuse(checkpoint: Folder, family: str) 
     """Law 4, ratio 0: without a pass, and with one that nothing is chosen for."""
     llm = make_llm(checkpoint(family))
     plain = blend(llm, SEVERAL, None)
-    for fuse in (Fuse("none"), Fuse("random", ratio=0.0), Fuse("question", threshold=2.0)):
+    for fuse in (Fuse("none"), Fuse("random", ratio=0.0)):
         same(blend(llm, SEVERAL, fuse), plain)
+    for selector in ("question", "deviation"):
+        same(blend(llm, SEVERAL, Fuse(selector, threshold=99.0)), plain)
 
 
 def test_plain_reuse_is_not_full_prefill(checkpoint: Folder) -> None:
@@ -284,6 +288,7 @@ def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
         ({"selector": "random", "ratio": 1.5}, "ratio must be"),
         ({"selector": "random", "tokens": -1}, "tokens must be"),
         ({"selector": "question", "watched_share": 0.0}, "watched_share must be"),
+        ({"selector": "deviation", "check_layers": (0,)}, "check_layers rise"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -313,3 +318,48 @@ def without_first(candidates: Candidates) -> Candidates:
     behind = candidates.documents > candidates.documents[0]
     positions = candidates.positions[behind]
     return Candidates(positions, candidates.documents[behind], (len(positions),))
+
+
+def test_check_layers_that_the_model_has_not_are_refused(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    with pytest.raises(InvalidOption, match="the model's 3 layers"):
+        llm.generate([SEVERAL], PARAMS, fuse=Fuse("deviation", check_layers=(1, 3)))
+
+
+@pytest.mark.parametrize("layers", [(1,), (2,), (1, 2)])
+def test_what_deviates_is_what_deviates_on_dense_attention(
+    checkpoint: Folder, layers: tuple[int, ...]
+) -> None:
+    prompt = [LEAD, *(document(n, 30) for n in range(3)), words(2, 9)]
+    llm = make_llm(checkpoint("llama"))
+    fuse = Fuse("deviation", ratio=0.3, check_layers=layers)
+    answer = blend(llm, prompt, fuse)
+    lead, *documents, text = (list(part.tokens) for part in answer.parts)
+    dense = DenseBlend(llm.engine.runner.model, Prompt(lead, documents, text))
+    dense.candidates = without_first(dense.candidates)
+    selector = make_selector(fuse)
+    assert isinstance(selector, Deviation)
+    _, _, narrow = filtered(dense, selector)
+    assert answer.chosen == narrow.candidates.positions.tolist()
+
+
+@pytest.mark.parametrize("selector", ["links", "deviation"])
+def test_pages_that_the_choice_leaves_over_are_given_back(
+    checkpoint: Folder, selector: Any
+) -> None:
+    llm = make_llm(checkpoint("llama"))
+    parts = llm.engine.prompts.from_parts([LEAD, *(document(n, 60) for n in range(3)), "?"])
+    fuse = Fuse(selector, ratio=0.9 if selector == "links" else 0.1)
+    progress = llm.engine.add(Request("a", parts, PARAMS, fuse=fuse))
+    sequence = progress.outputs[0].sequence
+    llm.engine.step()
+    fusion = sequence.fusion
+    assert fusion is not None
+    before = len(fusion.pages)
+    while sequence.phase is not Phase.DECODE:
+        llm.engine.step()
+        llm.engine.check()
+    assert fusion.positions is not None
+    assert len(fusion.pages) == -(-len(fusion.positions) // 16) < before
+    llm.engine.abort("a")
+    assert_idle(llm)

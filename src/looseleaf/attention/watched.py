@@ -15,6 +15,7 @@ from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.ops.attention_received import attention_received
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
+from looseleaf.types import AttnState
 
 # weights of so many rows are held at a time, for all heads and keys
 _TILE_ROWS = 16
@@ -34,24 +35,49 @@ class Watch:
 
 
 @dataclass(eq=False)
-class WatchedStep:
-    """The attention of one step over one chunk. ``slots`` and ``frame_positions`` as in
-    `StepRows`.
-
-    ``received`` is the largest weight that each key of the watched spans got in any layer so far.
+class ChunkStep:
+    """The attention of one step over one chunk, with the lse. ``slots`` and ``frame_positions`` as
+    in `StepRows`.
     """
 
     owner: PagedAttention
     chunk: PrefillChunk
     slots: Tensor
     frame_positions: Tensor
+
+    def __post_init__(self) -> None:
+        device = self.slots.device
+        self._spans = make_span_list([self.chunk], tile_rows=_PREFILL_ROWS, device=device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.state(layer, q, k, v).out if len(q) else q
+
+    def state(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> AttnState:
+        """Keep keys and values, and attend; at least one row."""
+        owner, spans, chosen = self.owner, self._spans, self.owner.implementation
+        k_pages, v_pages = owner.pool.layer(layer)
+        rotation, rule = owner.rotation, owner.rules[layer]
+        implementation = "cpu" if chosen == "native" else chosen
+        stores = "reference" if implementation == "cpu" else implementation
+        store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, stores)
+        patch = owner.pool.slot_positions if spans.mask_words.numel() else None
+        return prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
+
+
+@dataclass(eq=False)
+class WatchedStep:
+    """A step whose attention is watched.
+
+    ``received`` is the largest weight that each key of the watched spans got in any layer so far.
+    """
+
+    step: ChunkStep
     watch: Watch
     received: Float[Tensor, " keys"] = field(init=False)
 
     def __post_init__(self) -> None:
-        device, watch = self.slots.device, self.watch
-        self._spans = make_span_list([self.chunk], tile_rows=_PREFILL_ROWS, device=device)
-        watched = PrefillChunk(self.chunk.positions, tuple(watch.spans))
+        device, watch = self.step.slots.device, self.watch
+        watched = PrefillChunk(self.step.chunk.positions, tuple(watch.spans))
         self._watched = make_span_list([watched], tile_rows=_TILE_ROWS, device=device)
         before = torch.tensor(watch.before, dtype=torch.float64)
         self._readers = torch.stack([watch.weight.double(), before]).to(device)
@@ -61,23 +87,11 @@ class WatchedStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not len(q):
             return q
-        owner, chosen = self.owner, self.owner.implementation
-        k_pages, v_pages = owner.pool.layer(layer)
-        rotation, rule = owner.rotation, owner.rules[layer]
-        implementation = "cpu" if chosen == "native" else chosen
-        stores = "reference" if implementation == "cpu" else implementation
-        store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, stores)
-        state = prefill_attention(
-            q,
-            k_pages,
-            v_pages,
-            self._spans,
-            rotation,
-            rule,
-            owner.pool.slot_positions if self._spans.mask_words.numel() else None,
-            implementation,
-        )
+        owner = self.step.owner
+        state = self.step.state(layer, q, k, v)
         if layer in self.watch.layers:
+            k_pages, _ = owner.pool.layer(layer)
+            rotation, rule = owner.rotation, owner.rules[layer]
             found = attention_received(
                 q, state, k_pages, self._watched, self._readers, rotation, rule
             )

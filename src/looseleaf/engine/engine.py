@@ -83,7 +83,13 @@ class Engine:
         page_size = parts.config.cache.page_size
         self._books = Books(parts.runner.attention, self.documents, page_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
-        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, parts.max_model_len)
+        self._intake = Intake(
+            parts.tokenizer,
+            self.grammars,
+            self._admission,
+            parts.max_model_len,
+            parts.runner.model.config.num_layers,
+        )
         budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
         self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
         self._drawing = Drawing(parts.runner.model.device)

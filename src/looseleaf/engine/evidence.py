@@ -13,10 +13,11 @@ from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.attention.watched import Watch, WatchedStep
-from looseleaf.blend import Links, Question
-from looseleaf.engine.fusion import FusedRows, Fusion
+from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
+from looseleaf.blend import Deviation, Links, Question, RowFilter, kv_deviation
+from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
 from looseleaf.models import Decoder
+from looseleaf.ops.rotate import rotate
 from looseleaf.types import LayerHook
 
 
@@ -31,13 +32,16 @@ class Evidence:
     def choose(self, fusion: Fusion) -> None:
         """Set the positions of the tokens that ``fusion`` computes again."""
         selector, candidates = fusion.selector, fusion.candidates
-        if isinstance(selector, Links):
-            scores = self._chase(fusion, selector)
+        if isinstance(selector, Deviation):
+            positions = self._deviating(fusion, selector)
         else:
-            assert isinstance(selector, Question), "other selectors chose without evidence"
-            scores = self._question_scores(fusion, selector)
-        kept = selector.select(candidates, scores)
-        fusion.positions = candidates.positions[kept].tolist()
+            if isinstance(selector, Links):
+                scores = self._chase(fusion, selector)
+            else:
+                assert isinstance(selector, Question), "other selectors choose without evidence"
+                scores = self._question_scores(fusion, selector)
+            positions = candidates.positions[selector.select(candidates, scores)].tolist()
+        self.attention.pool.free(fusion.settle(positions))
 
     def _question_scores(self, fusion: Fusion, question: Question) -> Float[Tensor, " tokens"]:
         rows = fusion.text_rows()
@@ -46,7 +50,7 @@ class Evidence:
         return self._received(fusion, rows, (), watched, torch.ones(len(rows.positions)))
 
     def _chase(self, fusion: Fusion, links: Links) -> Float[Tensor, " tokens"]:
-        candidates, pool = fusion.candidates, self.attention.pool
+        candidates = fusion.candidates
         chase = links.begin(candidates, self._question_scores(fusion, links.question))
         depth = links.scout_layers(self.model.config.num_layers)
 
@@ -57,7 +61,6 @@ class Evidence:
             if not len(chase.scouts):
                 break
             positions = candidates.positions[chase.scouts].tolist()
-            pool.place(fusion.pages, positions)
             rows, weight = fusion.document_rows(positions), chase.importance[chase.scouts]
             strength = self._received(fusion, rows, positions, range(depth), weight, end)
             chase = links.follow(candidates, chase, strength)
@@ -73,12 +76,75 @@ class Evidence:
         hook: LayerHook | None = None,
     ) -> Float[Tensor, " tokens"]:
         """The attention that candidates receive from ``rows`` across the border of their part."""
-        table = torch.from_numpy(np.ascontiguousarray(rows.table)).to(self.model.device)
-        positions: list[int] = rows.positions.tolist()
-        chunk = PrefillChunk(positions, fusion.spans(replaced, positions[-1]))
         starts = np.array([part.start for part in fusion.parts])
         own = starts[np.searchsorted(starts, rows.positions, "right") - 1]
         watch = Watch(fusion.stored(), layers, weight, own.tolist())
-        step = WatchedStep(self.attention, chunk, table[1], table[2], watch)
-        self.model.forward(table[0], step, hook)
-        return step.received.cpu()
+        tokens, step = self._step(fusion, rows, replaced)
+        watched = WatchedStep(step, watch)
+        self.model.forward(tokens, watched, hook)
+        return watched.received.cpu()
+
+    def _step(
+        self, fusion: Fusion, rows: FusedRows, replaced: Sequence[int]
+    ) -> tuple[Tensor, ChunkStep]:
+        """The tokens of ``rows`` and their attention, with the tokens at ``replaced`` in the
+        patch.
+        """
+        if len(replaced):
+            self.attention.pool.place(fusion.pages, replaced)
+        table = torch.from_numpy(np.ascontiguousarray(rows.table)).to(self.model.device)
+        positions: list[int] = rows.positions.tolist()
+        chunk = PrefillChunk(positions, fusion.spans(replaced, positions[-1]))
+        return table[0], ChunkStep(self.attention, chunk, table[1], table[2])
+
+    def _deviating(self, fusion: Fusion, selector: Deviation) -> list[int]:
+        """The tokens left behind the last check layer, of a pass that all begin together."""
+        candidates, last = fusion.candidates, selector.check_layers[-1]
+        everyone: list[int] = candidates.positions.tolist()
+        rows = fusion.pass_rows(everyone)
+        candidate_rows = torch.from_numpy(np.searchsorted(rows.positions, everyone))
+        narrow = RowFilter(
+            selector,
+            candidates,
+            candidate_rows,
+            len(rows.positions),
+            lambda layer, hidden, among: self._deviations(
+                fusion, layer, hidden, rows.positions[among.numpy()]
+            ),
+        )
+        attend = _Moving()
+        tokens, attend.step = self._step(fusion, rows, everyone)
+
+        def hook(layer: int, hidden: Tensor) -> Tensor:
+            left = narrow(layer, hidden) if layer <= last else hidden
+            if layer < last and layer in selector.check_layers:
+                kept: list[int] = narrow.candidates.positions.tolist()
+                _, attend.step = self._step(fusion, fusion.pass_rows(kept), kept)
+            return left if layer < last else left[:0]
+
+        self.model.forward(tokens, attend, hook)
+        positions: list[int] = narrow.candidates.positions.tolist()
+        return positions
+
+    def _deviations(
+        self, fusion: Fusion, layer: int, hidden: Tensor, positions: IntArray
+    ) -> Float[Tensor, " rows"]:
+        """How far fresh keys and values of document tokens are from the stored ones."""
+        pool = self.attention.pool
+        slots, places = (
+            torch.from_numpy(x).to(hidden.device) for x in fusion.stored_slots(positions)
+        )
+        keys, values = self.model.keys_values(layer, hidden)
+        turned = rotate(keys, places, self.attention.rotation)
+        at = slots // pool.page_size, slice(None), slots % pool.page_size
+        stored_keys, stored_values = (pages[at] for pages in pool.layer(layer))
+        return kv_deviation(turned, values, stored_keys, stored_values).cpu()
+
+
+class _Moving:
+    """The attention of a pass whose rows become fewer: that of the latest step."""
+
+    step: ChunkStep
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.step(layer, q, k, v)

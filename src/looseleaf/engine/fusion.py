@@ -19,6 +19,7 @@ from looseleaf.attention.plan import PrefillChunk
 from looseleaf.blend import (
     Budget,
     Candidates,
+    Deviation,
     Everything,
     FirstK,
     Links,
@@ -49,7 +50,8 @@ class Fusion:
     ``before`` are the parts in front of the first of them, ``parts`` it and all behind it; the last
     is the tail, whose first ``num_prompt_tail`` tokens are the prompt's. ``positions`` are those of
     the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
-    over keeps them. ``pages`` is the patch, of ``num_pages`` while the sequence is admitted."""
+    over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
+    ``num_pages`` while the sequence is admitted."""
 
     fuse: Fuse
     selector: Selector
@@ -58,7 +60,7 @@ class Fusion:
     parts: list[TextRun | DocumentUse]
     page_size: int
     num_prompt_tail: int
-    num_pages: int
+    most: int
     positions: list[int] | None = None
     pages: list[int] = field(default_factory=list)
     scheduled: int = 0
@@ -76,6 +78,12 @@ class Fusion:
         return [part for part in self.parts if isinstance(part, TextRun)]
 
     @property
+    def num_pages(self) -> int:
+        """Pages of the patch: for all tokens that may be chosen, or try to be, until they are."""
+        most = self.most if self.positions is None else len(self.positions)
+        return -(-most // self.page_size)
+
+    @property
     def num_tokens(self) -> int:
         """Rows of the pass."""
         return len(self.rows.positions)
@@ -83,7 +91,8 @@ class Fusion:
     @property
     def num_evidence_rows(self) -> int:
         """About how many rows the passes have that tell which tokens to choose."""
-        return sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
+        text = sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
+        return text + (self.most if isinstance(self.selector, Deviation) else 0)
 
     @property
     def rows(self) -> FusedRows:
@@ -91,14 +100,14 @@ class Fusion:
         if self._rows is None:
             assert self.positions is not None, "a pass begins when its tokens are chosen"
             texts = [self._text_rows(run, run.num_tokens) for run in self.runs]
-            self._rows = _by_position([*texts, self.document_rows(self.positions)])
+            self._rows = by_position([*texts, self.document_rows(self.positions)])
         return self._rows
 
     def text_rows(self) -> FusedRows:
         """The rows of the prompt's own text, which tell what it reads."""
         *others, tail = self.runs
         rows = [self._text_rows(run, run.num_tokens) for run in others]
-        return _by_position([*rows, self._text_rows(tail, self.num_prompt_tail)])
+        return by_position([*rows, self._text_rows(tail, self.num_prompt_tail)])
 
     def document_rows(self, positions: Sequence[int]) -> FusedRows:
         """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
@@ -114,6 +123,33 @@ class Fusion:
         assert self.positions is not None
         positions: list[int] = self.rows.positions[start:stop].tolist()
         return PrefillChunk(positions, self.spans(self.positions, positions[-1]))
+
+    def pass_rows(self, chosen: Sequence[int]) -> FusedRows:
+        """Rows of document tokens at ``chosen``, and of the text before the last candidate."""
+        last = int(self._candidate_positions[-1])
+        texts = [self._text_rows(run, run.num_tokens) for run in self.runs if run.start < last]
+        return by_position([*texts, self.document_rows(chosen)])
+
+    def stored_slots(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Slots (``page * page_size + slot``) of stored document tokens, and their places in their
+        segments.
+        """
+        starts = np.array([use.start for use in self.documents])
+        which = np.searchsorted(starts, positions, "right") - 1
+        places = positions - starts[which]
+        pages = [
+            self.documents[n].write_pages[place // self.page_size]
+            for n, place in zip(which.tolist(), places.tolist(), strict=True)
+        ]
+        slots = np.asarray(pages, dtype=np.int64) * self.page_size + places % self.page_size
+        return slots, places
+
+    def settle(self, positions: list[int]) -> list[int]:
+        """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
+        self.positions = positions
+        spare = self.pages[self.num_pages :]
+        del self.pages[self.num_pages :]
+        return spare
 
     def spans(self, replaced: Sequence[int], last: int) -> tuple[ReadSpan, ...]:
         """What rows up to position ``last`` read when the document tokens at ``replaced`` are in
@@ -223,7 +259,7 @@ def make_fusion(
         behind,
         page_size,
         tail.num_tokens,
-        -(-most // page_size),
+        most,
         positions,
     )
 
@@ -238,9 +274,17 @@ def make_selector(fuse: Fuse) -> Selector:
     budget = Budget(fuse.ratio, fuse.tokens, fuse.threshold)
     if fuse.selector == "random":
         return RandomTokens(budget)
+    if fuse.selector == "deviation":
+        return Deviation(budget, fuse.check_layers, _falling(len(fuse.check_layers)))
     if fuse.selector == "question":
         return Question(budget, fuse.watched_share)
     return Links(budget, watched_share=fuse.watched_share)
+
+
+def _falling(num_check_layers: int) -> tuple[float, ...]:
+    """From half as much again, evenly, to the budget itself."""
+    steps = max(1, num_check_layers - 1)
+    return (*(1.5 - 0.5 * n / steps for n in range(num_check_layers - 1)), 1.0)
 
 
 def _candidates(parts: Sequence[TextRun | DocumentUse], first_number: int) -> Candidates:
@@ -251,7 +295,7 @@ def _candidates(parts: Sequence[TextRun | DocumentUse], first_number: int) -> Ca
     return Candidates(at, torch.cat(numbers), (len(at),))
 
 
-def _by_position(parts: Sequence[FusedRows]) -> FusedRows:
+def by_position(parts: Sequence[FusedRows]) -> FusedRows:
     positions = np.concatenate([rows.positions for rows in parts])
     order = np.argsort(positions, kind="stable")
     table = np.concatenate([rows.table for rows in parts], axis=1)
