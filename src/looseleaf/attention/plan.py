@@ -131,7 +131,7 @@ class Planner:
         return AttentionPlan(
             len(rows),
             work.to(self.device) if work else None,
-            make_span_list(chunks, tile_rows=self._tile_rows, device=self.device),
+            make_span_list(chunks, tile_rows=self.tile_rows, device=self.device),
         )
 
     def host_work(
@@ -150,7 +150,8 @@ class Planner:
         return host_work(flat, pieces, int32(positions), self.page_size, classes)
 
     @property
-    def _tile_rows(self) -> int:
+    def tile_rows(self) -> int:
+        """Rows of a tile of a span list."""
         return max(1, _TILE_ROWS // self._group)
 
     @property
@@ -165,7 +166,7 @@ class Planner:
     def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
         if self.batch_invariant:
             return False
-        tiles = sum(-(-len(chunk.positions) // self._tile_rows) for chunk in chunks)
+        tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
         return few and tiles * self.num_kv_heads < self.costs.wide.programs
 

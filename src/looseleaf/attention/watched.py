@@ -19,7 +19,6 @@ from looseleaf.types import AttnState
 
 # weights of so many rows are held at a time, for all heads and keys
 _TILE_ROWS = 16
-_PREFILL_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class ChunkStep:
     frame_positions: Tensor
 
     def __post_init__(self) -> None:
-        device = self.slots.device
-        self._spans = make_span_list([self.chunk], tile_rows=_PREFILL_ROWS, device=device)
+        tile_rows = self.owner.planner.tile_rows
+        self._spans = make_span_list([self.chunk], tile_rows=tile_rows, device=self.slots.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.state(layer, q, k, v).out if len(q) else q
