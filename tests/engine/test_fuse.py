@@ -15,7 +15,7 @@ from looseleaf.engine.loading import load_engine
 from looseleaf.engine.request import Request
 from looseleaf.engine.sequence import Phase
 from looseleaf.errors import InvalidOption
-from tests.blend.dense import DenseBlend, Prompt
+from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.blend.test_blending import filtered
 from tests.checkpoints import FAMILIES
 from tests.engine.fused import (
@@ -89,7 +89,7 @@ def test_plain_reuse_is_not_full_prefill(checkpoint: Folder) -> None:
 
 
 @EVERY_FAMILY
-@EVERY_POLICY
+@pytest.mark.parametrize("fuse", [p for p in POLICIES if p.selector != "deviation"], ids=str)
 def test_a_blended_answer_is_what_the_dense_definition_says(
     checkpoint: Folder, family: str, fuse: Fuse
 ) -> None:
@@ -326,21 +326,45 @@ def test_check_layers_that_the_model_has_not_are_refused(checkpoint: Folder) -> 
         llm.generate([SEVERAL], PARAMS, fuse=Fuse("deviation", check_layers=(1, 3)))
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 9, "max_num_seqs": 4}])
 @pytest.mark.parametrize("layers", [(1,), (2,), (1, 2)])
-def test_what_deviates_is_what_deviates_on_dense_attention(
-    checkpoint: Folder, layers: tuple[int, ...]
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_deviation_chooses_and_computes_what_a_dense_pass_does(
+    checkpoint: Folder, family: str, layers: tuple[int, ...], options: dict[str, Any]
 ) -> None:
+    """Tokens go on from the pass that chose them; the text is computed over them."""
     prompt = [LEAD, *(document(n, 30) for n in range(3)), words(2, 9)]
-    llm = make_llm(checkpoint("llama"))
+    llm = make_llm(checkpoint(family), **options)
     fuse = Fuse("deviation", ratio=0.3, check_layers=layers)
     answer = blend(llm, prompt, fuse)
     lead, *documents, text = (list(part.tokens) for part in answer.parts)
-    dense = DenseBlend(llm.engine.runner.model, Prompt(lead, documents, text))
+    model = llm.engine.runner.model
+    dense = DenseBlend(model, Prompt(lead, documents, text))
     dense.candidates = without_first(dense.candidates)
     selector = make_selector(fuse)
     assert isinstance(selector, Deviation)
-    _, _, narrow = filtered(dense, selector)
-    assert answer.chosen == narrow.candidates.positions.tolist()
+    _, done, narrow = filtered(dense, selector)
+    chosen = narrow.candidates.positions
+    assert answer.chosen == chosen.tolist()
+    keys, values = dense.keys.clone(), dense.values.clone()
+    for layer, (k, v) in done.fresh.items():
+        rows = dense.rows(torch.arange(len(dense.candidates)))
+        for check in layers:
+            if layer >= check:
+                rows = done_rows(dense, selector, check)
+        among = torch.searchsorted(rows, chosen)
+        keys[layer][chosen], values[layer][chosen] = k[among], v[among]
+    over = Pass(dense, list(keys), list(values), dense.text_rows)
+    hidden, _ = dense.run(dense.text_rows, done=over)
+    assert worst(answer.logits[:1], model.logits(hidden[-1:])) <= TOLERANCE
+
+
+def done_rows(dense: DenseBlend, selector: Deviation, check: int) -> torch.Tensor:
+    """The rows that a filtered pass has from check layer ``check`` on."""
+    upto = tuple(layer for layer in selector.check_layers if layer <= check)
+    factors = selector.factors[: len(upto)]
+    _, _, narrow = filtered(dense, Deviation(selector.budget, upto, factors))
+    return torch.cat((narrow.candidates.positions, dense.text_rows))
 
 
 @pytest.mark.parametrize("selector", ["links", "deviation"])

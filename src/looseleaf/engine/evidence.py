@@ -30,7 +30,9 @@ class Evidence:
 
     @torch.inference_mode()
     def choose(self, fusion: Fusion) -> None:
-        """Set the positions of the tokens that ``fusion`` computes again."""
+        """Set the positions of the tokens that ``fusion`` computes again; deviation computes them
+        as well.
+        """
         selector, candidates = fusion.selector, fusion.candidates
         if isinstance(selector, Deviation):
             positions = self._deviating(fusion, selector)
@@ -98,15 +100,16 @@ class Evidence:
         return table[0], ChunkStep(self.attention, chunk, table[1], table[2])
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> list[int]:
-        """The tokens left behind the last check layer, of a pass that all begin together."""
-        candidates, last = fusion.candidates, selector.check_layers[-1]
+        """The tokens left behind the last check layer, of a pass that all begin together.
+
+        It computes them as well: the patch is theirs when it ends."""
+        candidates = fusion.candidates
         everyone: list[int] = candidates.positions.tolist()
         rows = fusion.pass_rows(everyone)
-        candidate_rows = torch.from_numpy(np.searchsorted(rows.positions, everyone))
         narrow = RowFilter(
             selector,
             candidates,
-            candidate_rows,
+            torch.from_numpy(np.searchsorted(rows.positions, everyone)),
             len(rows.positions),
             lambda layer, hidden, among: self._deviations(
                 fusion, layer, hidden, rows.positions[among.numpy()]
@@ -114,17 +117,40 @@ class Evidence:
         )
         attend = _Moving()
         tokens, attend.step = self._step(fusion, rows, everyone)
+        left: dict[int, list[int]] = {0: everyone}
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
-            left = narrow(layer, hidden) if layer <= last else hidden
-            if layer < last and layer in selector.check_layers:
-                kept: list[int] = narrow.candidates.positions.tolist()
-                _, attend.step = self._step(fusion, fusion.pass_rows(kept), kept)
-            return left if layer < last else left[:0]
+            hidden = narrow(layer, hidden)
+            if layer in selector.check_layers:
+                left[layer] = narrow.candidates.positions.tolist()
+                if left[layer]:
+                    kept = fusion.pass_rows(left[layer])
+                    _, attend.step = self._step(fusion, kept, left[layer])
+            # without a token that is left nothing is worth going on for
+            return hidden if len(narrow.candidates) else hidden[:0]
 
         self.model.forward(tokens, attend, hook)
-        positions: list[int] = narrow.candidates.positions.tolist()
-        return positions
+        self._gather(fusion, left)
+        fusion.patched = True
+        return left[selector.check_layers[-1]]
+
+    def _gather(self, fusion: Fusion, left: dict[int, list[int]]) -> None:
+        """Bring the keys and values of the tokens that are left at the end to the beginning of the
+        patch, from where they were when those ``left`` since a layer had it.
+        """
+        pool, layers = self.attention.pool, sorted(left)
+        final = np.asarray(left[layers[-1]], dtype=np.int64)
+        stops = [*layers[1:], layers[-1]]
+        for first, stop in zip(layers, stops, strict=True):
+            was = fusion.patch_slots(np.searchsorted(np.asarray(left[first]), final))
+            now = fusion.patch_slots(np.arange(len(final)))
+            old, new = (torch.from_numpy(x).to(self.model.device) for x in (was, now))
+            size = pool.page_size
+            source = old // size, slice(None), old % size
+            target = new // size, slice(None), new % size
+            for layer in range(first, stop):
+                for pages in pool.layer(layer):
+                    pages[target] = pages[source]
 
     def _deviations(
         self, fusion: Fusion, layer: int, hidden: Tensor, positions: IntArray

@@ -51,7 +51,9 @@ class Fusion:
     is the tail, whose first ``num_prompt_tail`` tokens are the prompt's. ``positions`` are those of
     the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
     over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
-    ``num_pages`` while the sequence is admitted."""
+    ``num_pages`` while the sequence is admitted; with ``patched`` its keys and values are there
+    once the tokens are chosen, and the pass has text only; ``stale`` tokens were chosen like
+    that in pages that are gone."""
 
     fuse: Fuse
     selector: Selector
@@ -63,6 +65,8 @@ class Fusion:
     most: int
     positions: list[int] | None = None
     pages: list[int] = field(default_factory=list)
+    patched: bool = False
+    stale: bool = False
     scheduled: int = 0
     computed: int = 0
     _rows: FusedRows | None = None
@@ -78,9 +82,14 @@ class Fusion:
         return [part for part in self.parts if isinstance(part, TextRun)]
 
     @property
+    def chosen(self) -> bool:
+        """Whether the pass may begin: its tokens are chosen, and computed if that is one."""
+        return self.positions is not None and not self.stale
+
+    @property
     def num_pages(self) -> int:
         """Pages of the patch: for all tokens that may be chosen, or try to be, until they are."""
-        most = self.most if self.positions is None else len(self.positions)
+        most = len(self.positions) if self.positions is not None and self.chosen else self.most
         return -(-most // self.page_size)
 
     @property
@@ -99,8 +108,9 @@ class Fusion:
         """The rows of the pass, once the tokens are chosen and there are pages."""
         if self._rows is None:
             assert self.positions is not None, "a pass begins when its tokens are chosen"
-            texts = [self._text_rows(run, run.num_tokens) for run in self.runs]
-            self._rows = by_position([*texts, self.document_rows(self.positions)])
+            rows = [self._text_rows(run, run.num_tokens) for run in self.runs]
+            rows += [] if self.patched else [self.document_rows(self.positions)]
+            self._rows = by_position(rows)
         return self._rows
 
     def text_rows(self) -> FusedRows:
@@ -112,11 +122,13 @@ class Fusion:
     def document_rows(self, positions: Sequence[int]) -> FusedRows:
         """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
         at = np.asarray(positions, dtype=np.int64)
-        nth = np.arange(len(at))
-        slots = np.asarray(self.pages, dtype=np.int64)[nth // self.page_size] * self.page_size
-        index = np.searchsorted(self._candidate_positions, at)
-        tokens = self._candidate_tokens[index]
-        return FusedRows(at, np.stack([tokens, slots + nth % self.page_size, at]))
+        tokens = self._candidate_tokens[np.searchsorted(self._candidate_positions, at)]
+        return FusedRows(at, np.stack([tokens, self.patch_slots(np.arange(len(at))), at]))
+
+    def patch_slots(self, nth: IntArray) -> IntArray:
+        """The slots of the keys number ``nth`` of the patch."""
+        pages = np.asarray(self.pages, dtype=np.int64)
+        return pages[nth // self.page_size] * self.page_size + nth % self.page_size
 
     def prefill(self, start: int, stop: int) -> PrefillChunk:
         """Rows ``start:stop`` of the pass as the attention plan knows them."""
@@ -146,7 +158,7 @@ class Fusion:
 
     def settle(self, positions: list[int]) -> list[int]:
         """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
-        self.positions = positions
+        self.positions, self.stale = positions, False
         spare = self.pages[self.num_pages :]
         del self.pages[self.num_pages :]
         return spare
@@ -181,10 +193,13 @@ class Fusion:
             run.computed = run.scheduled = int(stands[1] - stands[0])
 
     def reset(self) -> None:
-        """Forget pages and progress, but not what was chosen: it depends on the prompt alone."""
+        """Forget pages and progress, but not what was chosen: it depends on the prompt alone.
+
+        Where choosing and computing are one pass, both are done again."""
         self.pages = []
         self.scheduled = self.computed = 0
         self._rows = None
+        self.stale, self.patched = self.patched, False
 
     @cached_property
     def _candidate_positions(self) -> IntArray:

@@ -207,7 +207,7 @@ class Sequence:
         for part in self.parts:
             if fusion is not None and part is fusion.parts[0]:
                 ready = all(self._ready(use) for use in fusion.documents)
-                if ready and fusion.positions is not None and fusion.scheduled < fusion.num_tokens:
+                if ready and fusion.chosen and fusion.scheduled < fusion.num_tokens:
                     yield fusion
                 return
             if isinstance(part, TextRun):
@@ -222,7 +222,7 @@ class Sequence:
         chosen.
         """
         fusion = self.fusion
-        if fusion is None or fusion.positions is not None or self.phase is not Phase.PREFILL:
+        if fusion is None or fusion.chosen or self.phase is not Phase.PREFILL:
             return False
         before = self.parts[: self.parts.index(fusion.parts[0])]
         return all(use.segment is not None and use.segment.ready for use in self.documents) and all(
