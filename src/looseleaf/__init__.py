@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+    from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig
     from looseleaf.engine.async_llm import AsyncLLM
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
@@ -22,6 +22,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "Document",
+    "Fuse",
     "SamplingParams",
     "Grammar",
     "RequestOutput",
@@ -38,6 +39,7 @@ _HOMES = {
     "LLM": "looseleaf.engine.llm",
     "AsyncLLM": "looseleaf.engine.async_llm",
     "Document": "looseleaf.engine.request",
+    "Fuse": "looseleaf.config",
     "SamplingParams": "looseleaf.sampling_params",
     "Grammar": "looseleaf.sampling_params",
     "RequestOutput": "looseleaf.engine.outputs",

@@ -24,8 +24,6 @@ from looseleaf.blend import (
 )
 from looseleaf.evals.world import Example, make_example
 from looseleaf.models import Decoder, Tokenizer, load_weights, read_config
-from looseleaf.models.layers import apply_norm
-from looseleaf.models.linear import project
 from looseleaf.types import ScoreRule
 from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.checkpoints import make_checkpoint
@@ -59,12 +57,7 @@ def deviation_scores(blend: DenseBlend, done: Pass):  # type: ignore[no-untyped-
     """What an engine does at a check layer: project, turn, compare with what is stored."""
 
     def score(layer: int, hidden: Tensor, rows: Tensor) -> Tensor:
-        config, weights = blend.model.config, blend.model.weights.layers[layer]
-        heads = project(apply_norm(hidden, weights.input_norm, config), weights.qkv)
-        counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
-        _, k, v = heads.view(len(rows), -1, config.head_dim).split_with_sizes(counts, 1)
-        if weights.k_norm is not None:
-            k = torch.rms_norm(k, weights.k_norm.shape, weights.k_norm, config.norm_eps)
+        k, v = blend.model.keys_values(layer, hidden)
         at = done.positions[rows]
         stored = blend.keys[layer][at], blend.values[layer][at]
         return kv_deviation(blend.turn(k, at), v, *stored)

@@ -33,6 +33,7 @@ class _Sight:
         self.true = torch.arange(total)
         self.encoded = self.true.clone()
         self.in_document = torch.zeros(total, dtype=torch.bool)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.visible = torch.ones(total, total, dtype=torch.bool).tril()
         start = 0
         for part in parts:
@@ -44,6 +45,7 @@ class _Sight:
             start += len(part.tokens)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.layers[layer] = k, v
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         turned_q = self.turn(q, self.encoded)
@@ -59,3 +61,45 @@ class _Sight:
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         return turned_at(x, positions, self.frequencies, self.config.rope.interleaved)
+
+
+def blended_logits(
+    decoder: Decoder, parts: PromptParts, output: list[int], chosen: list[int]
+) -> Tensor:
+    """The logits of every token where the tokens at ``chosen`` are computed again, in their place.
+
+    They and all text see fresh keys and values of one another and stored ones of other document
+    tokens, as far as these stand before them. Rows of other document tokens mean nothing.
+    """
+    tokens = [token for part in parts for token in part.tokens] + output
+    stored = _Sight(decoder.config, parts, len(output))
+    decoder.forward(torch.tensor(tokens), stored)
+    is_row = ~stored.in_document
+    is_row[chosen] = True
+    rows = is_row.nonzero()[:, 0]
+    hidden = decoder.forward(torch.tensor(tokens)[rows], _Blend(stored, rows))
+    logits = decoder.logits(hidden)
+    spread = torch.full((len(tokens), logits.shape[1]), torch.nan)
+    spread[rows] = logits
+    return spread
+
+
+class _Blend:
+    """An attention object over some rows, with what another pass stored for the others."""
+
+    def __init__(self, stored: _Sight, rows: Tensor) -> None:
+        self.stored, self.rows = stored, rows
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        stored, rows = self.stored, self.rows
+        keys, values = (x.clone() for x in stored.layers[layer])
+        keys[rows], values[rows] = k, v
+        group = q.shape[1] // k.shape[1]
+        keys = stored.turn(keys, stored.true).repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", stored.turn(q, rows), keys) * stored.scale
+        distance = rows[:, None] - stored.true
+        visible = distance >= 0
+        if window := stored.config.window(layer):
+            visible &= distance < window
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1))

@@ -67,8 +67,9 @@ class CpuAttention:
         if chunks:
             largest = max(len(chunk.positions) for chunk in chunks)
             spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
+            places = self.pool.slot_positions
             prefill = self._per_window(
-                lambda rule: prepare_prefill(spans, self.layout, self.table, rule)
+                lambda rule: prepare_prefill(spans, self.layout, self.table, rule, places)
             )
         lists = self._move_lists(rows, groups) if rows else None
         if not self.native:
@@ -97,15 +98,22 @@ class CpuAttention:
 
     def _native_plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
         work = None if lists is None else lists.work
-        return NativePlan(self.rotation, rule, self.num_qo_heads, self.pool.layer(0)[0], work=work)
+        return NativePlan(
+            self.rotation,
+            rule,
+            self.num_qo_heads,
+            self.pool.layer(0)[0],
+            work=work,
+            slot_positions=self.pool.slot_positions,
+        )
 
     def _torch_decode(self, lists: DecodeLists | None) -> "list[_TorchDecode | None]":
         if lists is None:
             return [None] * len(self.rules)
-        work = lists.work
+        work, places = lists.work, self.pool.slot_positions
         return self._per_window(
             lambda rule: _TorchDecode(
-                prepared := prepare(work, self.layout, rule),
+                prepared := prepare(work, self.layout, rule, places),
                 self.table.at(prepared.frame_rows(work)),
                 work.row_state_indptr,
             )

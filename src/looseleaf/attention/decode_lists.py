@@ -6,6 +6,7 @@ which tails have room.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -77,4 +78,4 @@ def _last_places(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:
 
 def _with_room(item: Item) -> Item:
     # the pages to come: any page will do, since the bound hides it
-    return Item([*item.pages, *[item.pages[-1]] * _ROOM], item.first_page, item.entries)
+    return replace(item, pages=[*item.pages, *[item.pages[-1]] * _ROOM])

@@ -9,6 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+Bitmap = npt.NDArray[np.int32]
+"""One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
+
 
 @dataclass(frozen=True)
 class ReadSpan:
@@ -16,12 +22,21 @@ class ReadSpan:
     ``offset`` (Δ).
 
     The first ``sharable`` pages never change while the row lives, so other rows may hold them too.
+    Keys in ``hidden`` are replaced, for this row only. A patch has ``places``: where its keys truly
+    stand, rising, as the pool's ``slot_positions`` say too; it is in frame 0 and not sharable.
     """
 
     pages: Sequence[int]
     offset: int
     length: int
     sharable: int
+    hidden: Bitmap | None = None
+    places: Sequence[int] | None = None
+
+    @property
+    def bound(self) -> int:
+        """The frame position before which its keys stand."""
+        return self.length if self.places is None else self.places[-1] + 1
 
 
 @dataclass(frozen=True)
@@ -39,20 +54,27 @@ class DecodeRow:
 
 
 class Entry(NamedTuple):
-    """One row of an item: Δ, and the frame position before which keys are visible."""
+    """One row of an item: Δ, the frame position before which keys are visible, and which of them
+    are hidden all the same.
+    """
 
     row: int
     offset: int
     bound: int
+    hidden: Bitmap | None = None
 
 
 @dataclass(frozen=True)
 class Item:
-    """A run of pages, ``first_page`` pages into their segment, and the rows that read it."""
+    """A run of pages, ``first_page`` pages into their segment, and the rows that read it.
+
+    The keys of an ``explicit`` one stand where the pool's ``slot_positions`` say.
+    """
 
     pages: Sequence[int]
     first_page: int
     entries: list[Entry]
+    explicit: bool = False
 
 
 @dataclass(eq=False)
@@ -111,8 +133,13 @@ def tail_items(rows: Sequence[DecodeRow], groups: Groups) -> list[Item]:
 
 def _alone(reader: _Reader, start: int) -> Item:
     span = reader.span
-    entry = Entry(reader.row, span.offset, span.length)
-    return Item(span.pages[start:] if start else span.pages, start, [entry])
+    pages = span.pages[start:] if start else span.pages
+    return Item(pages, start, [_entry(reader)], explicit=span.places is not None)
+
+
+def _entry(reader: _Reader) -> Entry:
+    span = reader.span
+    return Entry(reader.row, span.offset, span.bound, span.hidden)
 
 
 @dataclass(frozen=True)
@@ -132,7 +159,7 @@ class _Forest:
         common = _common_prefix(readers, start)
         stop = common // self.step * self.step
         if stop > start and (self.worth is None or self.worth(len(readers), stop - start)):
-            entries = [Entry(r.row, r.span.offset, r.span.length) for r in readers]
+            entries = [_entry(reader) for reader in readers]
             pages = readers[0].span.pages[start:stop]
             self.groups.items.append(Item(pages, start, entries))
             start = stop

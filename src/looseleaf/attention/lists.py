@@ -4,7 +4,7 @@ What is built here is numpy; `HostArrays.to` makes tensors of it for one step, `
 tensors of fixed capacity for a captured graph and fills them anew for every step."""
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Item
+from looseleaf.attention.groups import Bitmap, DecodeRow, Item
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -72,30 +72,46 @@ class FlatItems:
     pages: IntArray
     page_indptr: IntArray
     first_page: IntArray
-    entries: IntArray  # [3, entries]: row, offset, bound
+    explicit: IntArray
+    entries: IntArray  # [4, entries]: row, offset, bound, where its bitmap begins or -1
     entry_indptr: IntArray
+    mask_words: IntArray
 
     @classmethod
     def create(cls, items: Sequence[Item], pages: Sequence[IntArray]) -> "FlatItems":
         """``items``, whose pages are given as arrays."""
         entries = [entry for item in items for entry in item.entries]
+        explicit = int32([item.explicit for item in items])
+        masks, mask_words = join_bitmaps([entry.hidden for entry in entries])
+        numbers = [(*entry[:3], mask) for entry, mask in zip(entries, masks, strict=True)]
+        # a list with patches or bitmaps has words: that is how operators know it from plain ones
+        if not len(mask_words) and explicit.any():
+            mask_words = int32([0])
         return cls(
             np.concatenate(pages) if pages else int32([]),
             indptr_of([len(p) for p in pages]),
             int32([item.first_page for item in items]),
-            np.array(entries, dtype=np.int32).reshape(-1, 3).T,
+            explicit,
+            np.array(numbers, dtype=np.int32).reshape(-1, 4).T,
             indptr_of([len(item.entries) for item in items]),
+            mask_words,
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence["FlatItems"]) -> "FlatItems":
         """All items of all parts."""
+        entries = np.concatenate([p.entries for p in parts], axis=1)
+        before = indptr_of([len(p.mask_words) for p in parts])[:-1]
+        shift = np.repeat(before, [p.entries.shape[1] for p in parts])
+        entries[3] += np.where(entries[3] >= 0, shift, 0)
         return cls(
             np.concatenate([p.pages for p in parts]),
             indptr_of(np.concatenate([np.diff(p.page_indptr) for p in parts])),
             np.concatenate([p.first_page for p in parts]),
-            np.concatenate([p.entries for p in parts], axis=1),
+            np.concatenate([p.explicit for p in parts]),
+            entries,
             indptr_of(np.concatenate([np.diff(p.entry_indptr) for p in parts])),
+            np.concatenate([p.mask_words for p in parts]),
         )
 
     @property
@@ -107,6 +123,22 @@ class FlatItems:
     def num_entries(self) -> IntArray:
         """Entries of each item."""
         return np.diff(self.entry_indptr)
+
+
+def join_bitmaps(bitmaps: Sequence[Bitmap | None]) -> tuple[list[int], IntArray]:
+    """Where each bitmap begins in the words of all, -1 for none; one that comes twice stands
+    once.
+    """
+    starts: dict[int, int] = {}
+    words: list[Bitmap] = []
+    end = 0
+    for bitmap in bitmaps:
+        if bitmap is not None and id(bitmap) not in starts:
+            starts[id(bitmap)] = end
+            words.append(bitmap)
+            end += len(bitmap)
+    masks = [-1 if bitmap is None else starts[id(bitmap)] for bitmap in bitmaps]
+    return masks, np.concatenate(words) if words else int32([])
 
 
 class Pieces(NamedTuple):
@@ -176,6 +208,11 @@ class HostWork:
     def num_pages(self) -> int:
         return len(self.arrays["page_indices"])
 
+    @property
+    def num_mask_words(self) -> int:
+        """0 if no row of the list has a patch."""
+        return len(self.arrays["mask_words"])
+
     def to(self, device: torch.device) -> WorkList:
         """A work list of exactly these arrays."""
         return _work_list(send(self.arrays, device), self.tiles)
@@ -202,11 +239,13 @@ def host_work(
     start = np.repeat(flat.first_page[pieces.item] + pieces.first_page, pages)
     counts = pieces.stop_entry - pieces.first_entry
     first_entry = flat.entry_indptr[pieces.item] + pieces.first_entry
-    row, offset, bound = flat.entries[:, np.repeat(first_entry, counts) + _ramp(counts)]
+    row, offset, bound, mask = flat.entries[:, np.repeat(first_entry, counts) + _ramp(counts)]
     first = np.repeat(flat.first_page[pieces.item] + pieces.first_page, counts)
+    explicit = flat.explicit[pieces.item]
     # where an entry stands among those of its row is where its state goes
     state = np.empty(len(row), dtype=np.int32)
-    state[np.lexsort((first, offset, row))] = np.arange(len(row), dtype=np.int32)
+    patch = np.repeat(explicit, counts)
+    state[np.lexsort((first, patch, offset, row))] = np.arange(len(row), dtype=np.int32)
     none = np.zeros(len(pieces.item), dtype=np.int32)
     return HostWork(
         {
@@ -214,15 +253,15 @@ def host_work(
             "item_page_indptr": indptr_of(pages),
             "item_entry_indptr": indptr_of(counts),
             "item_kv_head": none - 1,
-            "item_explicit": none,
+            "item_explicit": explicit,
             "page_indices": flat.pages[page_index],
             "page_positions": (start + _ramp(pages)) * page_size,
             "entry_row": row,
             "entry_offset": offset,
             "entry_bound": bound,
-            "entry_mask": np.full(len(row), -1, dtype=np.int32),
+            "entry_mask": mask,
             "entry_state": state,
-            "mask_words": int32([]),
+            "mask_words": flat.mask_words,
             "row_positions": row_positions,
             "row_state_indptr": indptr_of(np.bincount(row, minlength=len(row_positions))),
             "tile_indptr": indptr_of([count for _, count in classes]),
@@ -238,7 +277,10 @@ def split_item(item: Item, max_pages: int) -> list[Item]:
     if parts == 1:
         return [item]
     bounds = [pages * n // parts for n in range(parts + 1)]
-    return [Item(item.pages[a:b], item.first_page + a, item.entries) for a, b in pairwise(bounds)]
+    return [
+        replace(item, pages=item.pages[a:b], first_page=item.first_page + a)
+        for a, b in pairwise(bounds)
+    ]
 
 
 def make_work_list(
@@ -258,6 +300,7 @@ class WorkCapacity:
     items: int
     entries: int
     pages: int
+    mask_words: int = 0
 
     def holds(self, work: HostWork) -> bool:
         """Whether ``work`` fits."""
@@ -266,6 +309,7 @@ class WorkCapacity:
             and work.num_items <= self.items
             and work.num_entries <= self.entries
             and work.num_pages <= self.pages
+            and work.num_mask_words <= self.mask_words
         )
 
     def sizes(self, num_tiles: int) -> dict[str, int]:
@@ -274,7 +318,7 @@ class WorkCapacity:
             "num_items": 1,
             "item_page_indptr": self.items + 1,
             "item_entry_indptr": self.items + 1,
-            "mask_words": 0,
+            "mask_words": self.mask_words,
             "row_positions": self.rows,
             "row_state_indptr": self.rows + 1,
             "tile_indptr": num_tiles + 1,

@@ -158,22 +158,26 @@ class _OpsStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, plan, chosen = self.attention, self.plan, self.attention.implementation
         k_pages, v_pages = owner.pool.layer(layer)
-        rotation, rule = owner.rotation, owner.rules[layer]
+        rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
         split = plan.num_work_rows
         new = None
         if plan.spans is not None:
+            spans = plan.spans
+            patch = places if spans.mask_words.numel() else None
             new = prefill_attention(
-                q[split:], k_pages, v_pages, plan.spans, rotation, rule, implementation=chosen
+                q[split:], k_pages, v_pages, spans, rotation, rule, patch, implementation=chosen
             ).out
             if split == 0:
                 return new
         out = torch.empty_like(q)
         if plan.work is not None:
+            work = plan.work
+            patch = places if work.mask_words.numel() else None
             states = partial_attention(
-                q[:split], k_pages, v_pages, plan.work, rotation, rule, implementation=chosen
+                q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen
             )
-            indptr = plan.work.row_state_indptr
+            indptr = work.row_state_indptr
             merge_states(states, indptr, out=out[:split], implementation=chosen)
         if new is not None:
             out[split:] = new

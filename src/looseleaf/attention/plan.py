@@ -4,6 +4,7 @@ rows.
 Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
 operators. A cost model chooses who reads together and how far items are cut."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from looseleaf.attention.lists import (
     host_work,
     indptr_of,
     int32,
+    join_bitmaps,
     make_work_list,
     send,
 )
@@ -129,7 +131,7 @@ class Planner:
         return AttentionPlan(
             len(rows),
             work.to(self.device) if work else None,
-            make_span_list(chunks, tile_rows=self._tile_rows, device=self.device),
+            make_span_list(chunks, tile_rows=self.tile_rows, device=self.device),
         )
 
     def host_work(
@@ -148,7 +150,8 @@ class Planner:
         return host_work(flat, pieces, int32(positions), self.page_size, classes)
 
     @property
-    def _tile_rows(self) -> int:
+    def tile_rows(self) -> int:
+        """Rows of a tile of a span list."""
         return max(1, _TILE_ROWS // self._group)
 
     @property
@@ -163,7 +166,7 @@ class Planner:
     def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
         if self.batch_invariant:
             return False
-        tiles = sum(-(-len(chunk.positions) // self._tile_rows) for chunk in chunks)
+        tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
         return few and tiles * self.num_kv_heads < self.costs.wide.programs
 
@@ -260,12 +263,16 @@ def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[It
     """The chunk's rows as entries: each sees of a span what stands at its position or before."""
     items = []
     for span in chunk.spans:
+        offset, bound = span.offset, span.bound
         entries = [
-            Entry(first_row + n, span.offset, max(0, min(span.length, position - span.offset + 1)))
+            Entry(first_row + n, offset, max(0, min(bound, position - offset + 1)), span.hidden)
             for n, position in enumerate(chunk.positions)
         ]
-        seen = -(-entries[-1].bound // page_size)
-        items.append(Item(span.pages[:seen], 0, entries))
+        keys = entries[-1].bound
+        if span.places is not None:
+            keys = bisect_left(span.places, keys)
+        seen = -(-keys // page_size)
+        items.append(Item(span.pages[:seen], 0, entries, explicit=span.places is not None))
     return items
 
 
@@ -280,7 +287,10 @@ def make_span_list(
         for start in range(0, len(chunk.positions), tile_rows):
             tile_counts.append(min(tile_rows, len(chunk.positions) - start))
             tile_request.append(index)
-    none = np.zeros(len(spans), dtype=np.int32)
+    masks, mask_words = join_bitmaps([span.hidden for span in spans])
+    explicit = int32([span.places is not None for span in spans])
+    if not len(mask_words) and explicit.any():
+        mask_words = int32([0])
     arrays = {
         "num_tiles": int32([len(tile_counts)]),
         "tile_row_indptr": indptr_of(tile_counts),
@@ -289,10 +299,10 @@ def make_span_list(
         "span_page_indptr": indptr_of([len(span.pages) for span in spans]),
         "span_offset": int32([span.offset for span in spans]),
         "span_length": int32([span.length for span in spans]),
-        "span_explicit": none,
-        "span_mask": none - 1,
+        "span_explicit": explicit,
+        "span_mask": int32(masks),
         "page_indices": np.concatenate([int32(span.pages) for span in spans]),
-        "mask_words": int32([]),
+        "mask_words": mask_words,
         "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
     }
     return SpanList(**send(arrays, device))

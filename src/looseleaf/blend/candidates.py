@@ -3,7 +3,7 @@
 Nothing here looks at a score."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -67,6 +67,7 @@ class Candidates:
         return Candidates(self.positions[kept], self.documents[kept], counts, self.totals)
 
 
+@runtime_checkable
 class Selector(Protocol):
     """Scores to tokens. Deterministic, and no request's choice depends on its batch mates."""
 

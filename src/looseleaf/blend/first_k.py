@@ -1,4 +1,4 @@
-"""The first tokens of every document but a request's first (EPIC's LegoLink-k).
+"""The first tokens of every document, as a rule but a request's first (EPIC's LegoLink-k).
 
 They carry what a document encoded by itself gets wrong at its seam: an attention sink of its own.
 Costs no evidence."""
@@ -15,9 +15,12 @@ from looseleaf.errors import InvalidOption
 
 @dataclass(frozen=True)
 class FirstK:
-    """Chooses up to ``k`` tokens of each document, none of the first document of a request."""
+    """Chooses up to ``k`` tokens of each document, with ``skip_first`` none of the first document
+    of a request.
+    """
 
     k: int = 16
+    skip_first: bool = True
 
     def __post_init__(self) -> None:
         if self.k < 0:
@@ -30,11 +33,10 @@ class FirstK:
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
     ) -> Int[Tensor, " kept"]:
-        return (
-            (place_in_document(candidates) < self.k)
-            .logical_and(candidates.documents != first_documents(candidates))
-            .nonzero()[:, 0]
-        )
+        chosen = place_in_document(candidates) < self.k
+        if self.skip_first:
+            chosen &= candidates.documents != first_documents(candidates)
+        return chosen.nonzero()[:, 0]
 
 
 def place_in_document(candidates: Candidates) -> Int[Tensor, " tokens"]:

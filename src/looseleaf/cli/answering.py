@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from looseleaf.config import Fuse
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, Message, PromptParts
@@ -24,7 +25,9 @@ def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
     return llm.engine.prompts.from_parts(parts)
 
 
-def print_answer(llm: LLM, parts: PromptParts, params: SamplingParams) -> RequestOutput:
+def print_answer(
+    llm: LLM, parts: PromptParts, params: SamplingParams, fuse: Fuse | None = None
+) -> RequestOutput:
     """Stream the answer to standard output, with a bar on standard error before the first word."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,6 +47,7 @@ def print_answer(llm: LLM, parts: PromptParts, params: SamplingParams) -> Reques
             parts,
             params,
             on_prefill=lambda done, total: bar.update(task, completed=done, total=total),
+            fuse=fuse,
         ):
             if not shown:
                 bar.stop()

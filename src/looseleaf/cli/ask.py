@@ -7,6 +7,7 @@ import click
 from looseleaf.cli.answering import build_prompt, print_answer
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.policies import fuse_options, take_fuse
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -33,6 +34,7 @@ from looseleaf.sampling_params import SamplingParams
 @click.option("--max-tokens", default=256, show_default=True, help="longest answer")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
 @click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
+@fuse_options(several=False)
 @engine_options
 def ask(
     question: str,
@@ -47,6 +49,7 @@ def ask(
     """Answer QUESTION from documents."""
     if not question.strip():
         raise InvalidRequest("the question is empty: ask something")
+    fuse = take_fuse(options)
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.engine.llm import LLM
@@ -54,6 +57,6 @@ def ask(
     llm = LLM(**given(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*documents, question]})
-    output = print_answer(llm, build_prompt(llm, messages), params)
+    output = print_answer(llm, build_prompt(llm, messages), params, fuse)
     if show_reuse:
         click.echo(str(output.reuse), err=True)

@@ -1,5 +1,6 @@
 """``looseleaf eval``: how often a model is right on the generated tasks."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import click
 
 from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.policies import fuse_options, take_fuses
+from looseleaf.config import Fuse
 from looseleaf.engine.request import DocumentContext
 from looseleaf.errors import InvalidOption
 
@@ -29,6 +32,7 @@ TASKS = ("lookup", "bridge", "chain", "unanswerable")
 @click.option("--documents", default=6, show_default=True, help="documents per question")
 @click.option("--first-seed", default=0, show_default=True, help="the first held-out world")
 @click.option("--output", type=click.Path(path_type=Path), help="CSV file to append the figures to")
+@fuse_options(several=True)
 @engine_options
 def evaluate(
     tasks: tuple[str, ...],
@@ -43,7 +47,7 @@ def evaluate(
     """Measure exact match on held-out worlds, for TASKS (default: lookup, bridge and chain).
 
     Each task is read twice: with full attention, and with documents encoded by themselves and
-    reused."""
+    reused. With --fuse: with full attention, and under every policy, for another kind of file."""
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows
     from looseleaf.engine.llm import LLM
@@ -64,11 +68,15 @@ def evaluate(
         else {n: str(reference_model(n)) for n in checkpoints or ("causal", "block")}
     )
     seeds = range(first_seed, first_seed + questions)
+    fuses = take_fuses(options)
     rows = []
     for name, folder in folders.items():
         llm = LLM(folder, **given(options))
         for task in tasks or TASKS[:3]:
-            rows += _measure_task(llm, name, task, seeds, documents)
+            if fuses:
+                rows += _measure_fuses(llm, name, task, (seeds, documents), fuses)
+            else:
+                rows += _measure_task(llm, name, task, seeds, documents)
     if output is not None:
         append_rows(output, [asdict(row) for row in rows], describe_origin())
 
@@ -102,6 +110,33 @@ def _measure_task(llm: Any, name: str, task: str, seeds: range, documents: int) 
             click.echo(
                 f"{name:8} {label:14} {reading:16} {row.share:6.1%}  "
                 f"({row.right} of {row.questions}, 95 % interval {low:.1%} to {high:.1%})"
+            )
+            rows.append(row)
+    return rows
+
+
+def _measure_fuses(
+    llm: Any, name: str, task: str, worlds: tuple[range, int], fuses: Sequence[Fuse]
+) -> list[Any]:
+    """One row for full attention and one for each policy; ``worlds`` are seeds and documents."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from looseleaf.evals.blending import measure_blending
+    from looseleaf.evals.world import MAX_HOPS, make_example
+
+    rows = []
+    for hops in range(1, MAX_HOPS + 1) if task == "chain" else (None,):
+        examples = [make_example(task, s, num_documents=worlds[1], hops=hops) for s in worlds[0]]
+        label = task if hops is None else f"{task}, {hops} hop{'s' if hops > 1 else ''}"
+        for fuse in (None, *fuses):
+            policy = "full attention" if fuse is None else str(fuse)
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                job = bar.add_task(f"{name}: {label}, {policy}", total=len(examples))
+                row = measure_blending(llm, name, examples, fuse, partial(_advance, bar, job))
+            click.echo(
+                f"{name:8} {label:14} {policy:20} {row.share:6.1%}  ({row.right} of "
+                f"{row.questions}), {row.recomputed:5.1%} of the documents computed again"
             )
             rows.append(row)
     return rows

@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass, field
 
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
-from looseleaf.engine.sequence import DocumentUse, Phase, Sequence, TextRun
+from looseleaf.engine.parts import DocumentUse, TextRun
+from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 
@@ -38,6 +39,7 @@ class Admission:
         documents = {use.key: use.num_tokens for use in sequence.documents}
         total = sum(self.pages_for(n) for n in documents.values())
         total += sum(self.pages_for(run.num_tokens) for run in sequence.runs[:-1])
+        total += sequence.fusion.num_pages if sequence.fusion else 0
         return total + self.pages_for(sequence.tail.num_tokens + num_new_tokens)
 
     def awaits_prefix(self, sequence: Sequence) -> bool:
@@ -68,6 +70,7 @@ class Admission:
         missing = {use.key: use for use in uses if use.segment is None}
         needs = [self.pages_for(use.num_tokens) for use in missing.values()]
         needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
+        needs += [sequence.fusion.num_pages] if sequence.fusion else []
         pages = self.store.reserve(sum(needs))
         if pages is None:
             for segments in hits.values():
@@ -76,6 +79,8 @@ class Admission:
             self._release_documents(sequence)
             return None
         self._own_missing(sequence, missing, pages)
+        if sequence.fusion is not None:
+            sequence.fusion.pages = [pages.pop(0) for _ in range(sequence.fusion.num_pages)]
         for run in sequence.runs:
             self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
             self._announce(sequence, run)
@@ -98,7 +103,7 @@ class Admission:
         """Hand the run's full pages to the store, unless another sequence published the same
         first.
         """
-        if not self.prefix_caching:
+        if not self.prefix_caching or run.fused:
             return
         for page in range(run.num_shared_pages(), run.computed // self.page_size):
             key = run.page_key(page, sequence.keys, self.page_size)
@@ -121,6 +126,8 @@ class Admission:
                     self.store.pool.free([page])
                 else:
                     self.store.release(segment)
+        if sequence.fusion is not None:
+            self.store.pool.free(sequence.fusion.pages)
         owned = [use.segment for use in sequence.owned if use.segment is not None]
         self._release_documents(sequence)
         sequence.reset()
@@ -169,6 +176,8 @@ class Admission:
 
     def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
         """Full pages of a run; the prompt's last token is always computed, for its logits."""
+        if run.fused:
+            return 0
         tokens = run.num_tokens - 1 if run is sequence.tail else run.num_tokens
         return tokens // self.page_size if self.prefix_caching else 0
 
@@ -219,4 +228,5 @@ class Admission:
             tuple(documents),
             text_tokens=sum(run.num_tokens for run in sequence.runs),
             text_tokens_cached=sum(run.computed for run in sequence.runs),
+            fuse=sequence.fusion.fuse if sequence.fusion else None,
         )

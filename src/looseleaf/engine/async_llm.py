@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from looseleaf.config import Fuse
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.llm import make_config
@@ -97,10 +99,12 @@ class AsyncLLM:
         *,
         salt: str = "",
         deadline: float | None = None,
+        fuse: Fuse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
-        return self.stream(self._request(parts, sampling_params, request_id, salt, deadline))
+        request = self._request(parts, sampling_params, request_id, salt, deadline)
+        return self.stream(replace(request, fuse=fuse))
 
     def chat(
         self,
@@ -111,11 +115,13 @@ class AsyncLLM:
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
+        fuse: Fuse | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
-        return self.stream(self._request(parts, sampling_params, request_id, salt, deadline))
+        request = self._request(parts, sampling_params, request_id, salt, deadline)
+        return self.stream(replace(request, fuse=fuse))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.

@@ -83,7 +83,13 @@ class Engine:
         page_size = parts.config.cache.page_size
         self._books = Books(parts.runner.attention, self.documents, page_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
-        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, parts.max_model_len)
+        self._intake = Intake(
+            parts.tokenizer,
+            self.grammars,
+            self._admission,
+            parts.max_model_len,
+            parts.runner.model.config.num_layers,
+        )
         budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
         self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
         self._drawing = Drawing(parts.runner.model.device)
@@ -298,21 +304,15 @@ class Engine:
             changed += [output.request for _, output in taking]
 
     def _requests_of(self, work: StepWork) -> list[RequestProgress]:
-        sequences = [*work.decode, *(chunk.sequence for chunk in work.chunks)]
+        sequences = [*work.decode, *work.choosing, *(chunk.sequence for chunk in work.chunks)]
         return [self._outputs[s].request for s in sequences if s in self._outputs]
 
     def check(self) -> None:
         """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
         steps.
         """
-        private = [
-            page
-            for sequence in self._scheduler.running
-            for run in sequence.runs
-            for page, segment in zip(run.pages, run.segments, strict=True)
-            if segment is None
-        ]
-        self.store.check(private)
+        running = self._scheduler.running
+        self.store.check([page for sequence in running for page in sequence.private_pages()])
 
     def _take(
         self, output: OutputProgress, token: int, logprobs: tuple[TokenLogprob, ...] | None

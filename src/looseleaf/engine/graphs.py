@@ -118,6 +118,7 @@ class StepGraphs:
             _room_for(work.num_items, 512, 8),
             _room_for(work.num_entries, 1024, 8),
             _room_for(work.num_pages, 8192, 4),
+            _room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
         )
         return self._graph(GraphKey(capacity, work.tiles))
 

@@ -8,7 +8,7 @@ from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.engine.sampling import SamplingState, StopChecker
 from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import PoolTooSmall, PromptTooLong
+from looseleaf.errors import InvalidOption, PoolTooSmall, PromptTooLong
 from looseleaf.models.tokenizer import Tokenizer
 
 
@@ -20,6 +20,7 @@ class Intake:
     grammars: GrammarCompiler
     admission: Admission
     max_model_len: int
+    num_layers: int
 
     def take(self, request: Request, seed: int) -> RequestProgress:
         """The request with its outputs, none of them begun; ``seed`` is for one that names none.
@@ -31,6 +32,12 @@ class Intake:
                 f"the prompt has {request.num_tokens} tokens, but the context holds "
                 f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
                 "or raise max_model_len"
+            )
+        fuse = request.fuse
+        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= self.num_layers:
+            raise InvalidOption(
+                f"check_layers {fuse.check_layers} go past the model's {self.num_layers} layers, "
+                f"0 to {self.num_layers - 1}: leave out those it does not have"
             )
         progress = RequestProgress(request)
         for index in range(request.params.n):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from looseleaf.config import Fuse
 from looseleaf.engine.sampling import TokenLogprob
 
 DocumentSource = Literal["cached", "computed", "awaited"]
@@ -16,13 +17,16 @@ class DocumentReuse:
     them.
 
     ``seconds`` is how long they took to be there, None while they are not: 0 if cached, else since
-    the step that began to compute them here, or since the admission if another request did."""
+    the step that began to compute them here, or since the admission if another request did.
+    ``recomputed`` of its tokens this request computed again, in their place in its prompt; 0 until
+    they are chosen."""
 
     name: str
     num_tokens: int
     offset: int
     source: DocumentSource
     seconds: float | None = None
+    recomputed: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class ReuseReport:
 
     Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of
     their own, which is not the same thing and is never added to it. ``preempted_tokens`` were
-    computed again after the request had to make room."""
+    computed again after the request had to make room. ``fuse`` is the policy that was in force:
+    None for plain reuse, also where more was asked for and there was nothing to choose from."""
 
     documents: tuple[DocumentReuse, ...] = ()
     text_tokens: int = 0
     text_tokens_cached: int = 0
     preempted_tokens: int = 0
+    fuse: Fuse | None = None
 
     @property
     def document_tokens(self) -> int:
@@ -55,13 +61,21 @@ class ReuseReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {d.source}" for d in self.documents
+            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {d.source}"
+            + (f", {d.recomputed} computed again" if d.recomputed else "")
+            for d in self.documents
         ]
         total = (
             f"documents: {self.document_tokens_reused} of {self.document_tokens} tokens reused; "
             f"text: {self.text_tokens_cached} of {self.text_tokens} tokens from the prefix cache"
         )
-        return "\n".join([*lines, total])
+        policy = [f"fuse: {self.fuse}"] if self.fuse else []
+        return "\n".join([*lines, *policy, total])
+
+    @property
+    def document_tokens_recomputed(self) -> int:
+        """Document tokens that this request computed again."""
+        return sum(document.recomputed for document in self.documents)
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,14 @@ class OutputProgress:
         )
 
     def timed_reuse(self) -> ReuseReport | None:
-        """The reuse report with the times of its documents, as far as they are known."""
+        """The reuse report with the times of its documents and what was computed again of them, as
+        far as it is known."""
         if self.reuse is None or not self.reuse.documents:
             return self.reuse
         seconds = [use.seconds for use in self.sequence.documents]
-        timed = zip(self.reuse.documents, seconds, strict=True)
-        return replace(self.reuse, documents=tuple(replace(d, seconds=s) for d, s in timed))
+        timed = zip(self.reuse.documents, seconds, self.sequence.recomputed(), strict=True)
+        documents = tuple(replace(d, seconds=s, recomputed=n) for d, s, n in timed)
+        return replace(self.reuse, documents=documents)
 
 
 @dataclass(eq=False)

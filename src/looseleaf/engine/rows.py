@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.sequence import Chunk, Sequence
+from looseleaf.engine.sequence import Sequence
 
 IntArray = npt.NDArray[np.int64]
 
@@ -89,14 +89,9 @@ class Arrival(NamedTuple):
         return tokens
 
 
-def ends_prompt(chunk: Chunk) -> bool:
-    """Whether the chunk's last row yields the next token's logits."""
-    return chunk.target is chunk.sequence.tail and chunk.stop == chunk.target.num_tokens
-
-
 def logit_sequences(work: StepWork) -> list[Sequence]:
     """The sequences that get a token from the step, in the order of its logits."""
-    return [*work.decode, *(c.sequence for c in work.chunks if ends_prompt(c))]
+    return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
 
 
 def step_rows(work: StepWork, page_size: int) -> RowInputs:
@@ -108,15 +103,9 @@ def step_rows(work: StepWork, page_size: int) -> RowInputs:
         for sequence, place in zip(work.decode, places, strict=True)
     ]
     decode = np.array([tokens, slots, places], dtype=np.int64).reshape(3, -1)
-    columns = [decode, *(_chunk_rows(chunk, page_size) for chunk in work.chunks)]
+    columns = [decode, *(chunk.table(page_size) for chunk in work.chunks)]
     wanted = list(_wanted(work)) if work.chunks else None
     return RowInputs(np.concatenate(columns, axis=1), wanted)
-
-
-def _chunk_rows(chunk: Chunk, page_size: int) -> IntArray:
-    places = np.arange(chunk.start, chunk.stop)
-    pages = np.asarray(chunk.target.write_pages)[places // page_size]
-    return np.stack([np.asarray(chunk.tokens()), pages * page_size + places % page_size, places])
 
 
 def _wanted(work: StepWork) -> Iterator[int]:
@@ -124,5 +113,5 @@ def _wanted(work: StepWork) -> Iterator[int]:
     yield from range(row)
     for chunk in work.chunks:
         row += chunk.stop - chunk.start
-        if ends_prompt(chunk):
+        if chunk.ends_prompt:
             yield row - 1

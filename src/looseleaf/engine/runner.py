@@ -13,6 +13,8 @@ from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.engine.evidence import Evidence
+from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.rows import arrived_tokens, step_rows
 from looseleaf.engine.scheduler import StepWork
@@ -91,8 +93,17 @@ class Runner:
         """Compute a step. The logits are of the decode rows, then of chunks that end a prompt.
 
         ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
-        before the step is computed, and a later call may overwrite the logits.
+        before the step is computed, and a later call may overwrite the logits; not so if it has
+        sequences that choose tokens, which waits for the device.
         """
+        for sequence in work.choosing:
+            assert sequence.fusion is not None
+            Evidence(self.model, self.attention).choose(sequence.fusion)
+        if not work.decode and not work.chunks:
+            return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
+        for chunk in work.chunks:
+            if isinstance(chunk.target, Fusion) and chunk.start == 0:
+                self.pool.place(chunk.target.pages, chunk.target.positions or [])
         rows = step_rows(work, self.pool.page_size)
         decode = [sequence.decode_row() for sequence in work.decode]
         chunks = [chunk.prefill() for chunk in work.chunks]

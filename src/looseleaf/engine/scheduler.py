@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 
 from looseleaf.config import SchedulerConfig
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.outputs import ReuseReport
-from looseleaf.engine.sequence import Chunk, DocumentUse, Phase, Sequence, TextRun
+from looseleaf.engine.parts import DocumentUse, TextRun
+from looseleaf.engine.sequence import Chunk, Phase, Sequence
 from looseleaf.errors import IntegrityError
 from looseleaf.kv.store import Segment
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """A step: one row for each of ``decode``, then the rows of ``chunks``.
+    """A step: one row for each of ``decode``, then the rows of ``chunks``; before them the passes
+    that tell which tokens of their documents the ``choosing`` compute again.
 
     ``admitted`` are the sequences that entered with it, with what they reuse; ``refused`` those for
     which the pool is too small even with nobody else in it."""
@@ -30,10 +33,11 @@ class StepWork:
     admitted: list[tuple[Sequence, ReuseReport]]
     preempted: list[Sequence]
     refused: list[Sequence]
+    choosing: list[Sequence] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        return not self.decode and not self.chunks
+        return not self.decode and not self.chunks and not self.choosing
 
 
 @dataclass
@@ -73,12 +77,13 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
         admitted = [] if preempted else self._admit_waiting()
-        chunks = self._fill_chunks(self.token_budget - len(decode))
+        choosing, budget = self._choosing(self.token_budget - len(decode))
+        chunks = self._fill_chunks(budget)
         refused = self._refuse_hopeless() if not self.running and not preempted else []
-        idle = not decode and not chunks
+        idle = not decode and not chunks and not choosing
         if self.running and idle and not any(s.warms and s.warm for s in self.running):
             raise IntegrityError("sequences run, but none has anything to compute")
-        return StepWork(decode, chunks, admitted, preempted, refused)
+        return StepWork(decode, chunks, admitted, preempted, refused, choosing)
 
     def schedule_ahead(self, ending: Collection[Sequence]) -> StepWork | None:
         """The step behind one whose tokens are not there yet, without the sequences that end with
@@ -91,15 +96,17 @@ class Scheduler:
         if not all(self.admission.grow(sequence) for sequence in decode):
             return None
         admitted = self._admit_waiting()
-        chunks = self._fill_chunks(self.token_budget - len(decode))
-        work = StepWork(decode, chunks, admitted, [], [])
+        choosing, budget = self._choosing(self.token_budget - len(decode))
+        work = StepWork(decode, self._fill_chunks(budget), admitted, [], [], choosing)
         return None if work.empty else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
         """Book a step that ran; returns the sequences whose prompt is now complete."""
         for chunk in work.chunks:
             chunk.target.computed = chunk.stop
-            if isinstance(chunk.target, TextRun):
+            if isinstance(chunk.target, Fusion):
+                chunk.target.book()
+            elif isinstance(chunk.target, TextRun):
                 self.admission.publish(chunk.sequence, chunk.target)
             else:
                 self._book_document(chunk.sequence, chunk.target)
@@ -108,8 +115,7 @@ class Scheduler:
             tail.computed = tail.scheduled = tail.num_tokens
             if tail.computed % self.admission.page_size == 0:
                 self.admission.publish(sequence, tail)
-        ended = [c.sequence for c in work.chunks if c.target is c.sequence.tail]
-        complete = [s for s in ended if s.tail.computed == s.tail.num_tokens]
+        complete = [chunk.sequence for chunk in work.chunks if chunk.ends_prompt]
         for sequence in complete:
             sequence.phase = Phase.DECODE
         return complete
@@ -179,6 +185,17 @@ class Scheduler:
 
     def _requeue(self, skipped: Iterable[Sequence]) -> None:
         self.waiting.extendleft(reversed(list(skipped)))
+
+    def _choosing(self, budget: int) -> tuple[list[Sequence], int]:
+        """Sequences that choose tokens in this step, and what they leave of the budget.
+
+        Their passes are not cut, so the first may overdraw it."""
+        choosing = []
+        for sequence in self.running:
+            if budget > 0 and sequence.must_choose and sequence.fusion is not None:
+                choosing.append(sequence)
+                budget -= sequence.fusion.num_evidence_rows
+        return choosing, budget
 
     def _fill_chunks(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []

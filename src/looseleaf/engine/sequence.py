@@ -2,137 +2,56 @@
 
 A sequence computes its parts in an order that never waits in a circle: the lead, then the documents
 it owns, which see the lead only, then its other text, each run once all documents before it are
-ready."""
+ready. Where documents are blended, all text behind the first of them is one pass, with the tokens
+that are computed again."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
+from looseleaf.engine.fusion import Fusion, make_fusion
+from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.kv.keys import KeySpace, SegmentKey
-from looseleaf.kv.store import Segment
 
-
-@dataclass(eq=False)
-class TextRun:
-    """A run of text that starts at position ``start`` behind the chain ``context``.
-
-    ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
-    ``scheduled`` runs ahead of ``computed`` during a step. The first ``num_shared`` tokens are the
-    service's own; only the first run of a prompt has any."""
-
-    start: int
-    tokens: list[int]
-    context: SegmentKey
-    num_shared: int = 0
-    pages: list[int] = field(default_factory=list)
-    segments: list[Segment | None] = field(default_factory=list)
-    computed: int = 0
-    scheduled: int = 0
-    _keys: list[SegmentKey] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def write_pages(self) -> list[int]:
-        """Where new keys and values go."""
-        return self.pages
-
-    def position(self, index: int) -> int:
-        """The position of the token at ``index`` of the run."""
-        return self.start + index
-
-    def page_key(self, page: int, keys: KeySpace, page_size: int) -> SegmentKey:
-        """The key of a full page: the chain of everything before it, and its tokens."""
-        while len(self._keys) <= page:
-            n = len(self._keys)
-            tokens = self.tokens[n * page_size : (n + 1) * page_size]
-            if (n + 1) * page_size <= self.num_shared:
-                before = self._keys[-1] if self._keys else keys.shared_root
-                self._keys.append(keys.shared_page(before, tokens))
-            else:
-                before = self._keys[-1] if self._keys else self.context
-                self._keys.append(keys.text_page(before, tokens))
-        return self._keys[page]
-
-    def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
-        """The chain after the run."""
-        full = self.num_tokens // page_size
-        before = self.page_key(full - 1, keys, page_size) if full else self.context
-        return keys.text_end(before, self.tokens[full * page_size :])
-
-    def num_shared_pages(self) -> int:
-        """Leading pages that a segment owns, so that others may read them."""
-        return next((n for n, s in enumerate(self.segments) if s is None), len(self.segments))
-
-    def span(self, length: int) -> ReadSpan:
-        """The first ``length`` keys of the run."""
-        return ReadSpan(self.pages, self.start, length, self.num_shared_pages())
-
-
-@dataclass(eq=False)
-class DocumentUse:
-    """A document at position ``start``; encoded at ``context_length``, behind that much of the
-    lead.
-
-    ``seconds`` says how long its keys and values took to be there, from ``begun``: the admission,
-    or the step that began to compute it here."""
-
-    start: int
-    part: DocumentPart
-    key: SegmentKey
-    segment: Segment | None = None
-    computed: int = 0
-    scheduled: int = 0
-    begun: float = 0.0
-    seconds: float | None = None
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.part.tokens
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.part.tokens)
-
-    @property
-    def write_pages(self) -> tuple[int, ...]:
-        """Where new keys and values go."""
-        return self._held().pages
-
-    def position(self, index: int) -> int:
-        """The position at which the token at ``index`` is encoded: directly behind its context."""
-        return self.part.context_length + index
-
-    def span(self) -> ReadSpan:
-        """The whole document, where this sequence has it."""
-        segment = self._held()
-        return ReadSpan(segment.pages, self.start, segment.length, len(segment.pages))
-
-    def _held(self) -> Segment:
-        assert self.segment is not None, "a document is read or written only while admitted"
-        return self.segment
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens ``start:stop`` of a run or a document that a step computes."""
+    """Tokens ``start:stop`` of a run, a document or a fusion that a step computes."""
 
     sequence: "Sequence"
-    target: TextRun | DocumentUse
+    target: TextRun | DocumentUse | Fusion
     start: int
     stop: int
 
-    def tokens(self) -> list[int]:
-        return list(self.target.tokens[self.start : self.stop])
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the chunk's last row yields the next token's logits."""
+        last = self.target is self.sequence.tail or self.target is self.sequence.fusion
+        return last and self.stop == self.target.num_tokens
+
+    def table(self, page_size: int) -> IntArray:
+        """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
+        target = self.target
+        if isinstance(target, Fusion):
+            return target.rows.table[:, self.start : self.stop]
+        places = np.arange(self.start, self.stop)
+        pages = np.asarray(target.write_pages)[places // page_size]
+        tokens = np.asarray(target.tokens[self.start : self.stop])
+        return np.stack([tokens, pages * page_size + places % page_size, places])
 
     def prefill(self) -> PrefillChunk:
         """The chunk's rows as the attention plan knows them."""
         target = self.target
+        if isinstance(target, Fusion):
+            return target.prefill(self.start, self.stop)
         positions = range(target.position(self.start), target.position(self.stop))
         if isinstance(target, TextRun):
             spans = self.sequence.spans_before(target)
@@ -194,6 +113,7 @@ class Sequence:
         assert isinstance(tail, TextRun), "a prompt ends with text"
         self.tail = tail
         self._num_prompt_tail = tail.num_tokens
+        self.fusion = make_fusion(request.fuse, self.parts, page_size)
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
         lead = self.lead
@@ -266,13 +186,14 @@ class Sequence:
     def decode_row(self) -> DecodeRow:
         """The row of the newest token, which sees everything up to itself."""
         if self._settled is None:
-            self._settled = self.spans_before(self.tail)
+            fusion = self.fusion
+            self._settled = fusion.settled() if fusion else self.spans_before(self.tail)
             self._num_shared = self.tail.num_shared_pages()
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
         return DecodeRow(self.num_tokens - 1, self._settled, own)
 
-    def pending(self) -> Iterator[TextRun | DocumentUse]:
+    def pending(self) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
         it.
         """
@@ -282,12 +203,45 @@ class Sequence:
         if lead is not None and lead.scheduled < lead.num_tokens:
             yield lead
         yield from [use for use in self.owned if use.scheduled < use.num_tokens]
+        fusion = self.fusion
         for part in self.parts:
+            if fusion is not None and part is fusion.parts[0]:
+                ready = all(self._ready(use) for use in fusion.documents)
+                if ready and fusion.chosen and fusion.scheduled < fusion.num_tokens:
+                    yield fusion
+                return
             if isinstance(part, TextRun):
                 if part.scheduled < part.num_tokens:
                     yield part
-            elif not (part.segment is not None and (part.segment.ready or self._in_step(part))):
+            elif not self._ready(part):
                 return
+
+    @property
+    def must_choose(self) -> bool:
+        """Whether all is there that tells which tokens are computed again, and they are not
+        chosen.
+        """
+        fusion = self.fusion
+        if fusion is None or fusion.chosen or self.phase is not Phase.PREFILL:
+            return False
+        before = self.parts[: self.parts.index(fusion.parts[0])]
+        return all(use.segment is not None and use.segment.ready for use in self.documents) and all(
+            run.computed == run.num_tokens for run in before if isinstance(run, TextRun)
+        )
+
+    def private_pages(self) -> list[int]:
+        """Pages that no segment owns."""
+        owners = [pair for run in self.runs for pair in zip(run.pages, run.segments, strict=True)]
+        pages = [page for page, segment in owners if segment is None]
+        return pages + (self.fusion.pages if self.fusion else [])
+
+    def recomputed(self) -> list[int]:
+        """How many tokens of each document this sequence computes again, as far as it is known."""
+        fusion = self.fusion
+        return [fusion.num_chosen_of(use) if fusion else 0 for use in self.documents]
+
+    def _ready(self, use: DocumentUse) -> bool:
+        return use.segment is not None and (use.segment.ready or self._in_step(use))
 
     def _in_step(self, use: DocumentUse) -> bool:
         """Whether an owned document is complete once this step's chunks are written."""
@@ -303,4 +257,6 @@ class Sequence:
                 part.segment = None
         self.owned = []
         self._settled = None
+        if self.fusion is not None:
+            self.fusion.reset()
         self.phase = Phase.WAITING

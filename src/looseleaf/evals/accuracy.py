@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from looseleaf.config import Fuse
 from looseleaf.engine.llm import LLM
+from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, DocumentContext
 from looseleaf.evals.world import Example, is_correct, make_example
 from looseleaf.sampling_params import SamplingParams
@@ -44,10 +46,11 @@ def ask_examples(
     context: DocumentContext,
     on_answer: Callable[[int], None] | None = None,
     batch: int = 16,
-) -> list[str]:
+    fuse: Fuse | None = None,
+) -> list[RequestOutput]:
     """The model's greedy answers, in chat form, ``batch`` questions at a time."""
     params = SamplingParams(temperature=0.0, max_tokens=96)
-    answers: list[str] = []
+    answers: list[RequestOutput] = []
     for start in range(0, len(examples), batch):
         conversations = [
             [
@@ -58,7 +61,7 @@ def ask_examples(
             ]
             for e in examples[start : start + batch]
         ]
-        answers += [output.text for output in llm.chat(conversations, params)]
+        answers += llm.chat(conversations, params, fuse=fuse)
         if on_answer is not None:
             on_answer(len(answers))
     return answers
@@ -78,5 +81,5 @@ def measure(
     """Accuracy of one task, one question for each of the held-out worlds ``seeds``."""
     examples = [make_example(task, seed, num_documents=num_documents, hops=hops) for seed in seeds]
     answers = ask_examples(llm, examples, context, on_answer)
-    right = sum(is_correct(e, answer) for e, answer in zip(examples, answers, strict=True))
+    right = sum(is_correct(e, answer.text) for e, answer in zip(examples, answers, strict=True))
     return Accuracy(model, task, hops, context, num_documents, len(seeds), right)

@@ -5,12 +5,12 @@ counted by the store, in references to segments. The pool knows neither, only wh
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import IntegrityError, InvalidOption
@@ -28,7 +28,8 @@ class PagePool:
 
     Pages start zeroed and only finite numbers are written, so a slot beyond a segment's end can be
     read and discarded. On a GPU a page is one stretch of memory; on the CPU all pages of a KV head
-    are, so that a run of neighbouring pages is read without a copy. Raises InvalidOption for a pool
+    are, so that a run of neighbouring pages is read without a copy. ``slot_positions`` says where
+    the keys of a patch stand; it means nothing for other pages. Raises InvalidOption for a pool
     without pages.
     """
 
@@ -54,6 +55,9 @@ class PagePool:
         else:
             shape = (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim)
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.slot_positions: Int[Tensor, "pages page_size"] = torch.full(
+            (num_pages, page_size), -1, dtype=torch.int32, device=device
+        )
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._num_free = num_pages
@@ -71,6 +75,14 @@ class PagePool:
     def layer(self, layer: int) -> LayerPages:
         """K pages and V pages of one layer, views of the pool."""
         return self._layers[layer]
+
+    def place(self, pages: Sequence[int], positions: Sequence[int]) -> None:
+        """Say where the keys in ``pages`` stand, slot by slot; the slots behind them hold none."""
+        table = torch.full((len(pages) * self.page_size,), -1, dtype=torch.int32)
+        table[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
+        device = self.slot_positions.device
+        index = torch.tensor(pages, dtype=torch.int64).to(device)
+        self.slot_positions[index] = table.view(len(pages), self.page_size).to(device)
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` pages, or None (and nothing taken) if so many are not free.

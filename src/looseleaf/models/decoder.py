@@ -59,6 +59,16 @@ class Decoder:
         """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
         return project(hidden, self.weights.lm_head)
 
+    @torch.inference_mode()
+    def keys_values(
+        self, layer: int, hidden: Float[Tensor, "rows hidden_size"]
+    ) -> tuple[Float[Tensor, "rows kv_heads head_dim"], Float[Tensor, "rows kv_heads head_dim"]]:
+        """Unrotated keys and values that ``layer`` makes of the hidden states before it."""
+        weights = self.weights.layers[layer]
+        normed, _ = apply_norm(Stream(hidden), weights.input_norm, self.config)
+        _, k, v = self._heads(weights, normed)
+        return k, v
+
     def _layer(self, index: int, layer: LayerWeights, stream: Stream, attend: Attend) -> Stream:
         config = self.config
         normed, stream = apply_norm(stream, layer.input_norm, config)
@@ -70,12 +80,16 @@ class Decoder:
         return add_projected(stream, inner, layer.down)
 
     def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self._heads(layer, normed)
+        return attend(index, q, k, v).flatten(1)
+
+    def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, config = normed.shape[0], self.config
-        heads = project(normed, layer.qkv).view(rows, -1, config.head_dim)
+        heads = project(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
             k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
         if self._query_scale is not None:
             q = q * self._query_scale
-        return attend(index, q, k, v).reshape(rows, -1)
+        return q, k, v

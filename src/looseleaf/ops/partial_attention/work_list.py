@@ -56,8 +56,8 @@ class WorkList:
     none among the states of the rows.
 
     ``tiles`` may say how to launch: tile ``t`` takes the items ``tile_indptr[t] : tile_indptr[t +
-    1]``, which are all of them, and no page of an item is hidden from all of its rows. Without
-    tiles one is chosen that suits the average item.
+    1]``, which are all of them, and no page of an item stands behind the bounds of all of its rows.
+    Without tiles one is chosen that suits the average item.
     """
 
     num_items: Int[Tensor, "1"]

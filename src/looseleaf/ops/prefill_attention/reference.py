@@ -29,7 +29,7 @@ def prefill_attention_reference(
         request = int(spans.tile_request[tile])
         scores, values = [], []
         for span in range(span_indptr[request], span_indptr[request + 1]):
-            pages, positions, exists = _span_keys(spans, span, k_pages.shape[2], slot_positions)
+            pages, positions, exists = span_keys(spans, span, k_pages.shape[2], slot_positions)
             frame_position = spans.row_positions[rows] - spans.span_offset[span]
             distance = frame_position[:, None] - positions
             visible = exists & (distance >= 0)
@@ -46,7 +46,7 @@ def prefill_attention_reference(
     return AttnState(out, lse)
 
 
-def _span_keys(
+def span_keys(
     spans: SpanList,
     span: int,
     page_size: int,

@@ -1,0 +1,61 @@
+"""``--fuse`` and ``--ratio``: which tokens of reused documents are computed again."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_args
+
+import click
+
+from looseleaf.config import Fuse, FuseSelector
+from looseleaf.errors import InvalidOption
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_WITHOUT_RATIO = ("none", "all", "first")
+
+
+def fuse_options(*, several: bool) -> Callable[[Command], Command]:
+    """Adds both flags; with ``several`` each may be repeated. `take_fuses` reads them."""
+
+    def add(command: Command) -> Command:
+        again = "; may be repeated" if several else ""
+        ratio = click.option(
+            "--ratio",
+            "ratios",
+            type=float,
+            multiple=True,
+            help=f"share of the documents' tokens to compute again [default: 0.15]{again}",
+        )
+        fuse = click.option(
+            "--fuse",
+            "selectors",
+            type=click.Choice(get_args(FuseSelector)),
+            multiple=True,
+            help=f"which tokens of reused documents are computed again [default: none]{again}",
+        )
+        return fuse(ratio(command))
+
+    return add
+
+
+def take_fuses(options: dict[str, Any]) -> list[Fuse]:
+    """The policies that the flags ask for, every selector at every ratio; takes both out of
+    ``options``.
+    """
+    selectors: Sequence[FuseSelector] = options.pop("selectors")
+    ratios: Sequence[float | None] = options.pop("ratios")
+    free = [s for s in selectors if s not in _WITHOUT_RATIO]
+    if ratios and not free:
+        raise InvalidOption("--ratio needs a --fuse that chooses by it: random, question or links")
+    return [
+        Fuse(selector, ratio=ratio)
+        for selector in selectors
+        for ratio in ((ratios or (None,)) if selector in free else (None,))
+    ]
+
+
+def take_fuse(options: dict[str, Any]) -> Fuse | None:
+    """The one policy that the flags ask for, None without them."""
+    fuses = take_fuses(options)
+    if len(fuses) > 1:
+        raise InvalidOption("one question has one policy: give --fuse and --ratio once")
+    return fuses[0] if fuses else None

@@ -1,0 +1,340 @@
+"""The pass in which the documents of a request meet: its text, and the tokens computed again.
+
+Documents are encoded, shared and read as ever. What a request computes again of them goes to its
+*patch*, pages of its own whose keys stand in frame 0, and is hidden from it in the shared pages,
+which are never written. The rows of the pass are all text behind the first blended document and the
+chosen tokens, in the order of their positions; each sees what stands at its own or before, so the
+pass can be cut into chunks like any prompt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from looseleaf.attention.groups import Bitmap, ReadSpan
+from looseleaf.attention.plan import PrefillChunk
+from looseleaf.blend import (
+    Budget,
+    Candidates,
+    Deviation,
+    Everything,
+    FirstK,
+    Links,
+    Question,
+    RandomTokens,
+    Selector,
+)
+from looseleaf.config import Fuse
+from looseleaf.engine.parts import DocumentUse, TextRun
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FusedRows:
+    """Rows by position: ``positions``, and a ``table`` ``[3, rows]`` of token, slot and place in
+    the segment.
+    """
+
+    positions: IntArray
+    table: IntArray
+
+
+@dataclass(eq=False)
+class Fusion:
+    """What one sequence does about its blended documents.
+
+    ``before`` are the parts in front of the first of them, ``parts`` it and all behind it; the last
+    is the tail, whose first ``num_prompt_tail`` tokens are the prompt's. ``positions`` are those of
+    the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
+    over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
+    ``num_pages`` while the sequence is admitted; with ``patched`` its keys and values are there
+    once the tokens are chosen, and the pass has text only; ``stale`` tokens were chosen like
+    that in pages that are gone."""
+
+    fuse: Fuse
+    selector: Selector
+    candidates: Candidates
+    before: list[TextRun | DocumentUse]
+    parts: list[TextRun | DocumentUse]
+    page_size: int
+    num_prompt_tail: int
+    most: int
+    positions: list[int] | None = None
+    pages: list[int] = field(default_factory=list)
+    patched: bool = False
+    stale: bool = False
+    scheduled: int = 0
+    computed: int = 0
+    _rows: FusedRows | None = None
+
+    @cached_property
+    def documents(self) -> list[DocumentUse]:
+        """The blended documents."""
+        return [part for part in self.parts if isinstance(part, DocumentUse)]
+
+    @cached_property
+    def runs(self) -> list[TextRun]:
+        """The text of the pass."""
+        return [part for part in self.parts if isinstance(part, TextRun)]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the pass may begin: its tokens are chosen, and computed if that is one."""
+        return self.positions is not None and not self.stale
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the patch: for all tokens that may be chosen, or try to be, until they are."""
+        most = len(self.positions) if self.positions is not None and self.chosen else self.most
+        return -(-most // self.page_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the pass."""
+        return len(self.rows.positions)
+
+    @property
+    def num_evidence_rows(self) -> int:
+        """About how many rows the passes have that tell which tokens to choose."""
+        text = sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
+        return text + (self.most if isinstance(self.selector, Deviation) else 0)
+
+    @property
+    def rows(self) -> FusedRows:
+        """The rows of the pass, once the tokens are chosen and there are pages."""
+        if self._rows is None:
+            assert self.positions is not None, "a pass begins when its tokens are chosen"
+            rows = [self._text_rows(run, run.num_tokens) for run in self.runs]
+            rows += [] if self.patched else [self.document_rows(self.positions)]
+            self._rows = by_position(rows)
+        return self._rows
+
+    def text_rows(self) -> FusedRows:
+        """The rows of the prompt's own text, which tell what it reads."""
+        *others, tail = self.runs
+        rows = [self._text_rows(run, run.num_tokens) for run in others]
+        return by_position([*rows, self._text_rows(tail, self.num_prompt_tail)])
+
+    def document_rows(self, positions: Sequence[int]) -> FusedRows:
+        """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
+        at = np.asarray(positions, dtype=np.int64)
+        tokens = self._candidate_tokens[np.searchsorted(self._candidate_positions, at)]
+        return FusedRows(at, np.stack([tokens, self.patch_slots(np.arange(len(at))), at]))
+
+    def patch_slots(self, nth: IntArray) -> IntArray:
+        """The slots of the keys number ``nth`` of the patch."""
+        pages = np.asarray(self.pages, dtype=np.int64)
+        return pages[nth // self.page_size] * self.page_size + nth % self.page_size
+
+    def prefill(self, start: int, stop: int) -> PrefillChunk:
+        """Rows ``start:stop`` of the pass as the attention plan knows them."""
+        assert self.positions is not None
+        positions: list[int] = self.rows.positions[start:stop].tolist()
+        return PrefillChunk(positions, self.spans(self.positions, positions[-1]))
+
+    def pass_rows(self, chosen: Sequence[int]) -> FusedRows:
+        """Rows of document tokens at ``chosen``, and of the text before the last candidate."""
+        last = int(self._candidate_positions[-1])
+        texts = [self._text_rows(run, run.num_tokens) for run in self.runs if run.start < last]
+        return by_position([*texts, self.document_rows(chosen)])
+
+    def stored_slots(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Slots (``page * page_size + slot``) of stored document tokens, and their places in their
+        segments.
+        """
+        starts = np.array([use.start for use in self.documents])
+        which = np.searchsorted(starts, positions, "right") - 1
+        places = positions - starts[which]
+        pages = [
+            self.documents[n].write_pages[place // self.page_size]
+            for n, place in zip(which.tolist(), places.tolist(), strict=True)
+        ]
+        slots = np.asarray(pages, dtype=np.int64) * self.page_size + places % self.page_size
+        return slots, places
+
+    def settle(self, positions: list[int]) -> list[int]:
+        """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
+        self.positions, self.stale = positions, False
+        spare = self.pages[self.num_pages :]
+        del self.pages[self.num_pages :]
+        return spare
+
+    def spans(self, replaced: Sequence[int], last: int) -> tuple[ReadSpan, ...]:
+        """What rows up to position ``last`` read when the document tokens at ``replaced`` are in
+        the patch.
+        """
+        spans = [*self._before(), *self._behind(replaced, self.parts)]
+        return tuple(span for span in spans if span.offset <= last)
+
+    def settled(self) -> tuple[ReadSpan, ...]:
+        """What decoding reads besides the tail."""
+        assert self.positions is not None
+        return (*self._before(), *self._behind(self.positions, self.parts[:-1]))
+
+    def stored(self) -> tuple[ReadSpan, ...]:
+        """The blended documents as they are stored."""
+        return tuple(use.span() for use in self.documents)
+
+    def num_chosen_of(self, use: DocumentUse) -> int:
+        """How many tokens of a document are computed again, 0 until they are chosen."""
+        if use not in self.documents:
+            return 0
+        return len(_within(self.positions or (), use))
+
+    def book(self) -> None:
+        """The first ``computed`` rows are done: so much of every run is there."""
+        done = self.rows.positions[: self.computed]
+        for run in self.runs:
+            stands = np.searchsorted(done, (run.start, run.start + run.num_tokens))
+            run.computed = run.scheduled = int(stands[1] - stands[0])
+
+    def reset(self) -> None:
+        """Forget pages and progress, but not what was chosen: it depends on the prompt alone.
+
+        Where choosing and computing are one pass, both are done again."""
+        self.pages = []
+        self.scheduled = self.computed = 0
+        self._rows = None
+        self.stale, self.patched = self.patched, False
+
+    @cached_property
+    def _candidate_positions(self) -> IntArray:
+        return self.candidates.positions.numpy()
+
+    @cached_property
+    def _candidate_tokens(self) -> IntArray:
+        return np.concatenate([np.asarray(use.tokens, dtype=np.int64) for use in self.documents])
+
+    def _text_rows(self, run: TextRun, stop: int) -> FusedRows:
+        places = np.arange(stop)
+        slots = np.asarray(run.pages, dtype=np.int64)[places // self.page_size] * self.page_size
+        tokens = np.asarray(run.tokens[:stop], dtype=np.int64)
+        table = np.stack([tokens, slots + places % self.page_size, places])
+        return FusedRows(run.start + places, table)
+
+    def _before(self) -> Iterator[ReadSpan]:
+        for part in self.before:
+            yield part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens)
+
+    def _behind(
+        self, replaced: Sequence[int], parts: Sequence[TextRun | DocumentUse]
+    ) -> Iterator[ReadSpan]:
+        for part in parts:
+            if isinstance(part, TextRun):
+                yield part.span(part.num_tokens)
+                continue
+            places = _within(replaced, part)
+            # of a document that is replaced as a whole nothing is read
+            if len(places) < part.num_tokens:
+                yield _without(part, places)
+        if len(replaced):
+            yield ReadSpan(self.pages, 0, len(replaced), 0, places=replaced)
+
+
+def make_fusion(
+    fuse: Fuse | None, parts: Sequence[TextRun | DocumentUse], page_size: int
+) -> Fusion | None:
+    """The fusion of a sequence with these parts, None if it computes no token again.
+
+    A document directly behind what it was encoded behind is exact. All text behind the first other
+    one becomes part of the pass."""
+    blended = [
+        n
+        for n, part in enumerate(parts)
+        if isinstance(part, DocumentUse) and part.start != part.part.context_length
+    ]
+    if fuse is None or fuse.selector == "none" or not blended:
+        return None
+    before, behind = list(parts[: blended[0]]), list(parts[blended[0] :])
+    selector = make_selector(fuse)
+    candidates = _candidates(behind, blended[0])
+    positions = None
+    most = len(candidates)
+    if selector.evidence == "none":
+        kept = selector.select(candidates, torch.zeros(len(candidates)))
+        positions = candidates.positions[kept].tolist()
+        most = len(positions)
+    elif isinstance(selector, Links | Question):
+        most = selector.budget.count(len(candidates))
+    if not most:
+        return None
+    tail = behind[-1]
+    for run in behind:
+        if isinstance(run, TextRun):
+            run.fused = True
+    return Fusion(
+        fuse,
+        selector,
+        candidates,
+        before,
+        behind,
+        page_size,
+        tail.num_tokens,
+        most,
+        positions,
+    )
+
+
+def make_selector(fuse: Fuse) -> Selector:
+    """The selector that a policy names."""
+    if fuse.selector == "all":
+        return Everything()
+    if fuse.selector == "first":
+        # that the first document is exact is known here better than by its being the first
+        return FirstK(fuse.tokens or 0, skip_first=False)
+    budget = Budget(fuse.ratio, fuse.tokens, fuse.threshold)
+    if fuse.selector == "random":
+        return RandomTokens(budget)
+    if fuse.selector == "deviation":
+        return Deviation(budget, fuse.check_layers, _falling(len(fuse.check_layers)))
+    if fuse.selector == "question":
+        return Question(budget, fuse.watched_share)
+    return Links(budget, watched_share=fuse.watched_share)
+
+
+def _falling(num_check_layers: int) -> tuple[float, ...]:
+    """From half as much again, evenly, to the budget itself."""
+    steps = max(1, num_check_layers - 1)
+    return (*(1.5 - 0.5 * n / steps for n in range(num_check_layers - 1)), 1.0)
+
+
+def _candidates(parts: Sequence[TextRun | DocumentUse], first_number: int) -> Candidates:
+    uses = [(first_number + n, u) for n, u in enumerate(parts) if isinstance(u, DocumentUse)]
+    positions = [torch.arange(use.start, use.start + use.num_tokens) for _, use in uses]
+    numbers = [torch.full((use.num_tokens,), number) for number, use in uses]
+    at = torch.cat(positions)
+    return Candidates(at, torch.cat(numbers), (len(at),))
+
+
+def by_position(parts: Sequence[FusedRows]) -> FusedRows:
+    positions = np.concatenate([rows.positions for rows in parts])
+    order = np.argsort(positions, kind="stable")
+    table = np.concatenate([rows.table for rows in parts], axis=1)
+    return FusedRows(positions[order], table[:, order])
+
+
+def _within(positions: Sequence[int], use: DocumentUse) -> IntArray:
+    """Which of ``positions`` stand in a document, as places in it."""
+    at = np.asarray(positions, dtype=np.int64)
+    first, last = np.searchsorted(at, (use.start, use.start + use.num_tokens))
+    return at[first:last] - use.start
+
+
+def _without(use: DocumentUse, places: IntArray) -> ReadSpan:
+    """A document without the tokens at ``places``."""
+    span = use.span()
+    if not len(places):
+        return span
+    return ReadSpan(
+        span.pages, span.offset, span.length, span.sharable, _bitmap(places, span.length)
+    )
+
+
+def _bitmap(places: IntArray, length: int) -> Bitmap:
+    words = np.zeros(-(-length // 32), dtype=np.uint32)
+    np.bitwise_or.at(words, places // 32, np.uint32(1) << (places % 32).astype(np.uint32))
+    return words.view(np.int32)

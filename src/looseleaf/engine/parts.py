@@ -1,0 +1,113 @@
+"""The parts of one sequence with their pages: runs of text, and uses of documents."""
+
+from dataclasses import dataclass, field
+
+from looseleaf.attention.groups import ReadSpan
+from looseleaf.engine.request import DocumentPart
+from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.kv.store import Segment
+
+
+@dataclass(eq=False)
+class TextRun:
+    """A run of text that starts at position ``start`` behind the chain ``context``.
+
+    ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
+    ``scheduled`` runs ahead of ``computed`` during a step. The first ``num_shared`` tokens are the
+    service's own; only the first run of a prompt has any. A ``fused`` run sees tokens that only its
+    own request computed again, so its pages are no prefix of another's."""
+
+    start: int
+    tokens: list[int]
+    context: SegmentKey
+    num_shared: int = 0
+    fused: bool = False
+    pages: list[int] = field(default_factory=list)
+    segments: list[Segment | None] = field(default_factory=list)
+    computed: int = 0
+    scheduled: int = 0
+    _keys: list[SegmentKey] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def write_pages(self) -> list[int]:
+        """Where new keys and values go."""
+        return self.pages
+
+    def position(self, index: int) -> int:
+        """The position of the token at ``index`` of the run."""
+        return self.start + index
+
+    def page_key(self, page: int, keys: KeySpace, page_size: int) -> SegmentKey:
+        """The key of a full page: the chain of everything before it, and its tokens."""
+        while len(self._keys) <= page:
+            n = len(self._keys)
+            tokens = self.tokens[n * page_size : (n + 1) * page_size]
+            if (n + 1) * page_size <= self.num_shared:
+                before = self._keys[-1] if self._keys else keys.shared_root
+                self._keys.append(keys.shared_page(before, tokens))
+            else:
+                before = self._keys[-1] if self._keys else self.context
+                self._keys.append(keys.text_page(before, tokens))
+        return self._keys[page]
+
+    def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
+        """The chain after the run."""
+        full = self.num_tokens // page_size
+        before = self.page_key(full - 1, keys, page_size) if full else self.context
+        return keys.text_end(before, self.tokens[full * page_size :])
+
+    def num_shared_pages(self) -> int:
+        """Leading pages that a segment owns, so that others may read them."""
+        return next((n for n, s in enumerate(self.segments) if s is None), len(self.segments))
+
+    def span(self, length: int) -> ReadSpan:
+        """The first ``length`` keys of the run."""
+        return ReadSpan(self.pages, self.start, length, self.num_shared_pages())
+
+
+@dataclass(eq=False)
+class DocumentUse:
+    """A document at position ``start``; encoded at ``context_length``, behind that much of the
+    lead.
+
+    ``seconds`` says how long its keys and values took to be there, from ``begun``: the admission,
+    or the step that began to compute it here."""
+
+    start: int
+    part: DocumentPart
+    key: SegmentKey
+    segment: Segment | None = None
+    computed: int = 0
+    scheduled: int = 0
+    begun: float = 0.0
+    seconds: float | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.part.tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.part.tokens)
+
+    @property
+    def write_pages(self) -> tuple[int, ...]:
+        """Where new keys and values go."""
+        return self._held().pages
+
+    def position(self, index: int) -> int:
+        """The position at which the token at ``index`` is encoded: directly behind its context."""
+        return self.part.context_length + index
+
+    def span(self) -> ReadSpan:
+        """The whole document, where this sequence has it."""
+        segment = self._held()
+        return ReadSpan(segment.pages, self.start, segment.length, len(segment.pages))
+
+    def _held(self) -> Segment:
+        assert self.segment is not None, "a document is read or written only while admitted"
+        return self.segment
