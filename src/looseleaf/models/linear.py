@@ -3,6 +3,9 @@
 On x86 CPUs oneDNN multiplies up to three times faster by a matrix that was brought into its own
 layout once than by a plain one, from one row to thousands. So matrices are packed when they are
 loaded; everything else about them stays the same.
+
+For every number of rows it has not seen oneDNN makes a program of its own: some milliseconds and
+hundreds of KiB each. So rows are padded to a few numbers, or a server would go on compiling.
 """
 
 import platform
@@ -24,8 +27,9 @@ def project(hidden: Tensor, projection: Projection) -> Tensor:
     """``hidden @ weight.T + bias``."""
     weight, bias = projection
     if weight.is_mkldnn:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
-        return product
+        fused = torch.ops.mkldnn._linear_pointwise
+        product: Tensor = fused(_pad(hidden), weight, bias, "none", [], "")
+        return product[: len(hidden)]
     return functional.linear(hidden, weight, bias)
 
 
@@ -34,8 +38,8 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
     weight, bias = projection
     if weight.is_mkldnn:
         fused = torch.ops.mkldnn._linear_pointwise.binary
-        summed: Tensor = fused(hidden, residual, weight, bias, "add")
-        return summed
+        summed: Tensor = fused(_pad(hidden), _pad(residual), weight, bias, "add")
+        return summed[: len(hidden)]
     summed = torch.addmm(residual, hidden, weight.t())
     return summed if bias is None else summed.add_(bias)
 
@@ -45,6 +49,17 @@ def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Te
     weight, bias = projection
     residual.addmm_(hidden, weight.t())
     return residual if bias is None else residual.add_(bias)
+
+
+def padded_rows(rows: int) -> int:
+    """The number of rows that a packed product is computed with: few up to 64, then every 32nd."""
+    step = 1 if rows <= 8 else 8 if rows <= 64 else 32
+    return -(-rows // step) * step
+
+
+def _pad(hidden: Tensor) -> Tensor:
+    missing = padded_rows(len(hidden)) - len(hidden)
+    return functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
 
 
 def pack(projection: Projection) -> Projection:
