@@ -125,10 +125,10 @@ def partial_attention_native(
 class NativePlan:
     """A step's lists as the C kernels read them; keeps the tensors alive that it points to.
 
-    ``work`` is None if no row decodes; ``slots`` and ``frame_positions`` (int64 ``[rows]``) are
-    None if nothing is stored. The lists may be written to between calls: that is how a decode loop
-    goes on. Raises InvalidOption for tensors that are not on the CPU, and for explicit items
-    without ``slot_positions`` (int32 ``[pages, page_size]``).
+    ``work`` is None if no row decodes. The lists may be written to between calls: that is how a
+    decode loop goes on. Raises InvalidOption for tensors that are not on the CPU, and for explicit
+    items without ``slot_positions`` (int32 ``[pages, page_size]``); NativeUnavailable as
+    `load_attention` does.
     """
 
     def __init__(
@@ -139,8 +139,6 @@ class NativePlan:
         k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
         *,
         work: WorkList | None = None,
-        slots: Int[Tensor, " rows"] | None = None,
-        frame_positions: Int[Tensor, " rows"] | None = None,
         slot_positions: Int[Tensor, "pages page_size"] | None = None,
     ) -> None:
         if (
@@ -162,8 +160,6 @@ class NativePlan:
             "cos": rotation.cos,
             "sin": rotation.sin,
             "slopes": rule.alibi_slopes,
-            "slots": slots,
-            "frame_positions": frame_positions,
             "slot_positions": slot_positions,
             "state_out": self.states.out,
             "state_lse": self.states.lse,
@@ -172,7 +168,6 @@ class NativePlan:
             tensors |= {name: getattr(work, name) for name in _LISTS}
         self._alive = list(tensors.values())
         plan = _Plan(
-            num_rows=0 if slots is None else len(slots),
             num_decode_rows=0 if work is None else len(work.row_positions),
             num_states=capacity,
             num_kv_heads=num_kv_heads,
@@ -191,7 +186,8 @@ class NativePlan:
     def point_rows(
         self, slots: Int[Tensor, " rows"], frame_positions: Int[Tensor, " rows"]
     ) -> None:
-        """Where the next calls store their rows."""
+        """Where the next calls store their rows: int64 ``[rows]``, flat slots and positions in the
+        frame."""
         slots, frame_positions = slots.contiguous(), frame_positions.contiguous()
         self._rows = slots, frame_positions
         self._plan.slots, self._plan.frame_positions = slots.data_ptr(), frame_positions.data_ptr()
