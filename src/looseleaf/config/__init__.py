@@ -1,0 +1,29 @@
+"""Every knob of the library, as frozen dataclasses that are checked when they are made.
+
+One home for each default. Nothing here imports torch, so that reading a configuration is cheap.
+"""
+
+from looseleaf.config.engine import (
+    CacheConfig,
+    CpuKernels,
+    DType,
+    EngineConfig,
+    SchedulerConfig,
+)
+from looseleaf.config.fuse import Fuse, FuseSelector
+from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
+from looseleaf.config.server import ServerConfig
+
+__all__ = [
+    "CacheConfig",
+    "CpuKernels",
+    "DType",
+    "EngineConfig",
+    "Fuse",
+    "FuseSelector",
+    "ModelConfig",
+    "RopeConfig",
+    "RopeLaw",
+    "SchedulerConfig",
+    "ServerConfig",
+]

@@ -1,0 +1,98 @@
+"""What an engine is made from besides the model: device, pool and scheduler."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from looseleaf.config.option import option, require
+
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+CpuKernels = Literal["auto", "native", "torch"]
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes
+    it.
+    """
+
+    page_size: int = option(16, "tokens per page: 16, 32 or 64")
+    num_pages: int | None = option(None, "pages in the pool; default: as memory_gib says")
+    memory_gib: float | None = option(
+        None, "memory of the pool in GiB; default: what the device can spare"
+    )
+    prefix_caching: bool = option(True, "keep full pages of text for requests that begin the same")
+
+    def __post_init__(self) -> None:
+        require(
+            self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
+        )
+        require(self.num_pages is None or self.num_pages > 0, "num_pages must be positive")
+        require(self.memory_gib is None or self.memory_gib > 0, "memory_gib must be positive")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How requests share a step."""
+
+    max_num_seqs: int = option(64, "sequences that run at once")
+    max_num_batched_tokens: int | None = option(
+        None, "tokens that one step computes at most; default: 2048 on a CPU, 8192 on a GPU"
+    )
+    grouping: bool = option(
+        True, "rows that read the same pages share one work item, whatever their offsets"
+    )
+    batch_invariant: bool = option(
+        False, "attention splits and merges the same way whatever else is in the batch; slower"
+    )
+
+    def __post_init__(self) -> None:
+        require(self.max_num_seqs > 0, "max_num_seqs must be positive")
+        require(
+            self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
+            f"{self.max_num_seqs}, or running sequences leave no room for new ones",
+        )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is made from besides the model."""
+
+    device: str = option("auto", "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
+    dtype: DType = option(
+        "auto",
+        "float32, float16 or bfloat16; auto: the checkpoint's, or float32 where that is faster",
+    )
+    max_model_len: int | None = option(
+        None, "tokens of prompt and answer together; default: the model's limit"
+    )
+    cpu_kernels: CpuKernels = option(
+        "auto",
+        "what decodes on a CPU: native (C, compiled once on this machine), torch, or auto: native "
+        "where there is a C compiler",
+    )
+    salt: str = option("", "caches with different salts share nothing")
+    cuda_graphs: bool = option(
+        True, "on a GPU, replay steps of few rows instead of launching every kernel"
+    )
+    seed: int = option(0, "where the random draws of requests without a seed start")
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive"
+        )
+        require(
+            self.dtype in ("auto", "float32", "float16", "bfloat16"),
+            f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",
+        )
+        require(
+            self.cpu_kernels in ("auto", "native", "torch"),
+            f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
+        )
+
+    def batched_tokens(self, on_gpu: bool) -> int:
+        """What a step computes at most: as asked for, or what the device is fast with."""
+        asked = self.scheduler.max_num_batched_tokens
+        return asked or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)

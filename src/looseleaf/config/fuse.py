@@ -1,0 +1,77 @@
+"""The fuse policy of a request: which tokens of reused documents are computed again."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from looseleaf.config.option import require
+
+FuseSelector = Literal["none", "all", "first", "random", "deviation", "question", "links"]
+"""Which tokens are computed again: none, all, the first of every document, a random control, those
+whose keys and values deviate, those that the question reads, or these and the chains behind
+them."""
+
+_DEFAULT_RATIO = 0.15
+_DEFAULT_FIRST = 16
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Which tokens of its reused documents a request computes again, now that they meet.
+
+    A document encoded by itself knows nothing of those before it. ``selector`` chooses tokens of
+    all documents but one that stands directly behind what it was encoded behind; they are computed
+    in their place and seen by this request only. How many: ``ratio``, a share of the tokens to
+    choose from (default 0.15); or ``tokens``, a number, for ``first`` of each document (default
+    16); or, for ``question`` and ``deviation``, ``threshold``, the score above which a token is
+    chosen. ``none`` and ``all`` take none of these. ``watched_share`` of the layers, the last ones,
+    tell what the question reads; ``check_layers``, from 1, rising, are where deviation is measured,
+    each leaving fewer tokens to the next. Raises InvalidOption.
+    """
+
+    selector: FuseSelector = "none"
+    ratio: float | None = None
+    tokens: int | None = None
+    threshold: float | None = None
+    watched_share: float = 0.25
+    check_layers: tuple[int, ...] = (2,)
+
+    def __post_init__(self) -> None:
+        known = get_args(FuseSelector)
+        require(
+            self.selector in known, f"unknown selector {self.selector!r}: use {', '.join(known)}"
+        )
+        given = [
+            name for name in ("ratio", "tokens", "threshold") if getattr(self, name) is not None
+        ]
+        takes = {
+            "none": (),
+            "all": (),
+            "first": ("tokens",),
+            "random": ("ratio", "tokens"),
+            "links": ("ratio", "tokens"),
+            "deviation": ("ratio", "tokens", "threshold"),
+            "question": ("ratio", "tokens", "threshold"),
+        }[self.selector]
+        wrong = [name for name in given if name not in takes]
+        require(
+            not wrong,
+            f"selector {self.selector!r} takes {' or '.join(takes) or 'no budget'}, not {wrong}",
+        )
+        require(len(given) < 2, f"give one of {' and '.join(given)}")
+        require(self.ratio is None or 0 <= self.ratio <= 1, "ratio must be from 0 to 1")
+        require(self.tokens is None or self.tokens >= 0, "tokens must be 0 or more")
+        require(0 < self.watched_share <= 1, "watched_share must be above 0 and at most 1")
+        layers = self.check_layers
+        require(
+            len(layers) > 0 and list(layers) == sorted(set(layers)) and layers[0] >= 1,
+            f"check_layers rise and begin at 1 or later, not {layers}",
+        )
+        if not given and "ratio" in takes:
+            object.__setattr__(self, "ratio", _DEFAULT_RATIO)
+        elif not given and self.selector == "first":
+            object.__setattr__(self, "tokens", _DEFAULT_FIRST)
+
+    def __str__(self) -> str:
+        names = ("ratio", "tokens", "threshold")
+        given = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
+        return ", ".join([self.selector, *given])

@@ -1,0 +1,84 @@
+"""What a model is: its shape and its RoPE law, whatever file they were read from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from looseleaf.config.option import require
+
+RopeLaw = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Which angle a position turns each pair of dims by. Field names follow Hugging Face's
+    ``rope_scaling``.
+
+    ``length`` is the sequence length that length-dependent laws (``dynamic``, ``longrope``) are
+    frozen at; it is part of the identity of every key stored under this configuration."""
+
+    head_dim: int
+    rotary_dim: int
+    theta: float = 10_000.0
+    interleaved: bool = False
+    law: RopeLaw = "default"
+    factor: float = 1.0
+    max_position_embeddings: int = 2048
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.rotary_dim <= self.head_dim, "rotary_dim must be in 1..head_dim")
+        require(self.rotary_dim % 2 == 0, "rotary_dim must be even: RoPE turns pairs of dims")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder, whatever file it was read from.
+
+    ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is
+    ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi)."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    max_position_embeddings: int
+    norm_eps: float = 1e-6
+    norm: Literal["rms", "layer"] = "rms"
+    activation: Literal["silu", "gelu_new", "gelu"] = "silu"
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    qk_norm: bool = False
+    parallel_residual: bool = False
+    tie_word_embeddings: bool = False
+    windows: tuple[int, ...] = ()
+    soft_cap: float = 0.0
+    torch_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_qo_heads % self.num_kv_heads == 0,
+            f"{self.num_qo_heads} query heads can't evenly share {self.num_kv_heads} KV heads",
+        )
+
+    def window(self, layer: int) -> int:
+        """The sliding window of ``layer`` in tokens, 0 for full attention."""
+        return self.windows[layer] if self.windows else 0
