@@ -39,6 +39,17 @@ def test_import_is_quick() -> None:
     assert min(float(run_fresh(code)) for _ in range(3)) < 0.05
 
 
+def test_the_help_of_the_command_line_pulls_in_nothing_heavy() -> None:
+    code = f"""
+import sys
+from looseleaf.cli import app
+app(["--help"], standalone_mode=False)
+app(["bench", "--help"], standalone_mode=False)
+print([m for m in {HEAVY!r} if m in sys.modules])
+"""
+    assert run_fresh(code).splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("name", looseleaf.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(looseleaf, name) is not None

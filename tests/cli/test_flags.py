@@ -1,9 +1,11 @@
 """Flags come from the configuration: each option has one, with its default and its help."""
 
 import dataclasses
+import re
 
 import pytest
 
+from looseleaf.cli import HOMES
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from tests.cli.conftest import Run
 
@@ -38,5 +40,18 @@ def test_every_field_but_sections_is_an_option() -> None:
 def test_help_lists_the_commands(run: Run) -> None:
     result = run("--help")
     assert result.code == 0
-    for command in ("ask", "chat", "eval"):
-        assert f"  {command} " in result.out
+    for command, (_, summary) in HOMES.items():
+        assert re.search(rf"^  {command} +{re.escape(summary)}$", result.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_every_command_is_where_the_group_says_and_has_help(run: Run, name: str) -> None:
+    result = run(name, "--help")
+    assert result.code == 0
+    assert f"looseleaf {name} [OPTIONS]" in result.out.splitlines()[0]
+
+
+def test_an_unknown_command_is_refused(run: Run) -> None:
+    result = run("asq")
+    assert result.code == 2
+    assert "No such command 'asq'" in result.err

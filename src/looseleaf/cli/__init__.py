@@ -4,25 +4,23 @@ import sys
 
 import click
 
-from looseleaf.cli.ask import ask
-from looseleaf.cli.bench import bench
-from looseleaf.cli.chat import chat
-from looseleaf.cli.evaluate import evaluate
-from looseleaf.cli.serve import serve
+from looseleaf.cli.lazy import LazyGroup
 from looseleaf.errors import LooseleafError
 
+# a command is imported when it is called: a line here says where it is and what the help says
+HOMES = {
+    "ask": ("looseleaf.cli.ask:ask", "Answer QUESTION from documents."),
+    "bench": ("looseleaf.cli.bench:bench", "Measure speed against a baseline in the same run."),
+    "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
+    "eval": ("looseleaf.cli.evaluate:evaluate", "Measure exact match on held-out worlds."),
+    "serve": ("looseleaf.cli.serve:serve", "Serve MODEL over the OpenAI API."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=LazyGroup, homes=HOMES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="looseleaf")
 def app() -> None:
     """Answers from documents that are computed once and read at any position."""
-
-
-app.add_command(ask)
-app.add_command(chat)
-app.add_command(serve)
-app.add_command(bench)
-app.add_command(evaluate)
 
 
 def main() -> None:
