@@ -1,6 +1,7 @@
 """From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,6 +32,21 @@ _CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
 }
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint on its device, and all that does not change from engine to engine over it.
+
+    ``shape`` has the RoPE law frozen at ``max_model_len``.
+    """
+
+    folder: Path
+    shape: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer
+    fingerprint: bytes
+    max_model_len: int
+
+
 def load_engine(
     model: str | Path | None = None,
     config: EngineConfig | None = None,
@@ -41,24 +57,45 @@ def load_engine(
     Raises ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel) or InvalidOption.
     """
     config = config or EngineConfig()
+    return make_engine(load_model(model, config), config, implementation)
+
+
+def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
+    """The checkpoint ``model`` on the device, in the dtype and for the length that ``config`` asks
+    for. Raises as `load_engine` does.
+    """
     folder = find_checkpoint(reference_model("block") if model is None else model)
     device = pick_device(config.device)
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape)
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
-    dtype = _pick_dtype(config, shape, device)
-    decoder = Decoder(shape, load_weights(folder, shape, dtype, device))
+    weights = load_weights(folder, shape, _pick_dtype(config, shape, device), device)
+    return LoadedModel(
+        folder,
+        shape,
+        Decoder(shape, weights),
+        Tokenizer(folder),
+        model_fingerprint(folder),
+        max_model_len,
+    )
+
+
+def make_engine(
+    loaded: LoadedModel, config: EngineConfig, implementation: Implementation = "auto"
+) -> Engine:
+    """An engine with a pool of its own over a loaded model, which several may share."""
+    decoder, max_model_len = loaded.decoder, loaded.max_model_len
     keys = KeySpace.create(
-        model=model_fingerprint(folder),
-        rope=rope_fingerprint(shape.rope),
-        kv_dtype=str(dtype),
+        model=loaded.fingerprint,
+        rope=rope_fingerprint(loaded.shape.rope),
+        kv_dtype=str(decoder.dtype),
         salt=config.salt,
         page_size=config.cache.page_size,
     )
-    if implementation == "auto" and device.type == "cpu":
+    if implementation == "auto" and decoder.device.type == "cpu":
         implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
     runner = Runner.create(decoder, config, max_model_len, implementation)
-    return Engine(EngineParts(config, runner, Tokenizer(folder), keys, max_model_len))
+    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len))
 
 
 def reference_model(name: str = "block") -> Path:
