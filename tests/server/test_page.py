@@ -72,6 +72,24 @@ def test_documents_in_another_order_are_not_recomputed(page, server):
     assert not page.tab.is_visible("#order-changed")
 
 
+def test_documents_that_meet_can_be_computed_again_in_part(page):
+    page.drop(EXAMPLES / "sites.txt", EXAMPLES / "letter.txt")
+    page.tab.click("#open-options")
+    assert page.tab.is_disabled("#ratio")
+    page.tab.select_option("#fuse", "links")
+    page.tab.fill("#ratio", "20")
+    page.ask("What is the seal of Orlen Gate?")
+    page.ask("What is the seal of Orlen Gate?")
+    report = page.tab.evaluate("JSON.parse(document.getElementById('raw').textContent).looseleaf")
+    assert report["policies"]["fuse"]["ratio"] == 0.2
+    again = report["document_tokens_recomputed"]
+    assert again > 0
+    assert page.figure("Computed again") == str(again)
+    # the first is exact where it stands
+    assert page.sources == ["cached", "recomputed"]
+    assert f"{again} computed again" in page.tab.locator(".leaf-facts").nth(1).inner_text()
+
+
 def test_an_answer_is_shown_while_it_grows(page):
     page.drop(EXAMPLES / "handbook.txt")
     page.ask("Where is the archive?")

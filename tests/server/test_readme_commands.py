@@ -1,4 +1,4 @@
-"""The README's commands for the server run as printed, against a fresh `looseleaf serve`."""
+"""Commands of the README and docs/server.md run as printed, against a fresh `looseleaf serve`."""
 
 import dataclasses
 import json
@@ -13,7 +13,9 @@ import pytest
 from looseleaf.config import ServerConfig
 from tests.server.running import running_server
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+SERVER_PAGE = (ROOT / "docs" / "server.md").read_text("utf-8")
 COMMANDS = re.findall(r"```sh\n(curl .*?)```", README, re.DOTALL)[0].split("\n\n")
 PRINTED = "http://127.0.0.1:8000"
 
@@ -76,3 +78,12 @@ def test_a_registered_document_is_found_by_its_id(server):
     assert "Mira Tolland" in answer["choices"][0]["message"]["content"]
     (document,) = answer["looseleaf"]["documents"]
     assert (document["id"], document["source"]) == ("handbook", "cached")
+
+
+def test_a_chat_may_have_tokens_of_its_documents_computed_again(server):
+    (command,) = re.findall(r"```sh\n(curl .*?)```", SERVER_PAGE, re.DOTALL)
+    (answer,) = objects(run(command, server))
+    assert "anchor" in answer["choices"][0]["message"]["content"]
+    told = answer["looseleaf"]
+    assert told["policies"]["fuse"]["selector"] == "links"
+    assert [d["recomputed"] > 0 for d in told["documents"]] == [False, True]

@@ -1,7 +1,8 @@
 """The fuse policy of a request: which tokens of reused documents are computed again."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from looseleaf.config.option import require
 
@@ -9,6 +10,18 @@ FuseSelector = Literal["none", "all", "first", "random", "deviation", "question"
 """Which tokens are computed again: none, all, the first of every document, a random control, those
 whose keys and values deviate, those that the question reads, or these and the chains behind
 them."""
+
+_BUDGETS = ("ratio", "tokens", "threshold")
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "all": (),
+    "first": ("tokens",),
+    "random": ("ratio", "tokens"),
+    "links": ("ratio", "tokens", "watched_share"),
+    "deviation": (*_BUDGETS, "check_layers"),
+    "question": (*_BUDGETS, "watched_share"),
+}
+"""What each selector can be told; at most one of the budgets at a time."""
 
 _DEFAULT_RATIO = 0.15
 _DEFAULT_FIRST = 16
@@ -40,22 +53,13 @@ class Fuse:
         require(
             self.selector in known, f"unknown selector {self.selector!r}: use {', '.join(known)}"
         )
-        given = [
-            name for name in ("ratio", "tokens", "threshold") if getattr(self, name) is not None
-        ]
-        takes = {
-            "none": (),
-            "all": (),
-            "first": ("tokens",),
-            "random": ("ratio", "tokens"),
-            "links": ("ratio", "tokens"),
-            "deviation": ("ratio", "tokens", "threshold"),
-            "question": ("ratio", "tokens", "threshold"),
-        }[self.selector]
-        wrong = [name for name in given if name not in takes]
+        takes = _TAKES[self.selector]
+        given = [name for name in _BUDGETS if getattr(self, name) is not None]
+        wrong = [name for name in self._stated() if name not in takes]
         require(
             not wrong,
-            f"selector {self.selector!r} takes {' or '.join(takes) or 'no budget'}, not {wrong}",
+            f"selector {self.selector!r} takes {' or '.join(takes) or 'no budget'}, not "
+            f"{', '.join(wrong)}",
         )
         require(len(given) < 2, f"give one of {' and '.join(given)}")
         require(self.ratio is None or 0 <= self.ratio <= 1, "ratio must be from 0 to 1")
@@ -71,7 +75,21 @@ class Fuse:
         elif not given and self.selector == "first":
             object.__setattr__(self, "tokens", _DEFAULT_FIRST)
 
+    def settings(self) -> dict[str, Any]:
+        """The selector and the values of all fields that it takes, as plain values."""
+        named = {name: getattr(self, name) for name in _TAKES[self.selector]}
+        return {
+            "selector": self.selector,
+            **{
+                n: list(v) if isinstance(v, tuple) else v for n, v in named.items() if v is not None
+            },
+        }
+
+    def _stated(self) -> list[str]:
+        """The fields that have another value than their default."""
+        others = [field for field in fields(self) if field.name != "selector"]
+        return [field.name for field in others if getattr(self, field.name) != field.default]
+
     def __str__(self) -> str:
-        names = ("ratio", "tokens", "threshold")
-        given = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
+        given = [f"{n} {getattr(self, n):g}" for n in _BUDGETS if getattr(self, n) is not None]
         return ", ".join([self.selector, *given])

@@ -60,6 +60,8 @@ class Books:
         """How a request ended."""
         if progress.request.warms:
             return
+        again = (sum(output.sequence.recomputed()) for output in progress.outputs)
+        self.counters.document_tokens_recomputed += sum(again)
         if isinstance(progress.error, DeadlineExceeded):
             self.counters.deadline_exceeded += 1
         elif progress.error is not None:

@@ -16,6 +16,8 @@ class EngineCounters:
     ``finished``, ``aborted``, ``failed`` or ``deadline_exceeded``; ``preemptions`` counts outputs.
     What a prompt found is counted once a request, when it is first admitted: tokens of text, those
     of them that were an exact prefix, and documents with their tokens by where they came from.
+    ``document_tokens_recomputed`` are those that requests computed again, for every output that
+    did, counted when the request ends.
     ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
     serve several rows, ``grouped_rows`` how many.
     """
@@ -37,6 +39,7 @@ class EngineCounters:
     document_tokens_cached: int = 0
     document_tokens_computed: int = 0
     document_tokens_awaited: int = 0
+    document_tokens_recomputed: int = 0
     items: int = 0
     grouped_items: int = 0
     grouped_rows: int = 0

@@ -10,6 +10,7 @@ from looseleaf.engine.request import Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
+from looseleaf.server.policies import Policies
 from looseleaf.server.prompts import MadePrompt
 from looseleaf.server.service import Service
 
@@ -27,6 +28,7 @@ class Generation:
     prompts: Sequence[MadePrompt]
     params: SamplingParams
     deadline: float
+    policies: Policies
     outputs: list[RequestOutput | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class Generation:
             params = replace(params, seed=params.seed + number)
         parts = self.prompts[number].parts
         return self.service.llm.stream(
-            Request(name, parts, params, self.caller.salt, self.deadline)
+            Request(name, parts, params, self.caller.salt, self.deadline, fuse=self.policies.fuse)
         )
 
     def _check_sizes(self) -> None:

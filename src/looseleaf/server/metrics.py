@@ -123,6 +123,11 @@ class _EngineCollector:
             "documents", "Documents of requests, at admission.", "source", sums, sources, True
         )
         yield _by("document_tokens", "Their tokens, at admission.", "source", sums, sources, True)
+        yield CounterMetricFamily(
+            "looseleaf_document_tokens_recomputed",
+            "Document tokens computed again for one output, by its fuse policy.",
+            sums.document_tokens_recomputed,
+        )
         words = CounterMetricFamily(
             "looseleaf_text_tokens", "Tokens of text, at admission.", labels=["source"]
         )

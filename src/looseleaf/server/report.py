@@ -7,6 +7,7 @@ from typing import Any
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.server.policies import policies_in_force
 from looseleaf.server.prompts import Label
 
 LEAST_LOGPROB = -9999.0
@@ -40,6 +41,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "offset": document.offset,
             "source": document.source,
             "seconds": document.seconds,
+            "recomputed": document.recomputed,
         }
         for number, (output, own) in enumerate(zip(outputs, labels, strict=True))
         for label, document in zip(own, output.reuse.documents, strict=False)
@@ -53,8 +55,9 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
         "text_tokens_cached": sum(r.text_tokens_cached for r in reports),
         "document_tokens_reused": sum(r.document_tokens_reused for r in reports),
         "document_tokens_computed": sum(r.document_tokens_computed for r in reports),
+        "document_tokens_recomputed": sum(r.document_tokens_recomputed for r in reports),
         "preempted_tokens": sum(r.preempted_tokens for r in reports),
-        "policies": {"fuse": "none", "select": "all", "revise": 1},
+        "policies": policies_in_force(outputs),
         "attention": {
             "decode_steps": sum(p.decode_steps for p in paths),
             "grouped_steps": sum(p.grouped_steps for p in paths),

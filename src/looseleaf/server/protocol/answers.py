@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from looseleaf.server.protocol.common import Strict
+from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.policies import FuseInput
 
 
 class PromptTokensDetails(Strict):
@@ -34,12 +35,15 @@ class DocumentReport(Strict):
     offset: int
     source: Literal["cached", "computed", "awaited"]
     seconds: float | None
+    recomputed: int = Field(
+        0, description="Of its tokens, those computed again for this prompt; 0 until it is known."
+    )
 
 
 class Policies(Strict):
-    """The policies in force."""
+    """The policies in force; `fuse` is none where there was nothing to compute again."""
 
-    fuse: Literal["none"] = "none"
+    fuse: FuseInput
     select: Literal["all"] = "all"
     revise: Literal[1] = 1
 
@@ -70,6 +74,7 @@ class LooseleafReport(Strict):
     text_tokens_cached: int
     document_tokens_reused: int
     document_tokens_computed: int
+    document_tokens_recomputed: int
     preempted_tokens: int
     policies: Policies
     attention: AttentionReport

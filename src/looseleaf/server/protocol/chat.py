@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.common import DocumentInput, GenerationRequest, Strict
+from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.common import DocumentInput, GenerationRequest
 
 
 class TextContent(Strict):

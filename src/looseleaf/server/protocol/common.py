@@ -2,18 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.policies import FusePolicy
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
-
-
-class Strict(BaseModel):
-    """A body whose fields are all known and of the right type; numbers are finite."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class DocumentInput(Strict):
@@ -98,8 +93,10 @@ class GenerationRequest(Strict):
         description="Seconds until the answer ends with 408; the server's own limit holds as well.",
     )
     documents: list[DocumentInput] | None = None
-    fuse: Literal["none"] | None = Field(
-        None, description="Which document tokens are computed again in their new context."
+    fuse: FusePolicy | None = Field(
+        None,
+        description="Which document tokens are computed again, now that the documents meet: a "
+        "selector's name, or an object with its budget.",
     )
     select: Literal["all"] | None = Field(None, description="Which keys an output token reads.")
     revise: Literal[1] | None = Field(

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.common import DocumentId, Name, Strict
+from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.common import DocumentId, Name
 
 
 class RegisterRequest(Strict):

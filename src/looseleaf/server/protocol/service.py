@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.chat import ChatMessage
-from looseleaf.server.protocol.common import DocumentInput, Name, Strict
+from looseleaf.server.protocol.common import DocumentInput, Name
 
 
 class ModelBody(Strict):

@@ -43,6 +43,7 @@ def note(request: Request, generation: Generation) -> None:
         text_tokens_cached=sum(r.text_tokens_cached for r in reuse),
         document_tokens_reused=sum(r.document_tokens_reused for r in reuse),
         document_tokens_computed=sum(r.document_tokens_computed for r in reuse),
+        document_tokens_recomputed=sum(r.document_tokens_recomputed for r in reuse),
         first_token=outputs[0].metrics.first_token,
     )
 

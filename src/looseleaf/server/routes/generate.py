@@ -13,6 +13,7 @@ from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import EventStream, until_gone
 from looseleaf.server.errors import ApiError
 from looseleaf.server.generation import Generation
+from looseleaf.server.policies import take_policies
 from looseleaf.server.prompts import MadePrompt
 from looseleaf.server.protocol.answers import ERRORS, ChatCompletion, Completion
 from looseleaf.server.protocol.chat import ChatRequest
@@ -99,6 +100,7 @@ def _generation(
         made,
         params,
         most if body.deadline is None else min(body.deadline, most),
+        take_policies(body),
     )
 
 

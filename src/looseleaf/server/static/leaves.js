@@ -1,7 +1,7 @@
 // The list of documents: each a leaf that can be dragged by its punched edge, moved with arrow keys
 // or buttons, and removed. The list knows nothing of the server; it is told what to show.
 
-import { SOURCES, duration, plural } from "./words.js";
+import { SOURCES, duration, plural, sourceOf } from "./words.js";
 
 const MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -52,9 +52,13 @@ export class Leaves {
   show(element, report) {
     const { text } = this.items.get(element) ?? {};
     const facts = report
-      ? [plural(report.tokens, "token"), duration(report.seconds)]
+      ? [
+          plural(report.tokens, "token"),
+          duration(report.seconds),
+          report.recomputed ? `${report.recomputed.toLocaleString("en")} computed again` : "",
+        ]
       : [plural(text.length, "character")];
-    element.dataset.source = report ? report.source : "new";
+    element.dataset.source = report ? sourceOf(report) : "new";
     element.querySelector(".badge").textContent = SOURCES[element.dataset.source] ?? report.source;
     element.querySelector(".leaf-facts").textContent = facts.filter(Boolean).join(" · ");
   }

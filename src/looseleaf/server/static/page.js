@@ -3,6 +3,7 @@
 import { ApiError, chat, models } from "./api.js";
 import { Leaves } from "./leaves.js";
 import { addRun, drawFigures, drawLegend, drawStrip } from "./report.js";
+import { sourceOf } from "./words.js";
 
 const MAX_FILE_BYTES = 8 * 1024 * 1024;
 const byId = (id) => document.getElementById(id);
@@ -246,8 +247,24 @@ function body(documents, question) {
     documents: documents.map(({ title, text }) => ({ title, text })),
     max_completion_tokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
+    ...fuse(),
   };
 }
+
+/** The policy for documents that meet, if one is chosen; an empty share leaves it to the server. */
+function fuse() {
+  const selector = byId("fuse").value;
+  if (!selector) return {};
+  const percent = byId("ratio").valueAsNumber;
+  const ratio = byId("ratio").disabled || Number.isNaN(percent) ? {} : { ratio: percent / 100 };
+  return { fuse: { selector, ...ratio } };
+}
+
+function chooseFuse() {
+  // the first tokens are a number of each document, and everything is everything
+  byId("ratio").disabled = ["", "first", "all"].includes(byId("fuse").value);
+}
+byId("fuse").addEventListener("change", chooseFuse);
 
 function working(state) {
   byId("send").disabled = state;
@@ -305,7 +322,7 @@ function take(chunk, run) {
 function showSources(run) {
   run.report.documents.forEach((entry, index) => {
     const { element } = run.sent[index];
-    seen.add(entry.source);
+    seen.add(sourceOf(entry));
     if (element.isConnected) leaves.show(element, entry);
     leaves.reading([element], false);
   });
@@ -337,6 +354,7 @@ byId("question").addEventListener("keydown", (event) => {
 byId("stop").addEventListener("click", () => running?.abort());
 
 paint();
+chooseFuse();
 drawLegend(byId("legend"), seen);
 documentsChanged();
 connect();

@@ -1,7 +1,7 @@
 // What the server reports about an answer: the prompt drawn to scale, the figures, and one row for
 // every answer so far.
 
-import { MEANINGS, SOURCES, duration, plural } from "./words.js";
+import { MEANINGS, SOURCES, duration, plural, sourceOf } from "./words.js";
 
 function make(name, properties = {}, ...children) {
   const element = Object.assign(document.createElement(name), properties);
@@ -37,10 +37,12 @@ export function drawStrip(strip, run, { small = false } = {}) {
     text(entry.offset);
     end = entry.offset + entry.tokens;
     const { mark, title } = run.sent[index];
-    const source = SOURCES[entry.source] ?? entry.source;
-    const hint = `${title}: ${plural(entry.tokens, "token")} at ${entry.offset}, ${source}`;
+    const source = sourceOf(entry);
+    const again = entry.recomputed ? `, of them ${entry.recomputed} computed again` : "";
+    const word = SOURCES[source] ?? source;
+    const hint = `${title}: ${plural(entry.tokens, "token")} at ${entry.offset}, ${word}${again}`;
     const chunk = block("chunk", entry.tokens, hint);
-    chunk.dataset.source = entry.source;
+    chunk.dataset.source = source;
     chunk.append(make("span", { className: "title" }, small ? mark : title));
     if (!small) chunk.append(make("span", { className: "where" }, `${entry.tokens} at ${entry.offset}`));
     chunks.push(chunk);
@@ -68,6 +70,9 @@ export function drawFigures(list, { report, usage }) {
   const figures = [
     ["Computed", report.document_tokens_computed, `of ${plural(all, "document token")}`],
     ["Reused", report.document_tokens_reused, `of ${plural(all, "document token")}`],
+    ...(report.document_tokens_recomputed
+      ? [["Computed again", report.document_tokens_recomputed, `by ${report.policies.fuse.selector}`]]
+      : []),
     ["Prefix cache", report.text_tokens_cached, `of ${plural(report.text_tokens, "text token")}`],
     ["First token", duration(report.times.first_token), waited],
     [

@@ -10,12 +10,17 @@ export const SOURCES = {
   loaded: "loaded",
 };
 
+/** The word for a document of a report; what was computed again of it is told of one found. */
+export function sourceOf({ source, recomputed }) {
+  return source === "cached" && recomputed ? "recomputed" : source;
+}
+
 /** What these words mean, for the legend and its tooltips. */
 export const MEANINGS = {
   cached: "Keys and values were there already, whatever the position",
   computed: "Computed for this answer, and kept",
   awaited: "Another request was computing it; this one waited for the result",
-  recomputed: "Partly computed again for this prompt",
+  recomputed: "Found, and partly computed again for this prompt",
   loaded: "Read from host memory, disk or a remote store",
 };
 
