@@ -64,7 +64,8 @@ class Attend(Protocol):
 
         ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
         head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
-        ``q``."""
+        ``q``. In the last layer ``q`` may hold only the rows whose logits are asked for, if the
+        step was made knowing which; ``k`` and ``v`` are always those of all rows."""
         ...
 
 

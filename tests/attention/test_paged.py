@@ -1,5 +1,7 @@
 """One step of attention is the same whoever computes it: references, the CPU path, the kernels."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,7 +77,13 @@ def outputs(
     attend = attention.step(step)
     q = normal(len(step.slots), NUM_QO_HEADS, HEAD_DIM)
     k, v = (normal(len(step.slots), NUM_KV_HEADS, HEAD_DIM) for _ in range(2))
-    return torch.stack([attend(layer, q, k, v) for layer in range(len(rules))]), pool.kv
+    *earlier, last = range(len(rules))
+    answers = [attend(layer, q, k, v) for layer in earlier]
+    # what is left in the last layer stands where the row stood; the rest is not asked for
+    asked = range(len(q)) if step.asked is None else step.asked
+    answered = torch.zeros_like(q)
+    answered[list(asked)] = attend(last, q[list(asked)], k, v)
+    return torch.stack([*answers, answered]), pool.kv
 
 
 @settings(max_examples=25)
@@ -109,6 +117,32 @@ def test_grouping_does_not_change_a_step(
     torch.testing.assert_close(actual, expected)
 
 
+@settings(max_examples=25)
+@given(
+    recipe=STEPS,
+    num_decode_rows=st.integers(0, 6),
+    rules=st.sampled_from([(FULL, WINDOW), (FULL,)]),
+    implementation=st.sampled_from(["cpu", "native", "reference"]),
+    data=st.data(),
+)
+def test_the_last_layer_answers_the_rows_that_are_asked_for_and_stores_all(
+    recipe: StepRecipe,
+    num_decode_rows: int,
+    rules: tuple[ScoreRule, ...],
+    implementation: Implementation,
+    data: st.DataObject,
+) -> None:
+    step = mixed_step(recipe, 3, 9, num_decode_rows)
+    expected, pages = outputs(step, rules, implementation)
+    new = range(len(step.decode), len(step.slots))
+    some = data.draw(st.sets(st.sampled_from(new)) if new else st.just(set()))
+    asked = [*range(len(step.decode)), *sorted(some)]
+    actual, written = outputs(replace(step, asked=asked), rules, implementation)
+    torch.testing.assert_close(actual[:-1], expected[:-1])
+    torch.testing.assert_close(actual[-1, asked], expected[-1, asked])
+    torch.testing.assert_close(written, pages)
+
+
 RECIPE = StepRecipe(
     [20, 5, 33],
     [
@@ -126,6 +160,10 @@ def test_the_kernels_give_the_same_step() -> None:
     actual, written = outputs(step, (FULL, WINDOW), "triton")
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(written, pages)
+    for asked in ([0, 1, 10, 19], [0, 1]):
+        some, written = outputs(replace(step, asked=asked), (FULL, WINDOW), "triton")
+        torch.testing.assert_close(some[-1, asked], expected[-1, asked])
+        torch.testing.assert_close(written, pages)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

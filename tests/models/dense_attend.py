@@ -8,7 +8,8 @@ from looseleaf.rope import build_rotation, softmax_scale
 
 
 class DenseAttend:
-    """One sequence's attention. ``positions`` are those of the next call's rows."""
+    """One sequence's attention. ``positions`` are those of the next call's rows, ``asked`` those of
+    them that the last layer has queries of, None for all."""
 
     def __init__(self, config: ModelConfig, num_positions: int = 128) -> None:
         self.config = config
@@ -17,26 +18,28 @@ class DenseAttend:
         self.keys: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.positions = torch.empty(0, dtype=torch.long)
+        self.asked: Tensor | None = None
         self.key_positions: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys[layer].append(self.turn(k))
+        self.keys[layer].append(self.turn(k, self.positions))
         self.values[layer].append(v)
         self.key_positions[layer].append(self.positions)
         group = self.config.num_qo_heads // self.config.num_kv_heads
         keys = torch.cat(self.keys[layer]).repeat_interleave(group, 1)
         values = torch.cat(self.values[layer]).repeat_interleave(group, 1)
-        distance = self.positions[:, None] - torch.cat(self.key_positions[layer])[None]
+        rows = self.positions
+        if self.asked is not None and layer == self.config.num_layers - 1:
+            rows = rows[self.asked]
+        distance = rows[:, None] - torch.cat(self.key_positions[layer])[None]
         window = self.config.window(layer)
         hidden = (distance < 0) | (distance >= window if window else distance < 0)
-        scores = torch.einsum("qhd,khd->hqk", self.turn(q), keys) * self.scale
+        scores = torch.einsum("qhd,khd->hqk", self.turn(q, rows), keys) * self.scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values)
 
-    def turn(self, x: Tensor) -> Tensor:
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         half = self.rotation.rotary_dim // 2
-        cos, sin = (
-            table[self.positions][:, None] for table in (self.rotation.cos, self.rotation.sin)
-        )
+        cos, sin = (table[positions][:, None] for table in (self.rotation.cos, self.rotation.sin))
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)

@@ -106,6 +106,25 @@ def test_logits_equal_transformers_for_variants_of_a_family(
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [[], [11], [0, 4, 5], [*range(12)]])
+def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
+    family: str, rows: list[int], tmp_path: Path
+) -> None:
+    decoder = load(make_checkpoint(tmp_path, family), LENGTH)
+    attend, asked = DenseAttend(decoder.config), torch.tensor(rows, dtype=torch.int64)
+    attend.positions = torch.arange(12)
+    whole = decoder.forward(torch.arange(12), attend)
+    narrowed = DenseAttend(decoder.config)
+    narrowed.positions = torch.arange(12)
+    narrowed.asked = asked
+    hidden = decoder.forward(torch.arange(12), narrowed, asked=asked)
+    assert hidden.shape == (len(rows), 64)
+    torch.testing.assert_close(hidden, whole[asked])
+    # what later tokens will read is there for all rows
+    torch.testing.assert_close(narrowed.keys[-1][0], attend.keys[-1][0])
+
+
 def test_a_hook_sees_every_layer_and_may_narrow_the_rows(tmp_path: Path) -> None:
     decoder = load(make_checkpoint(tmp_path, "llama"), LENGTH)
     tokens, attend = torch.arange(12), DenseAttend(decoder.config)

@@ -26,6 +26,7 @@ from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import Attend, Rotation, ScoreRule
 
 T = TypeVar("T")
+Prefill = tuple[PreparedRequest, ...]
 _CPU = torch.device("cpu")
 # enough work for a thread's turn, few enough keys that a short batch feeds many threads; always the
 # same, so that a row's sums do not depend on its batch
@@ -59,18 +60,16 @@ class CpuAttention:
         rows: Sequence[DecodeRow],
         groups: Groups,
         chunks: Sequence[PrefillChunk],
+        asked: Sequence[PrefillChunk] | None,
         slots: Tensor,
         frame_positions: Tensor,
     ) -> Attend:
-        """The attention of one step; `looseleaf.attention.paged.StepRows` says what it is given."""
-        prefill: list[tuple[PreparedRequest, ...] | None] = [None] * len(self.rules)
-        if chunks:
-            largest = max(len(chunk.positions) for chunk in chunks)
-            spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
-            places = self.pool.slot_positions
-            prefill = self._per_window(
-                lambda rule: prepare_prefill(spans, self.layout, self.table, rule, places)
-            )
+        """The attention of one step; `looseleaf.attention.paged.StepRows` says what it is given.
+
+        ``asked`` are the chunks of the last layer, None if it has queries of every row."""
+        prefill = self._per_window(self._prefill(chunks))
+        if asked is not None:
+            prefill[-1] = self._prefill(asked)(self.rules[-1])
         lists = self._move_lists(rows, groups) if rows else None
         if not self.native:
             turn = self.table.at(frame_positions)
@@ -79,6 +78,15 @@ class CpuAttention:
         for plan in plans:
             plan.point_rows(slots, frame_positions)
         return _NativeStep(self, len(rows), prefill, plans)
+
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> Callable[[ScoreRule], Prefill | None]:
+        """What prepares ``chunks`` for a layer's rule."""
+        if not chunks:
+            return lambda rule: None
+        largest = max(len(chunk.positions) for chunk in chunks)
+        spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
+        places = self.pool.slot_positions
+        return lambda rule: prepare_prefill(spans, self.layout, self.table, rule, places)
 
     def _move_lists(self, rows: Sequence[DecodeRow], groups: Groups) -> DecodeLists:
         lists = self._lists
@@ -134,7 +142,7 @@ class _NativeStep:
 
     owner: CpuAttention
     num_decode_rows: int
-    prefill: list[tuple[PreparedRequest, ...] | None]
+    prefill: list[Prefill | None]
     plans: list[NativePlan]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -171,7 +179,7 @@ class _TorchStep:
 
     owner: CpuAttention
     num_decode_rows: int
-    prefill: list[tuple[PreparedRequest, ...] | None]
+    prefill: list[Prefill | None]
     decode: list[_TorchDecode | None]
     slots: Tensor
     turn: Turn

@@ -5,6 +5,7 @@ merge and the new rows by span list. On the CPU the same work is done by batched
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,12 +40,28 @@ class StepRows:
     """A step's rows: those that decode, then those of the chunks, and where their keys go.
 
     ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` are int64 ``[rows]`` on
-    the pool's device."""
+    the pool's device. ``asked`` lists the rows that the last layer has queries of, rising: all that
+    decode, and some of the chunks'; None for every row."""
 
     decode: Sequence[DecodeRow]
     chunks: Sequence[PrefillChunk]
     slots: Tensor
     frame_positions: Tensor
+    asked: Sequence[int] | None = None
+
+    def asked_chunks(self) -> list[PrefillChunk]:
+        """The chunks with those rows only that the last layer has queries of."""
+        assert self.asked is not None, "every row is asked for"
+        start, found = len(self.decode), []
+        assert list(self.asked[:start]) == list(range(start)), "rows that decode are asked for"
+        for chunk in self.chunks:
+            stop = start + len(chunk.positions)
+            rows = range(bisect_left(self.asked, start), bisect_left(self.asked, stop))
+            if rows:
+                positions = [chunk.positions[self.asked[n] - start] for n in rows]
+                found.append(PrefillChunk(positions, chunk.spans))
+            start = stop
+        return found
 
 
 @dataclass(eq=False)
@@ -96,12 +113,13 @@ class PagedAttention:
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
         groups = self._group(rows.decode)
+        asked = None if rows.asked is None else rows.asked_chunks()
         if self._cpu is not None:
-            return self._cpu.step(
-                rows.decode, groups, rows.chunks, rows.slots, rows.frame_positions
-            )
+            lists = rows.decode, groups, rows.chunks, asked
+            return self._cpu.step(*lists, rows.slots, rows.frame_positions)
         plan = self.planner.plan(rows.decode, groups, rows.chunks)
-        return _OpsStep(self, plan, rows.slots, rows.frame_positions)
+        last = None if asked is None else self.planner.plan(rows.decode, groups, asked)
+        return _OpsStep(self, plan, rows.slots, rows.frame_positions, last)
 
     def host_work(
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
@@ -154,12 +172,17 @@ class _OpsStep:
     plan: AttentionPlan
     slots: Tensor
     frame_positions: Tensor
+    last: AttentionPlan | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, plan, chosen = self.attention, self.plan, self.attention.implementation
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
+        if self.last is not None and layer == len(owner.rules) - 1:
+            plan = self.last
+        if not len(q):
+            return q
         split = plan.num_work_rows
         new = None
         if plan.spans is not None:

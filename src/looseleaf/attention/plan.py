@@ -125,6 +125,8 @@ class Planner:
         self, rows: Sequence[DecodeRow], groups: Groups, chunks: Sequence[PrefillChunk]
     ) -> AttentionPlan:
         """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``."""
+        if not rows and not chunks:
+            return AttentionPlan(0, None, None)
         if work := self.host_work(rows, groups, chunks):
             return AttentionPlan(work.num_rows, work.to(self.device), None)
         work = self.host_work(rows, groups) if rows else None

@@ -114,11 +114,9 @@ class Runner:
         tokens, slots, places = rows.to(self.model.device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
-        attend = self.attention.step(StepRows(decode, chunks, slots, places))
-        hidden = self.model.forward(tokens, attend)
-        if rows.wanted is not None:
-            hidden = hidden.index_select(0, rows.wanted_on(hidden.device))
-        return self.model.logits(hidden)
+        attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.wanted))
+        asked = None if rows.wanted is None else rows.wanted_on(self.model.device)
+        return self.model.logits(self.model.forward(tokens, attend, asked=asked))
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:

@@ -43,14 +43,25 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Int[Tensor, " rows"], attend: Attend, hook: LayerHook | None = None
+        self,
+        tokens: Int[Tensor, " rows"],
+        attend: Attend,
+        hook: LayerHook | None = None,
+        asked: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "remaining hidden_size"]:
-        """The normed hidden states behind the last layer, of the rows that ``hook`` left."""
+        """The normed hidden states behind the last layer, of the rows that ``hook`` left.
+
+        With ``asked`` only those of the rows that it lists, rising: the last layer makes keys and
+        values of all rows, and nothing else of the others.
+        """
         stream = Stream(self.weights.embedding[tokens])
+        last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             if hook is not None:
                 stream = Stream(hook(index, stream.settled()))
-            stream = self._layer(index, layer, stream, attend)
+            stream = self._layer(index, layer, stream, attend, asked if index == last else None)
+        if not len(stream.total):
+            return stream.total
         normed, _ = apply_norm(stream, self.weights.final_norm, self.config)
         return normed
 
@@ -69,19 +80,27 @@ class Decoder:
         _, k, v = self._heads(weights, normed)
         return k, v
 
-    def _layer(self, index: int, layer: LayerWeights, stream: Stream, attend: Attend) -> Stream:
+    def _layer(
+        self,
+        index: int,
+        layer: LayerWeights,
+        stream: Stream,
+        attend: Attend,
+        asked: Tensor | None,
+    ) -> Stream:
         config = self.config
         normed, stream = apply_norm(stream, layer.input_norm, config)
-        attended = self._attention(index, layer, normed, attend)
+        q, k, v = self._heads(layer, normed)
+        if asked is not None:
+            q, normed, stream = q[asked], normed[asked], Stream(stream.total[asked])
+        attended = attend(index, q, k, v).flatten(1)
+        if not len(attended):
+            return stream
         stream = add_projected(stream, attended, layer.output)
         if layer.mlp_norm is not None:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         inner = apply_activation(project(normed, layer.gate_up), config)
         return add_projected(stream, inner, layer.down)
-
-    def _attention(self, index: int, layer: LayerWeights, normed: Tensor, attend: Attend) -> Tensor:
-        q, k, v = self._heads(layer, normed)
-        return attend(index, q, k, v).flatten(1)
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, config = normed.shape[0], self.config
