@@ -16,6 +16,7 @@ LooseleafError
 │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
 ├── BenchmarkRefused    an answer that was to be timed is wrong
+├── EndpointFailed      a server that is evaluated did not answer
 ├── NativeUnavailable   the C kernels can't be compiled here
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
@@ -83,6 +84,10 @@ class UnsupportedModel(ModelError):
 
 class BenchmarkRefused(LooseleafError):
     """An answer that was to be timed is wrong, so its speed means nothing."""
+
+
+class EndpointFailed(LooseleafError):
+    """A server that is evaluated did not answer, or not as the OpenAI API does."""
 
 
 class NativeUnavailable(LooseleafError):

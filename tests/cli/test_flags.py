@@ -17,9 +17,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("command", ["ask", "chat", "eval"])
+@pytest.mark.parametrize("command", ["ask", "chat", "eval world"])
 def test_every_option_of_the_configuration_is_a_flag_with_its_help(run: Run, command: str) -> None:
-    result = run(command, "--help")
+    result = run(*command.split(), "--help")
     assert result.code == 0
     text = " ".join(result.out.split())
     for option in OPTIONS:

@@ -1,0 +1,195 @@
+"""What ``looseleaf eval`` commands share: models, arms, progress, kept answers, rows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.policies import fuse_options, take_fuses
+from looseleaf.config import Fuse
+from looseleaf.errors import InvalidOption
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--checkpoint",
+        "checkpoints",
+        multiple=True,
+        metavar="NAME",
+        help="reference checkpoints, causal or block [default: both, unless --model is given]",
+    ),
+    click.option("--arm", "arms", multiple=True, help="ways of answering [default: full, reuse]"),
+    click.option("--endpoint", metavar="URL", help="ask a server with the OpenAI API instead"),
+    click.option("--served-model", metavar="NAME", help="the model to ask for at --endpoint"),
+    click.option("--endpoint-key", envvar="OPENAI_API_KEY", help="its key", show_envvar=True),
+    click.option(
+        "--documents-as",
+        type=click.Choice(("text", "parts")),
+        default="text",
+        show_default=True,
+        help="how documents are sent to --endpoint",
+    ),
+    click.option("--form", type=click.Choice(("chat", "bare")), help="[default: chat if it can]"),
+    click.option("--batch", default=16, show_default=True, help="items asked at a time"),
+    click.option(
+        "--answers",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="file in which answers are kept, so that a run can go on",
+    ),
+    click.option(
+        "--output",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="CSV file to append to [default: results/evals.csv if there is a results folder]",
+    ),
+)
+_NAMES = (
+    "checkpoints", "arms", "endpoint", "served_model", "endpoint_key", "documents_as", "form",
+    "batch", "answers", "output",
+)  # fmt: skip
+
+
+def evaluation_options(command: Command) -> Command:
+    """Adds the flags of every evaluation; `Evaluation.take` reads them."""
+    command = fuse_options(several=True)(engine_options(command))
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the flags ask for: which models answer in which ways, and where figures go."""
+
+    choices: dict[str, Any]
+    fuses: Sequence[Fuse]
+    engine: dict[str, Any]
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> "Evaluation":
+        """Reads the flags. Raises InvalidOption for flags that exclude each other."""
+        from looseleaf.evals.catalog import ARMS
+
+        choices = {name: options.pop(name) for name in _NAMES}
+        choices["model"] = options.pop("model")
+        fuses = take_fuses(options)
+        chosen = [
+            f"--{flag}"
+            for flag, name in (("model", "model"), ("checkpoint", "checkpoints"), ("endpoint",) * 2)
+            if choices[name]
+        ]
+        if len(chosen) > 1:
+            raise InvalidOption(f"give one of {' and '.join(chosen)}")
+        if choices["endpoint"] and not choices["served_model"]:
+            raise InvalidOption("--endpoint needs --served-model, the name to ask for there")
+        if choices["endpoint"] and (fuses or choices["arms"]):
+            raise InvalidOption("--arm and --fuse are for models in this process, not --endpoint")
+        unknown = [name for name in choices["arms"] if name not in ARMS]
+        if unknown:
+            raise InvalidOption(f"unknown arm {unknown[0]!r}: there are {', '.join(ARMS)}")
+        if choices["batch"] < 1:
+            raise InvalidOption("--batch must be at least 1")
+        return cls(choices, fuses, given(options))
+
+    def run(self, tasks: Sequence[Any], seeds: range) -> list[Any]:
+        """Every task under every arm of every model; shows and returns the figures, and appends
+        them to the file of results."""
+        from looseleaf.evals.figures import summarize
+
+        if len(seeds) < 1:
+            raise InvalidOption("--questions must be at least 1")
+        figures = []
+        for model, runner, arms in self._models():
+            for task in tasks:
+                baseline = None
+                for arm in arms:
+                    scored = self._ask(runner, (task, arm), seeds, model)
+                    rows = summarize(model, task, arm, seeds, scored, baseline)
+                    baseline = baseline or (arm.name, scored)
+                    figures += rows
+                    _show(rows)
+                    self._append(rows)
+        return figures
+
+    def _models(self) -> Iterator[tuple[str, Any, list[Any]]]:
+        """Each model's name, its runner and its arms."""
+        from looseleaf.bench.origin import describe_origin
+        from looseleaf.engine.llm import LLM
+        from looseleaf.engine.loading import reference_model
+        from looseleaf.evals.endpoint import EndpointArm
+        from looseleaf.evals.run import AnswerFile, Runner, Source
+        from looseleaf.models import find_checkpoint, model_fingerprint
+
+        chosen, code = self.choices, describe_origin()["commit"]
+        if chosen["answers"] and code.endswith("-dirty"):
+            raise InvalidOption("--answers needs committed code: else nobody knows what gave them")
+        answers = AnswerFile(chosen["answers"]) if chosen["answers"] else None
+        if chosen["endpoint"]:
+            name = chosen["served_model"]
+            source = Source(code, name, chosen["endpoint"])
+            key = chosen["endpoint_key"] or ""
+            arm = EndpointArm(chosen["endpoint"], name, key, chosen["documents_as"])
+            yield name, Runner(source, answers, chosen["batch"]), [arm]
+            return
+        folders: dict[str, Any] = {chosen["model"]: chosen["model"]}
+        if not chosen["model"]:
+            names = chosen["checkpoints"] or ("causal", "block")
+            folders = {name: reference_model(name) for name in names}
+        for name, folder in folders.items():
+            weights = model_fingerprint(find_checkpoint(folder)).hex()
+            settings = repr(sorted(self.engine.items()))
+            runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
+            yield name, runner, self._arms(LLM(folder, **self.engine))
+
+    def _arms(self, llm: Any) -> list[Any]:
+        from looseleaf.evals.arms import EngineArm
+        from looseleaf.evals.catalog import ARMS
+
+        form = self.choices["form"]
+        names = self.choices["arms"] or (("full",) if self.fuses else ("full", "reuse"))
+        policies = [EngineArm(llm, str(fuse), "lead", form=form, fuse=fuse) for fuse in self.fuses]
+        return [*(ARMS[name](llm, form) for name in names), *policies]
+
+    def _ask(self, runner: Any, asked: tuple[Any, Any], seeds: range, model: str) -> list[Any]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as Left
+
+        task, arm = asked
+        label = f"{model}: {task.name}, {task.setting}, {arm.name}"
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            job = bar.add_task(label, total=len(seeds))
+            done: list[Any] = runner.run(
+                task, arm, seeds, lambda number: bar.update(job, completed=number)
+            )
+            return done
+
+    def _append(self, rows: Sequence[Any]) -> None:
+        from looseleaf.bench.origin import describe_origin
+        from looseleaf.bench.results import append_rows
+
+        default = Path("results") / "evals.csv" if Path("results").is_dir() else None
+        target = self.choices["output"] or default
+        if target is not None:
+            append_rows(target, [asdict(row) for row in rows], describe_origin())
+
+
+def _show(rows: Sequence[Any]) -> None:
+    first, *others = rows
+    gain = (
+        f", {100 * first.gain:+.1f} points over {first.against} "
+        f"({100 * first.gain_low:+.1f} to {100 * first.gain_high:+.1f})"
+        if first.against
+        else ""
+    )
+    click.echo(
+        f"{first.model:8} {first.task:12} {first.setting:22} {first.arm:20} {first.metric} "
+        f"{first.value:6.1%} of {first.items}, 95 % interval {first.low:.1%} to {first.high:.1%}"
+        + gain
+    )
+    if others:
+        click.echo("".ljust(10) + ", ".join(f"{row.metric} {row.value:.1%}" for row in others))

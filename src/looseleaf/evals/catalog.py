@@ -1,0 +1,60 @@
+"""All tasks and arms by the names that the command line knows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from looseleaf.engine.llm import LLM
+from looseleaf.errors import InvalidOption
+from looseleaf.evals.arms import EngineArm, Form
+from looseleaf.evals.task import Arm, Task
+from looseleaf.evals.world import MAX_HOPS
+from looseleaf.evals.world_tasks import WorldTask
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the items are. A task takes what concerns it."""
+
+    documents: int = 6
+
+
+def _chains(sizes: Sizes) -> list[Task]:
+    return [WorldTask("chain", hops, sizes.documents) for hops in range(1, MAX_HOPS + 1)]
+
+
+def _plain(name: str) -> Callable[[Sizes], list[Task]]:
+    return lambda sizes: [WorldTask(name, documents=sizes.documents)]
+
+
+TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(
+    {
+        "lookup": _plain("lookup"),
+        "bridge": _plain("bridge"),
+        "chain": _chains,
+        "unanswerable": _plain("unanswerable"),
+    }
+)
+"""A task's name, and what it is made of: several tasks if it comes in several settings."""
+
+
+def _full(llm: LLM, form: Form | None) -> Arm:
+    return EngineArm(llm, "full attention", "prompt", form=form)
+
+
+def _reuse(llm: LLM, form: Form | None) -> Arm:
+    return EngineArm(llm, "documents reused", "lead", form=form)
+
+
+ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
+    {"full": _full, "reuse": _reuse}
+)
+"""Ways of answering that need nothing but a model. Policies with settings are `EngineArm`s."""
+
+
+def make_tasks(names: tuple[str, ...], sizes: Sizes) -> list[Task]:
+    """The tasks of these names. Raises InvalidOption for sizes that none of them can have."""
+    try:
+        return [task for name in names for task in TASKS[name](sizes)]
+    except ValueError as error:
+        raise InvalidOption(str(error)) from error

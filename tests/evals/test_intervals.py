@@ -1,0 +1,45 @@
+"""Intervals hold what they promise."""
+
+import random
+
+import pytest
+
+from looseleaf.evals.intervals import bootstrap, interval, paired, wilson
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    assert wilson(95, 100) == (pytest.approx(0.8882, abs=1e-4), pytest.approx(0.9785, abs=1e-4))
+    assert interval([1.0] * 95 + [0.0] * 5) == wilson(95, 100)
+
+
+def test_a_perfect_sample_leaves_room() -> None:
+    assert wilson(20, 20)[0] < 0.85
+    low, high = paired([0.0] * 20)
+    assert low < -0.05 < 0.05 < high
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_bootstrap_and_paired_bounds_hold_the_truth_about_19_times_in_20(share: float) -> None:
+    rng = random.Random(1)
+    held = {"bootstrap": 0, "paired": 0}
+    rounds, size = 60, 60
+    for _ in range(rounds):
+        # scores of ten lines each, and two arms that are right about the same things
+        values = [sum(rng.random() < share for _ in range(10)) / 10 for _ in range(size)]
+        low, high = bootstrap(values)
+        held["bootstrap"] += low <= share <= high
+        differences = [float(rng.random() < share) - float(rng.random() < 0.5) for _ in range(size)]
+        low, high = paired(differences)
+        held["paired"] += low <= share - 0.5 <= high
+    assert all(count >= 0.85 * rounds for count in held.values()), held
+
+
+def test_differences_of_shares_in_between_are_bootstrapped() -> None:
+    values = [0.25, -0.5, 0.0, 0.75]
+    assert paired(values) == bootstrap(values)
+
+
+def test_no_observation_has_no_interval() -> None:
+    for make in (bootstrap, paired, interval):
+        with pytest.raises(ValueError, match="at least one"):
+            make([])
