@@ -1,0 +1,33 @@
+"""Where segments live besides the device pool: host memory, a disk, a server of several engines.
+
+A tier keeps *records*, segments by key with what was derived from them (side-cars). It is asked
+layer by layer, so that a layer's keys and values can be on their way while the layer before it is
+computed. A tier may fail, lie or be slow; that costs time, never an answer."""
+
+from looseleaf.tiers.base import (
+    Entry,
+    Fault,
+    Reader,
+    Record,
+    Tier,
+    TierCounters,
+    TierFault,
+)
+from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.host import HostTier
+from looseleaf.tiers.ledger import Ledger
+from looseleaf.tiers.remote import RemoteTier
+
+__all__ = [
+    "Tier",
+    "Record",
+    "Reader",
+    "Entry",
+    "Fault",
+    "TierFault",
+    "TierCounters",
+    "HostTier",
+    "DiskTier",
+    "RemoteTier",
+    "Ledger",
+]

@@ -1,0 +1,347 @@
+"""Segments as files of a folder, one each, with their side-cars in files beside them.
+
+A file appears whole, by its last name, or not at all; what a process that was killed left
+unfinished lies in a folder of its own until the next one cleans up. Several processes may share the
+folder: each counts what it knows, and finds what others wrote when it is asked for it."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.base import Entry, Record, TierCounters, TierFault, check_name
+from looseleaf.tiers.files import (
+    RecordHeader,
+    decode_record,
+    decode_sidecar,
+    encode_record,
+    encode_sidecar,
+    header_size,
+    raw,
+)
+from looseleaf.tiers.ledger import Ledger
+
+RECORD, SIDECAR, UNFINISHED = ".segment", ".sidecar", "unfinished"
+
+
+@dataclass(eq=False)
+class DiskTier:
+    """Records under ``folder``, which is made if need be. What is found there at the start counts
+    as least recently used by the time of its last use."""
+
+    folder: Path
+    ledger: Ledger
+    name: str = "disk"
+    clock: Callable[[], float] = time.time
+    counters: TierCounters = field(default_factory=TierCounters)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        with _faults():
+            (self.folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
+            self._clean()
+            found = [(path.stat().st_atime, path) for path in self.folder.glob(f"*{RECORD}")]
+            for entry in self._entries(path for _, path in sorted(found)):
+                self.ledger.add(entry)
+            # the folder may have been allowed more before
+            self._make_room(0, "", SegmentKey(b""))
+
+    def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
+        """Which of the records have a file."""
+        with self._lock, _faults():
+            return [self._find(key) is not None for key in keys]
+
+    def open(self, key: SegmentKey) -> "DiskReader | None":
+        """The record, if its header is sound. A damaged one is dropped."""
+        with self._lock, _faults():
+            entry = self._find(key)
+            if entry is None:
+                return None
+            try:
+                file = os.open(self._path(key), os.O_RDONLY)
+            except FileNotFoundError:
+                self.ledger.remove(key)
+                return None
+            try:
+                reader = DiskReader(self, file, _read_header(file, key))
+            except BaseException as error:
+                os.close(file)
+                if isinstance(error, TierFault) and error.kind == "damaged":
+                    self.drop_damaged(key)
+                raise
+            self.ledger.touch(key)
+            with suppress(OSError):
+                # when it was used last, and when it was written, as it was
+                os.utime(file, (self.clock(), os.fstat(file).st_mtime))
+            return reader
+
+    def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
+        """Write a record, then give it its name."""
+        with self._lock, _faults():
+            self._expire()
+            if self._find(record.key) is not None:
+                self.ledger.touch(record.key)
+                return False
+        header = encode_record(record, layers)
+        size = len(header) + record.num_bytes
+        with self._lock, _faults():
+            if not self._make_room(size, record.tenant, record.key):
+                return False
+        # the lock is not held while the file is written: readers go on
+        with _faults(), self._unfinished() as (file, finish):
+            _write(file, header)
+            _write(file, raw(layers.contiguous().view(-1)))
+            with self._lock:
+                if self.ledger.find(record.key) is not None:
+                    return False
+                finish(self._path(record.key))
+                self.ledger.add(Entry(record.key, size, record.tenant, self.clock()))
+                self.counters.stored += 1
+                self.counters.bytes_written += size
+        return True
+
+    def delete(self, keys: Sequence[SegmentKey]) -> int:
+        """Delete files, those of side-cars too."""
+        with self._lock, _faults():
+            return sum(self._remove(key, remember=False) for key in keys)
+
+    def entries(self) -> Iterable[Entry]:
+        """All records that this process knows of, least recently used first."""
+        with self._lock:
+            return list(self.ledger)
+
+    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
+        """Write arrays to a file beside the segment's."""
+        content = encode_sidecar(key, arrays)
+        path = self._path(key, check_name(name))
+        with self._lock, _faults():
+            entry = self._find(key)
+            if entry is None:
+                return False
+            before = path.stat().st_size if path.exists() else 0
+            with self._unfinished() as (file, finish):
+                _write(file, content)
+                finish(path)
+            self.ledger.grow(entry, len(content) - before)
+            return True
+
+    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
+        """The arrays of a file beside the segment's; a damaged one is dropped."""
+        path = self._path(key, check_name(name))
+        with _faults():
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                return None
+            try:
+                return decode_sidecar(content, key)
+            except TierFault:
+                path.unlink(missing_ok=True)
+                raise
+
+    def pin(self, key: SegmentKey, pinned: bool) -> None:
+        """Keep a record, or let it go again; other processes do not hear of it."""
+        with self._lock:
+            entry = self._find(key)
+            if entry is not None:
+                entry.pinned = pinned
+
+    def close(self) -> None:
+        """No file is open between calls."""
+
+    def drop_damaged(self, key: SegmentKey) -> None:
+        """Delete a record that is not what was stored, so that it is written anew."""
+        with self._lock, suppress(OSError):
+            self._remove(key, remember=True)
+
+    def verify(self) -> Iterator[tuple[str, str | None]]:
+        """Read every file: its name, and what is wrong with it, None if nothing is."""
+        for path in sorted(self.folder.glob(f"*{RECORD}")) + sorted(
+            self.folder.glob(f"*{SIDECAR}")
+        ):
+            try:
+                with _faults():
+                    _check_file(path)
+            except TierFault as fault:
+                yield path.name, str(fault)
+            else:
+                yield path.name, None
+
+    def _find(self, key: SegmentKey) -> Entry | None:
+        """The entry of ``key``; of a file that another process wrote, a new one."""
+        entry = self.ledger.find(key)
+        if entry is None and not self.ledger.knows(key) and self._path(key).exists():
+            for found in self._entries([self._path(key)]):
+                self.ledger.add(found)
+            entry = self.ledger.find(key)
+        return entry
+
+    def _expire(self) -> None:
+        for entry in self.ledger.expired():
+            self._remove(entry.key, remember=False)
+            self.counters.expired += 1
+
+    def _make_room(self, num_bytes: int, tenant: str, key: SegmentKey) -> bool:
+        going = self.ledger.make_room(num_bytes, tenant, key)
+        if going is None:
+            self.counters.refused += 1
+            return False
+        for entry in going:
+            self._remove(entry.key, remember=True)
+            self.counters.evicted += 1
+        return True
+
+    def _remove(self, key: SegmentKey, *, remember: bool) -> bool:
+        entry = self.ledger.remove(key, remember=remember)
+        path = self._path(key)
+        there = path.exists()
+        path.unlink(missing_ok=True)
+        for sidecar in self.folder.glob(f"{key.hex()}.*{SIDECAR}"):
+            sidecar.unlink(missing_ok=True)
+        return there or entry is not None
+
+    def _path(self, key: SegmentKey, sidecar: str | None = None) -> Path:
+        ending = RECORD if sidecar is None else f".{sidecar}{SIDECAR}"
+        return self.folder / f"{key.hex()}{ending}"
+
+    def _entries(self, paths: Iterable[Path]) -> Iterator[Entry]:
+        for path in paths:
+            with suppress(OSError, ValueError):
+                key = SegmentKey(bytes.fromhex(path.name.removesuffix(RECORD)))
+                about = path.stat()
+                sidecars = self.folder.glob(f"{key.hex()}.*{SIDECAR}")
+                size = about.st_size + sum(sidecar.stat().st_size for sidecar in sidecars)
+                yield Entry(key, size, _tenant(path, key), about.st_mtime)
+
+    @contextmanager
+    def _unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
+        """A new file, and the call that gives it its name; without that it is gone in the end."""
+        path = self.folder / UNFINISHED / f"{os.getpid()}-{id(self)}-{next(self._numbers)}"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            yield file, lambda name: os.replace(path, name)
+        finally:
+            os.close(file)
+            path.unlink(missing_ok=True)
+
+    def _clean(self) -> None:
+        """Delete what processes that are gone left unfinished."""
+        for path in (self.folder / UNFINISHED).iterdir():
+            writer = path.name.split("-")[0]
+            if writer.isdigit() and int(writer) != os.getpid() and not _is_alive(int(writer)):
+                path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False)
+class DiskReader:
+    """An open file; it can be read to its end even if it is deleted meanwhile."""
+
+    tier: DiskTier
+    file: int
+    header: RecordHeader
+
+    @property
+    def record(self) -> Record:
+        return self.header.record
+
+    def read(
+        self, layer: int, into: UInt8[Tensor, " layer_bytes"]
+    ) -> UInt8[Tensor, " layer_bytes"]:
+        """The layer from the file, if it is what was stored; a damaged record is dropped."""
+        size = self.record.layer_bytes
+        target = raw(into)
+        done = 0
+        try:
+            with _faults():
+                while done < size:
+                    at = self.header.size + layer * size + done
+                    got = os.preadv(self.file, [target[done:]], at)
+                    if not got:
+                        raise TierFault("damaged", "the file ends too early")
+                    done += got
+                self.header.check_layer(layer, into)
+        except TierFault as fault:
+            if fault.kind == "damaged":
+                self.tier.drop_damaged(self.record.key)
+            raise
+        return into
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.file)
+
+
+def _read_header(file: int, key: SegmentKey) -> RecordHeader:
+    size = header_size(os.pread(file, 8, 0))
+    header = decode_record(os.pread(file, size, 0), key)
+    if os.fstat(file).st_size != header.file_size:
+        raise TierFault("damaged", "the file is not as long as it says")
+    return header
+
+
+def _tenant(path: Path, key: SegmentKey) -> str:
+    """Whose record a file is; nobody's if that can't be read."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return _read_header(file, key).record.tenant
+        finally:
+            os.close(file)
+    except (OSError, TierFault):
+        return ""
+
+
+def _check_file(path: Path) -> None:
+    """Raise TierFault unless a file is whole and as it was stored."""
+    content = path.read_bytes()
+    try:
+        key = SegmentKey(bytes.fromhex(path.name.split(".")[0]))
+    except ValueError as error:
+        raise TierFault("damaged", "no segment has such a name") from error
+    if path.name.endswith(SIDECAR):
+        decode_sidecar(content, key)
+        return
+    import torch
+
+    header = decode_record(content[: header_size(content[:8])], key)
+    if len(content) != header.file_size:
+        raise TierFault("damaged", "the file is not as long as it says")
+    layers = torch.frombuffer(bytearray(content[header.size :]), dtype=torch.uint8)
+    for layer, bytes_of in enumerate(layers.view(header.record.num_layers, -1)):
+        header.check_layer(layer, bytes_of)
+
+
+def _write(file: int, content: bytes | memoryview) -> None:
+    rest = memoryview(content)
+    while len(rest):
+        rest = rest[os.write(file, rest) :]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """What the system refuses, as a TierFault."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise TierFault("full" if full else "unavailable", f"disk: {error}") from error

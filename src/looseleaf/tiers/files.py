@@ -1,0 +1,202 @@
+"""Records and side-cars as bytes: the safetensors layout, with a version and checksums.
+
+A header names arrays and where they stand; its metadata has a CRC-32 of every array and one of the
+header itself. Any safetensors reader can open what is written here. The checks are against faults,
+not against forgery: who can write to a tier can say what he likes in it.
+
+An array of a record is ``k.N`` or ``v.N``, K or V of layer N, ``[pages, kv_heads, page_size,
+head_dim]``; both of a layer are one run of bytes with one checksum, in the metadata as ``layers``.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.base import Record, TierFault
+
+VERSION = "1"
+_RECORD, _SIDECAR = "looseleaf segment", "looseleaf side-car"
+_BLANK = "0" * 8
+# a header longer than this was not written here
+_LONGEST_HEADER = 16 << 20
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in files; raises ValueError for one that they can't hold."""
+    if dtype not in _NAMES:
+        raise ValueError(f"tiers can't hold {dtype}: they hold {', '.join(_DTYPES)}")
+    return _NAMES[dtype]
+
+
+@dataclass(frozen=True)
+class RecordHeader:
+    """A record's header as read: where its bytes begin, and the checksum of every layer."""
+
+    record: Record
+    size: int
+    checksums: tuple[str, ...]
+
+    @property
+    def file_size(self) -> int:
+        return self.size + self.record.num_bytes
+
+    def check_layer(self, layer: int, content: UInt8[Tensor, " layer_bytes"]) -> None:
+        """Raise TierFault unless ``content`` is what was stored."""
+        if checksum(content) != self.checksums[layer]:
+            raise TierFault("damaged", f"layer {layer} is not what was stored")
+
+
+def raw(content: UInt8[Tensor, " bytes"]) -> memoryview:
+    """The memory of a tensor on the host."""
+    return content.numpy().data
+
+
+def checksum(content: UInt8[Tensor, " bytes"]) -> str:
+    """Eight hexadecimal digits that a flipped bit, or a few, always change."""
+    return f"{zlib.crc32(raw(content)):08x}"
+
+
+def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bytes:
+    """The header of a record; ``layers`` follows it in the file."""
+    half = record.layer_bytes // 2
+    arrays = [
+        (f"{letter}.{layer}", record.dtype, list(record.layer_shape[1:]), half)
+        for layer in range(record.num_layers)
+        for letter in "kv"
+    ]
+    sums = " ".join(checksum(layers[layer]) for layer in range(record.num_layers))
+    about = {
+        "key": record.key.hex(),
+        "length": str(record.length),
+        "tenant": record.tenant,
+        "layers": sums,
+    }
+    return _header(_RECORD, arrays, about)
+
+
+def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
+    """The record that a header describes. Raises TierFault unless it is one of ``key``, written by
+    this version, and unharmed."""
+    content, about = _decode(header, _RECORD)
+    try:
+        sums = tuple(about["layers"].split())
+        shape = tuple(content["k.0"]["shape"])
+        dtype = content["k.0"]["dtype"]
+        half = math.prod(shape) * _DTYPES[dtype].itemsize
+        same = about["key"] == key.hex() and len(shape) == 4 and len(content) == 2 * len(sums)
+        record = Record(
+            key, int(about["length"]), len(sums), (2, *shape), dtype, 2 * half, about["tenant"]
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TierFault("damaged", "the header is incomplete") from error
+    if not same:
+        raise TierFault("damaged", "the header is of another segment")
+    return RecordHeader(record, len(header), sums)
+
+
+def encode_sidecar(key: SegmentKey, arrays: Mapping[str, Tensor]) -> bytes:
+    """A side-car of the segment ``key``, all of it."""
+    flat = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
+    plain = {name: array.reshape(-1).view(torch.uint8) for name, array in flat.items()}
+    described = [
+        (name, dtype_name(flat[name].dtype), list(flat[name].shape), plain[name].numel())
+        for name in flat
+    ]
+    sums = json.dumps({name: checksum(array) for name, array in plain.items()})
+    header = _header(_SIDECAR, described, {"key": key.hex(), "arrays": sums})
+    return b"".join([header, *(array.numpy().tobytes() for array in plain.values())])
+
+
+def decode_sidecar(content: bytes, key: SegmentKey) -> dict[str, Tensor]:
+    """The arrays of a side-car. Raises TierFault unless it is one of ``key``, and unharmed."""
+    size = header_size(content[:8])
+    described, about = _decode(content[:size], _SIDECAR)
+    arrays = {}
+    try:
+        sums = json.loads(about["arrays"])
+        if about["key"] != key.hex():
+            raise TierFault("damaged", "the side-car is of another segment")
+        end = max([part["data_offsets"][1] for part in described.values()], default=0)
+        if size + end != len(content):
+            raise TierFault("damaged", "the side-car is not as long as it says")
+        for name, part in described.items():
+            first, stop = part["data_offsets"]
+            raw = (
+                torch.frombuffer(bytearray(content[size + first : size + stop]), dtype=torch.uint8)
+                if stop > first
+                else torch.empty(0, dtype=torch.uint8)
+            )
+            if checksum(raw) != sums[name]:
+                raise TierFault("damaged", f"the array {name} is not what was stored")
+            arrays[name] = raw.view(_DTYPES[part["dtype"]]).view(part["shape"])
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise TierFault("damaged", "the side-car's header is incomplete") from error
+    return arrays
+
+
+def header_size(first: bytes) -> int:
+    """How long a header is, itself included, by its first eight bytes; raises TierFault."""
+    size = int.from_bytes(first, "little") + 8
+    if len(first) != 8 or size > _LONGEST_HEADER:
+        raise TierFault("damaged", "there is no header")
+    return size
+
+
+def _header(
+    kind: str, arrays: Sequence[tuple[str, str, list[int], int]], about: Mapping[str, str]
+) -> bytes:
+    metadata = {"format": kind, "version": VERSION, "header": _BLANK, **about}
+    content: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for name, dtype, shape, size in arrays:
+        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    signed = text.replace(_mark(_BLANK), _mark(f"{zlib.crc32(text):08x}"), 1)
+    return len(text).to_bytes(8, "little") + signed
+
+
+def _decode(header: bytes, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        content = json.loads(header[8:])
+        about = content.pop("__metadata__")
+        told = about["header"]
+        version = about["version"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TierFault("damaged", "the header can't be read") from error
+    if about.get("format") != kind or version != VERSION:
+        raise TierFault("damaged", f"this is no {kind} of version {VERSION}")
+    blank = header[8:].replace(_mark(str(told)), _mark(_BLANK), 1)
+    if f"{zlib.crc32(blank):08x}" != told:
+        raise TierFault("damaged", "the header is not what was stored")
+    return content, about
+
+
+def _mark(told: str) -> bytes:
+    return f'"header":"{told}"'.encode()

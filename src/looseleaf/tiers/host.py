@@ -1,0 +1,211 @@
+"""Segments in the memory of the host: where a GPU's segments go first, and come back from fastest.
+
+Nothing is checked on the way back: it is memory of this process, as the pool itself."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.arena import Arena
+from looseleaf.tiers.base import Entry, Record, TierCounters, check_name
+from looseleaf.tiers.ledger import Ledger
+
+
+@dataclass(eq=False)
+class HostSlot:
+    """Room for a record that is being filled: ``layers`` ``[layers, layer_bytes]``, not to be seen
+    until it is kept."""
+
+    record: Record
+    run: UInt8[Tensor, " bytes"]
+
+    @property
+    def layers(self) -> UInt8[Tensor, "layers layer_bytes"]:
+        return self.run.view(self.record.num_layers, self.record.layer_bytes)
+
+
+@dataclass(eq=False)
+class _Stored:
+    slot: HostSlot
+    entry: Entry
+    sidecars: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class HostTier:
+    """Records in one arena of ``ledger.limit`` bytes, pinned if a GPU will read it."""
+
+    ledger: Ledger
+    pinned: bool = False
+    name: str = "host"
+    clock: Callable[[], float] = time.time
+    counters: TierCounters = field(default_factory=TierCounters)
+    _stored: dict[SegmentKey, _Stored] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self._arena = Arena(self.ledger.limit, pinned=self.pinned)
+
+    def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
+        """Which of the records are there."""
+        with self._lock:
+            return [self.ledger.find(key) is not None for key in keys]
+
+    def open(self, key: SegmentKey) -> "HostReader | None":
+        """The record for reading in place."""
+        with self._lock:
+            stored = self._stored.get(key)
+            if stored is None or self.ledger.find(key) is None:
+                return None
+            stored.entry.readers += 1
+            self.ledger.touch(key)
+            return HostReader(self, stored)
+
+    def reserve(self, record: Record) -> HostSlot | None:
+        """Room to fill with a record, which `keep` stores; None if it is there or not admitted."""
+        with self._lock:
+            self._expire()
+            if self.ledger.find(record.key) is not None:
+                self.ledger.touch(record.key)
+                return None
+            going = self.ledger.make_room(record.num_bytes, record.tenant, record.key)
+            if going is None:
+                self.counters.refused += 1
+                return None
+            for entry in going:
+                self._evict(entry)
+            while (run := self._arena.take(record.num_bytes)) is None:
+                # there is room, but in pieces
+                following = self.ledger.next_to_go(record.key)
+                if following is None:
+                    self.counters.refused += 1
+                    return None
+                self._evict(following)
+            return HostSlot(record, run)
+
+    def keep(self, slot: HostSlot) -> bool:
+        """Store what a slot was filled with; False if the same came first, or there is no room any
+        more."""
+        with self._lock:
+            record = slot.record
+            here = record.key in self._stored
+            # several slots may have been given for the same room
+            if here or self.ledger.make_room(record.num_bytes, record.tenant, record.key) != []:
+                self._arena.give(slot.run)
+                return False
+            entry = Entry(record.key, record.num_bytes, record.tenant, self.clock())
+            self.ledger.add(entry)
+            self._stored[record.key] = _Stored(slot, entry)
+            self.counters.stored += 1
+            self.counters.bytes_written += record.num_bytes
+            return True
+
+    def abandon(self, slot: HostSlot) -> None:
+        """Give a slot back that was not filled."""
+        self._arena.give(slot.run)
+
+    def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
+        """Store a copy of a record."""
+        slot = self.reserve(record)
+        if slot is None:
+            return False
+        slot.layers.copy_(layers)
+        return self.keep(slot)
+
+    def delete(self, keys: Sequence[SegmentKey]) -> int:
+        """Drop records; one that is being read goes when it was read."""
+        with self._lock:
+            found = [self._stored[key] for key in keys if key in self._stored]
+            for stored in found:
+                self._drop(stored, remember=False)
+            return len(found)
+
+    def entries(self) -> Iterable[Entry]:
+        """All records, least recently used first."""
+        with self._lock:
+            return list(self.ledger)
+
+    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
+        """Keep copies of arrays beside a segment."""
+        check_name(name)
+        with self._lock:
+            stored = self._stored.get(key)
+            if stored is None:
+                return False
+            copies = {n: array.detach().cpu().clone() for n, array in arrays.items()}
+            before = _size(stored.sidecars.get(name, {}))
+            self.ledger.grow(stored.entry, _size(copies) - before)
+            stored.sidecars[name] = copies
+            return True
+
+    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
+        """The arrays beside a segment; not to be written to."""
+        with self._lock:
+            stored = self._stored.get(key)
+            return None if stored is None else stored.sidecars.get(name)
+
+    def pin(self, key: SegmentKey, pinned: bool) -> None:
+        """Keep a record, or let it go again."""
+        with self._lock:
+            if key in self._stored:
+                self._stored[key].entry.pinned = pinned
+
+    def close(self) -> None:
+        """Nothing to let go of but memory."""
+        with self._lock:
+            self._stored.clear()
+
+    def release(self, stored: _Stored) -> None:
+        """A reader is done."""
+        with self._lock:
+            stored.entry.readers -= 1
+            if stored.gone and not stored.entry.readers:
+                self._arena.give(stored.slot.run)
+
+    def _expire(self) -> None:
+        for entry in self.ledger.expired():
+            self._drop(self._stored[entry.key], remember=False)
+            self.counters.expired += 1
+
+    def _evict(self, entry: Entry) -> None:
+        self._drop(self._stored[entry.key], remember=True)
+        self.counters.evicted += 1
+
+    def _drop(self, stored: _Stored, *, remember: bool) -> None:
+        self.ledger.remove(stored.entry.key, remember=remember)
+        del self._stored[stored.entry.key]
+        stored.gone = True
+        if not stored.entry.readers:
+            self._arena.give(stored.slot.run)
+
+
+@dataclass(eq=False)
+class HostReader:
+    """A record in place; it stays while it is open."""
+
+    tier: HostTier
+    stored: _Stored
+
+    @property
+    def record(self) -> Record:
+        return self.stored.slot.record
+
+    def read(
+        self, layer: int, into: UInt8[Tensor, " layer_bytes"]
+    ) -> UInt8[Tensor, " layer_bytes"]:
+        """The layer where it is; ``into`` is left alone."""
+        return self.stored.slot.layers[layer]
+
+    def close(self) -> None:
+        """Let the record go."""
+        self.tier.release(self.stored)
+
+
+def _size(arrays: Mapping[str, Tensor]) -> int:
+    return sum(array.numel() * array.element_size() for array in arrays.values())

@@ -1,0 +1,161 @@
+"""Which records a tier of limited size keeps: least recently used first, with admission control.
+
+A record is *fresh* when it comes and *hot* once it was asked for again. Fresh records make room
+first, and what comes for the first time never drives a hot one out; so reading a thousand documents
+once costs the hot ones nothing. What had to go is remembered by name for a while, and comes back
+hot. (2Q, Johnson and Shasha, VLDB 1994; one list of names, no copy of their tuning.)"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.base import Entry
+
+_HOT_SHARE = 0.8
+_NAMES_KEPT = 4096
+
+
+@dataclass(eq=False)
+class Ledger:
+    """Books of one tier; knows sizes and names, not bytes. Its owner holds a lock.
+
+    ``limit`` is in bytes; ``ttl`` in seconds, None for ever; ``tenant_share`` of the limit is what
+    the records of one tenant may take."""
+
+    limit: int
+    ttl: float | None = None
+    tenant_share: float = 1.0
+    clock: Callable[[], float] = time.time
+    used: int = 0
+    _fresh: OrderedDict[SegmentKey, Entry] = field(default_factory=OrderedDict)
+    _hot: OrderedDict[SegmentKey, Entry] = field(default_factory=OrderedDict)
+    _gone: OrderedDict[SegmentKey, None] = field(default_factory=OrderedDict)
+    _hot_bytes: int = 0
+    _tenants: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._hot)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, those that go first first."""
+        yield from [*self._fresh.values(), *self._hot.values()]
+
+    def find(self, key: SegmentKey) -> Entry | None:
+        """The entry of ``key`` if it is there and not past its time."""
+        entry = self._fresh.get(key) or self._hot.get(key)
+        return None if entry is None or self.is_expired(entry) else entry
+
+    def knows(self, key: SegmentKey) -> bool:
+        """Whether there is an entry of ``key``, past its time or not."""
+        return key in self._fresh or key in self._hot
+
+    def is_expired(self, entry: Entry) -> bool:
+        """Whether an entry is past its time; pinned ones never are."""
+        if self.ttl is None or entry.pinned:
+            return False
+        return self.clock() - entry.created > self.ttl
+
+    def expired(self) -> list[Entry]:
+        """Entries past their time that nobody reads."""
+        if self.ttl is None:
+            return []
+        return [entry for entry in self if self.is_expired(entry) and not entry.readers]
+
+    def touch(self, key: SegmentKey) -> None:
+        """``key`` was asked for again."""
+        if key in self._fresh:
+            entry = self._fresh.pop(key)
+            self._hot[key] = entry
+            self._hot_bytes += entry.num_bytes
+            self._cool()
+        elif key in self._hot:
+            self._hot.move_to_end(key)
+
+    def make_room(self, num_bytes: int, tenant: str, key: SegmentKey) -> list[Entry] | None:
+        """What must go so that ``num_bytes`` of ``tenant`` fit, or None if they are not admitted.
+
+        The caller removes the entries. One that is not admitted has better luck the next time: its
+        name is remembered."""
+        held = self._tenants.get(tenant, 0)
+        excess = held + num_bytes - int(self.limit * self.tenant_share)
+        order = self._in_order(known=key in self._gone)
+        going = _first([entry for entry in order if entry.tenant == tenant], excess)
+        if going is not None:
+            short = self.used + num_bytes - self.limit - sum(e.num_bytes for e in going)
+            more = _first([entry for entry in order if entry not in going], short)
+            if more is not None:
+                return going + more
+        self._remember(key)
+        return None
+
+    def next_to_go(self, key: SegmentKey) -> Entry | None:
+        """Who goes next where room for ``key`` is there but in pieces."""
+        return next(iter(self._in_order(known=key in self._gone)), None)
+
+    def add(self, entry: Entry) -> None:
+        """Book a record that is stored now."""
+        assert entry.key not in self._fresh and entry.key not in self._hot
+        hot = self._gone.pop(entry.key, entry) is None
+        (self._hot if hot else self._fresh)[entry.key] = entry
+        self._hot_bytes += entry.num_bytes if hot else 0
+        self._grow(entry, entry.num_bytes)
+        self._cool()
+
+    def grow(self, entry: Entry, num_bytes: int) -> None:
+        """A stored record got that much longer, or shorter."""
+        entry.num_bytes += num_bytes
+        self._hot_bytes += num_bytes if entry.key in self._hot else 0
+        self._grow(entry, num_bytes)
+
+    def remove(self, key: SegmentKey, *, remember: bool = False) -> Entry | None:
+        """Strike a record out, remembering its name if it had to make room; None if it is not
+        there."""
+        entry = self._fresh.pop(key, None)
+        if entry is None:
+            entry = self._hot.pop(key, None)
+            self._hot_bytes -= entry.num_bytes if entry else 0
+        if entry is not None:
+            self._grow(entry, -entry.num_bytes)
+            if remember:
+                self._remember(key)
+        return entry
+
+    def _in_order(self, *, known: bool) -> list[Entry]:
+        """Who may have to go for a newcomer, in this order: hot ones only if its name is known."""
+        every = [*self._fresh.values(), *self._hot.values()]
+        late = [entry for entry in every if self.is_expired(entry)]
+        order = [*late, *(every if known else self._fresh.values())]
+        return [e for e in dict.fromkeys(order) if not e.pinned and not e.readers]
+
+    def _cool(self) -> None:
+        """Hot records that are too many are fresh again."""
+        while self._hot_bytes > self.limit * _HOT_SHARE and len(self._hot) > 1:
+            key, entry = self._hot.popitem(last=False)
+            self._hot_bytes -= entry.num_bytes
+            self._fresh[key] = entry
+
+    def _grow(self, entry: Entry, num_bytes: int) -> None:
+        self.used += num_bytes
+        held = self._tenants.get(entry.tenant, 0) + num_bytes
+        self._tenants[entry.tenant] = held
+        if not held:
+            del self._tenants[entry.tenant]
+
+    def _remember(self, key: SegmentKey) -> None:
+        self._gone[key] = None
+        self._gone.move_to_end(key)
+        while len(self._gone) > _NAMES_KEPT:
+            self._gone.popitem(last=False)
+
+
+def _first(entries: list[Entry], num_bytes: int) -> list[Entry] | None:
+    """The first entries that have ``num_bytes`` together; None if all of them have fewer."""
+    taken: list[Entry] = []
+    for entry in entries:
+        if num_bytes <= 0:
+            break
+        taken.append(entry)
+        num_bytes -= entry.num_bytes
+    return taken if num_bytes <= 0 else None

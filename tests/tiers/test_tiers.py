@@ -1,0 +1,191 @@
+"""What holds for every tier: records come back as they were, whole or not at all."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from looseleaf.errors import InvalidOption
+from looseleaf.tiers import DiskTier, HostTier, Ledger, RemoteTier, Tier, TierFault
+from tests.tiers.records import RECORD_BYTES, content, key, numbers, put, read, record
+from tests.tiers.redis_server import RedisServer
+
+
+def test_a_record_comes_back_layer_by_layer_as_it_was_stored(tier: Tier) -> None:
+    for number in range(3):
+        assert put(tier, number, tenant="red")
+    assert tier.contains([key(n) for n in range(5)]) == [True] * 3 + [False] * 2
+    for number in range(3):
+        found = read(tier, number)
+        assert found is not None and torch.equal(found, content(number))
+    assert read(tier, 3) is None
+    assert sorted(numbers(tier)) == [0, 1, 2]
+    assert all(e.tenant == "red" and e.num_bytes >= RECORD_BYTES for e in tier.entries())
+
+
+def test_what_is_there_is_not_stored_again(tier: Tier) -> None:
+    assert put(tier, 1)
+    assert not tier.put(record(1), content(2))
+    found = read(tier, 1)
+    assert found is not None and torch.equal(found, content(1))
+
+
+def test_what_was_deleted_is_gone_with_its_sidecars(tier: Tier) -> None:
+    put(tier, 1)
+    put(tier, 2)
+    tier.put_sidecar(key(1), "bounds", {"low": torch.ones(3)})
+    assert tier.delete([key(1), key(7)]) == 1
+    assert tier.contains([key(1), key(2)]) == [False, True]
+    assert read(tier, 1) is None
+    assert tier.get_sidecar(key(1), "bounds") is None
+    assert tier.delete([]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_sidecars_come_back_by_name_with_dtype_and_shape(tier: Tier, dtype: torch.dtype) -> None:
+    arrays = {
+        "low": torch.arange(24).reshape(2, 3, 4).to(dtype),
+        "none": torch.empty(0, 5, dtype=dtype),
+        "one": torch.tensor(7).to(dtype),
+    }
+    assert not tier.put_sidecar(key(1), "page-bounds", arrays)
+    put(tier, 1)
+    assert tier.put_sidecar(key(1), "page-bounds", arrays)
+    assert tier.put_sidecar(key(1), "index_2", {"rows": torch.ones(2)})
+    found = tier.get_sidecar(key(1), "page-bounds")
+    assert found is not None and list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == dtype and torch.equal(found[name], array)
+    assert tier.put_sidecar(key(1), "page-bounds", {"low": torch.zeros(1)})
+    assert list(tier.get_sidecar(key(1), "page-bounds") or ()) == ["low"]
+    assert tier.get_sidecar(key(1), "other") is None
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "ä"])
+def test_a_sidecar_that_is_no_word_is_refused(tier: Tier, name: str) -> None:
+    put(tier, 1)
+    with pytest.raises(ValueError, match="letters, digits"):
+        tier.put_sidecar(key(1), name, {"x": torch.ones(1)})
+
+
+def test_a_record_that_goes_while_it_is_read_is_read_to_its_end_or_is_a_fault(tier: Tier) -> None:
+    put(tier, 1)
+    reader = tier.open(key(1))
+    assert reader is not None
+    into = torch.empty(reader.record.layer_bytes, dtype=torch.uint8)
+    assert torch.equal(reader.read(0, into), content(1)[0])
+    tier.delete([key(1)])
+    put(tier, 2)
+    try:
+        assert torch.equal(reader.read(1, into), content(1)[1])
+    except TierFault as fault:
+        assert fault.kind == "missing"
+    reader.close()
+
+
+def test_threads_that_store_read_and_delete_never_see_half_a_record(tier: Tier) -> None:
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        start.wait(10)
+        for turn in range(40):
+            number = (seed + turn) % 3
+            if (turn + seed) % 5 == 0:
+                tier.delete([key(number)])
+            put(tier, number)
+            try:
+                found = read(tier, number)
+            except TierFault as fault:
+                assert fault.kind == "missing"
+            else:
+                assert found is None or torch.equal(found, content(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result(60)
+
+
+def test_a_disk_remembers_after_a_restart_what_was_used_last(tmp_path: Path) -> None:
+    now = [time.time()]
+    first = DiskTier(tmp_path, Ledger(1 << 20), clock=lambda: now[0])
+    for number in range(3):
+        put(first, number, tenant="red")
+    first.put_sidecar(key(0), "bounds", {"low": torch.ones(3)})
+    for number in (1, 2, 0):
+        now[0] += 10
+        read(first, number)
+    again = DiskTier(tmp_path, Ledger(1 << 20))
+    assert numbers(again) == [1, 2, 0]
+    assert {e.tenant for e in again.entries()} == {"red"}
+    found = read(again, 0)
+    assert found is not None and torch.equal(found, content(0))
+    assert torch.equal((again.get_sidecar(key(0), "bounds") or {})["low"], torch.ones(3))
+    assert again.ledger.used == first.ledger.used
+    # with less room, what was used last stays
+    small = DiskTier(tmp_path, Ledger(2 * RECORD_BYTES))
+    assert numbers(small) == [0]
+    assert len(list(tmp_path.glob("*.segment"))) == 1
+
+
+def test_two_processes_find_what_the_other_wrote(tmp_path: Path) -> None:
+    mine, other = (DiskTier(tmp_path, Ledger(1 << 20)) for _ in range(2))
+    put(mine, 1)
+    assert other.contains([key(1)]) == [True]
+    found = read(other, 1)
+    assert found is not None and torch.equal(found, content(1))
+    mine.delete([key(1)])
+    assert other.contains([key(1)]) == [True], "it is told when it is opened"
+    assert read(other, 1) is None
+    assert other.contains([key(1)]) == [False]
+
+
+def test_any_safetensors_reader_opens_a_record(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    tier = DiskTier(tmp_path, Ledger(1 << 20))
+    put(tier, 5)
+    (path,) = tmp_path.glob("*.segment")
+    arrays = load_file(path)
+    layers = content(5).view(torch.float32).view(3, 2, 2, 2, 4, 8)
+    assert set(arrays) == {f"{letter}.{n}" for letter in "kv" for n in range(3)}
+    for layer in range(3):
+        for half, letter in enumerate("kv"):
+            mine = arrays[f"{letter}.{layer}"].view(torch.int32)
+            assert torch.equal(mine, layers[layer, half].view(torch.int32))
+
+
+def test_host_memory_in_pieces_is_made_whole_by_eviction() -> None:
+    tier = HostTier(Ledger(4 * RECORD_BYTES))
+    for number in range(4):
+        assert put(tier, number)
+    tier.delete([key(0), key(2)])
+    double = record(9)
+    wide = type(double)(key(9), 7, 6, double.layer_shape, "F32", double.layer_bytes)
+    # room for two, but not side by side; the name is remembered, so the next time it may
+    assert tier.put(wide, torch.cat([content(9), content(9)])) or tier.put(
+        wide, torch.cat([content(9), content(9)])
+    )
+    assert tier.contains([key(9)]) == [True]
+
+
+def test_a_remote_record_lives_as_long_as_it_was_told(redis_server: RedisServer) -> None:
+    import redis
+
+    tier = RemoteTier(redis_server.url, ttl=1000.0)
+    put(tier, 1)
+    tier.put_sidecar(key(1), "bounds", {"low": torch.ones(3)})
+    client = redis.Redis(port=redis_server.port)
+    times = [client.ttl(name) for name in client.keys("looseleaf:*")]
+    assert len(times) == 2 and all(990 <= left <= 1000 for left in times)
+    tier.pin(key(1), True)
+    assert client.ttl(f"looseleaf:1:segment:{key(1).hex()}") == -1
+    client.close()
+    tier.close()
+
+
+def test_a_url_that_can_not_be_read_is_refused_with_advice() -> None:
+    with pytest.raises(InvalidOption, match="write redis://"):
+        RemoteTier("http://somewhere")
