@@ -12,6 +12,7 @@ from looseleaf.config.engine import (
 )
 from looseleaf.config.fuse import Fuse, FuseSelector
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
+from looseleaf.config.revise import MAX_WINDOW, Revise
 from looseleaf.config.server import ServerConfig
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "EngineConfig",
     "Fuse",
     "FuseSelector",
+    "MAX_WINDOW",
     "ModelConfig",
+    "Revise",
     "RopeConfig",
     "RopeLaw",
     "SchedulerConfig",

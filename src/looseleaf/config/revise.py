@@ -1,0 +1,32 @@
+"""The revise policy of a request: which earlier rows profit from what is read now."""
+
+from dataclasses import dataclass
+
+from looseleaf.config.option import require
+
+MAX_WINDOW = 9
+"""The widest window: one byte says in which of the eight steps before this one a page was read."""
+
+
+@dataclass(frozen=True)
+class Revise:
+    """How many rows of an output are computed at every step (RetroAttention).
+
+    The newest row chooses what is read; the ``window - 1`` rows before it attend to what of that
+    they have not read yet, and their keys and values are written anew. A window of 1 revises
+    nothing. With ``adaptive`` the window falls, down to 1, when the batch is so large that more
+    rows would cost time in the linear layers: then an answer depends on what else the engine does.
+    Raises InvalidOption.
+    """
+
+    window: int = 2
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.window, int) and 1 <= self.window <= MAX_WINDOW,
+            f"a window of revised rows is 1 to {MAX_WINDOW}, not {self.window}",
+        )
+
+    def __str__(self) -> str:
+        return f"window {self.window}" + (", adaptive" if self.adaptive else "")

@@ -1,0 +1,98 @@
+"""What outputs carry from step to step while they are revised: seen-sets and the output cache.
+
+The output cache holds the attention state of every row in a window over the sealed pages that it
+has read. The row at position ``p`` has place ``p % window``, so nothing moves when a row comes or
+goes. States are fp32: a merge of many would round in fewer bits. The size depends on the window,
+not on the length of an output; only the registers have a byte a page."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from looseleaf.types import AttnState
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Sizes of a model whose outputs are revised."""
+
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    device: torch.device
+
+
+class RevisionStates:
+    """The states of all outputs with one ``window``; an output holds a slot from `take` to `free`.
+
+    ``registers`` uint8 ``[layers, slots, kv_heads, pages]``; ``out`` fp32 ``[layers, slots, window,
+    qo_heads, head_dim]`` and ``lse`` without the last. All grow as they are needed.
+    """
+
+    def __init__(self, shape: StateShape, window: int) -> None:
+        self.window = window
+        layers, device = shape.num_layers, shape.device
+        states = (layers, 0, window, shape.num_qo_heads)
+        self.registers: UInt8[Tensor, "layers slots kv_heads pages"] = torch.zeros(
+            layers, 0, shape.num_kv_heads, 0, dtype=torch.uint8, device=device
+        )
+        self.out: Tensor = torch.zeros(*states, shape.head_dim, device=device)
+        self.lse: Tensor = torch.zeros(states, device=device)
+        self._free: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """What all slots take."""
+        return self.registers.nbytes + self.out.nbytes + self.lse.nbytes
+
+    @property
+    def num_taken(self) -> int:
+        """Slots that outputs hold."""
+        return self.registers.shape[1] - len(self._free)
+
+    def take(self) -> int:
+        """A slot for an output; what stands in it is of no meaning."""
+        if not self._free:
+            slots = self.registers.shape[1]
+            more = max(4, slots)
+            self.registers = _grown(self.registers, 1, more)
+            self.out, self.lse = _grown(self.out, 1, more), _grown(self.lse, 1, more)
+            self._free = list(range(slots + more - 1, slots - 1, -1))
+        return self._free.pop()
+
+    def free(self, slot: int) -> None:
+        """The output is done with its slot."""
+        assert slot not in self._free, "a slot was freed twice"
+        self._free.append(slot)
+
+    def make_room(self, num_pages: int) -> None:
+        """Registers for so many pages of an output."""
+        pages = self.registers.shape[3]
+        if num_pages > pages:
+            self.registers = _grown(self.registers, 3, max(num_pages, 2 * pages, 64) - pages)
+
+    def carried(
+        self, layer: int, slots: Int[Tensor, " rows"], places: Int[Tensor, " rows"]
+    ) -> AttnState:
+        """What rows have kept, ``[rows, qo_heads, …]``."""
+        return AttnState(self.out[layer, slots, places], self.lse[layer, slots, places])
+
+    def keep(
+        self,
+        layer: int,
+        slots: Int[Tensor, " rows"],
+        places: Int[Tensor, " rows"],
+        out: Float[Tensor, "rows qo_heads head_dim"],
+        lse: Float[Tensor, "rows qo_heads"],
+    ) -> None:
+        """Keep the states of rows for the next step."""
+        self.out[layer, slots, places], self.lse[layer, slots, places] = out.float(), lse.float()
+
+
+def _grown(tensor: Tensor, dim: int, more: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[dim] = more
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
