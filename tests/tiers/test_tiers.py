@@ -117,7 +117,7 @@ def test_a_disk_remembers_after_a_restart_what_was_used_last(tmp_path: Path) -> 
     for number in (1, 2, 0):
         now[0] += 10
         read(first, number)
-    again = DiskTier(tmp_path, Ledger(1 << 20))
+    again = DiskTier(tmp_path, Ledger(1 << 20), clock=lambda: now[0])
     assert numbers(again) == [1, 2, 0]
     assert {e.tenant for e in again.entries()} == {"red"}
     found = read(again, 0)

@@ -49,7 +49,7 @@ class RemoteTier:
 
     def __post_init__(self) -> None:
         self._redis = _connect(self.url, self.timeout)
-        self._names = (f"{PREFIX}unfinished:{uuid4().hex}:{n}" for n in count())
+        self._own, self._numbers = uuid4().hex, count()
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
         """Which of the records are there, in one turn."""
@@ -74,7 +74,8 @@ class RemoteTier:
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Send a record layer by layer, then give it its name."""
-        name, unfinished = _name(record.key), next(self._names)
+        name = _name(record.key)
+        unfinished = f"{PREFIX}unfinished:{self._own}:{next(self._numbers)}"
         with _faults():
             if self._redis.exists(name):
                 return False
