@@ -11,6 +11,7 @@ from looseleaf.config.engine import (
     SchedulerConfig,
 )
 from looseleaf.config.fuse import Fuse, FuseSelector
+from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Revise
 from looseleaf.config.server import ServerConfig
@@ -23,6 +24,10 @@ __all__ = [
     "Fuse",
     "FuseSelector",
     "MAX_WINDOW",
+    "IndexConfig",
+    "IndexKeys",
+    "IndexKind",
+    "IndexPer",
     "ModelConfig",
     "Revise",
     "RopeConfig",

@@ -1,0 +1,54 @@
+"""How the vector index of a segment is made: kind, stored keys, and the sizes of its structure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from looseleaf.config.option import option, require
+
+IndexKind = Literal["flat", "ivf", "graph"]
+IndexKeys = Literal["stored", "float32", "float16", "bfloat16", "int8"]
+IndexPer = Literal["kv_head", "query_head"]
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """One index a KV head, or one a query head over the same keys.
+
+    Sizes of clusters are RetroInfer's, those of the graph from RetrievalAttention and our own
+    measurements (docs/retrieval.md)."""
+
+    kind: IndexKind = option("graph", "flat (reads all keys), ivf (clusters) or graph")
+    per: IndexPer = option("kv_head", "kv_head: one index a KV head; query_head: one a query head")
+    keys: IndexKeys = option(
+        "stored",
+        "the dtype that keys are compared in: stored reads the segment's own, any other is a copy",
+    )
+    sink: int = option(16, "first tokens of a segment, which are always read and not indexed")
+    local: int = option(64, "last tokens of a segment, which are always read and not indexed")
+    sample: float = option(0.2, "graph: queries to learn from, as a share of the keys")
+    top: int = option(100, "graph: keys that each of these queries finds")
+    readers: int = option(8, "graph: queries whose finds become a key's candidates")
+    degree: int = option(32, "graph: edges that a key chooses; reverse ones come on top")
+    cluster_size: int = option(16, "ivf: keys of a cluster on average")
+    span: int = option(8192, "ivf: keys that are clustered together")
+    iterations: int = option(10, "ivf: rounds of k-means")
+    seed: int = option(0, "of the sampled queries and of k-means")
+
+    def __post_init__(self) -> None:
+        require(
+            self.kind in ("flat", "ivf", "graph"),
+            f"unknown index {self.kind!r}: use flat, ivf or graph",
+        )
+        require(
+            self.per in ("kv_head", "query_head"),
+            f"an index per {self.per!r} is unknown: use kv_head or query_head",
+        )
+        require(
+            self.keys in ("stored", "float32", "float16", "bfloat16", "int8"),
+            f"unknown keys {self.keys!r}: use stored, float32, float16, bfloat16 or int8",
+        )
+        require(self.sink >= 0 and self.local >= 0, "sink and local must not be negative")
+        require(0 < self.sample <= 1, f"sample must be above 0 and at most 1, not {self.sample}")
+        for name in ("top", "readers", "degree", "cluster_size", "span", "iterations"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
+        require(self.span >= self.cluster_size, "span must hold at least one cluster")

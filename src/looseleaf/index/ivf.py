@@ -1,0 +1,136 @@
+"""Clusters of about 16 keys, opened in the order of their centroids: RetroInfer's wave index.
+
+Keys are clustered by direction around their segment's mean, run by run of 8,192, so that building
+is linear in the length; a cluster is judged by the mean of its members, which also stands for them
+where they are only estimated."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.config.index import IndexConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.index.base import Arrays, KVIndex
+from looseleaf.index.keys import KeyVectors
+
+_EFFORT = 64
+
+
+class IvfIndex(KVIndex):
+    """``effort`` is the number of clusters opened.
+
+    ``means`` is fp32 ``[clusters, head_dim]``; the members of cluster c are
+    ``members[starts[c] : starts[c + 1]]``, int32."""
+
+    kind = "ivf"
+    means: Tensor
+    starts: Tensor
+    members: Tensor
+
+    @classmethod
+    def build(cls, keys: KeyVectors, config: IndexConfig) -> "IvfIndex":
+        """Cluster all keys."""
+        index = cls(keys, 0, config, _EFFORT)
+        index.means = torch.empty(0, keys.head_dim)
+        index.starts = torch.zeros(1, dtype=torch.int32)
+        index.members = torch.empty(0, dtype=torch.int32)
+        index.fold()
+        return index
+
+    def fold(self) -> None:
+        """Cluster the keys that are newer than the structure; the others stay as they are."""
+        first, last = self.built, len(self.keys)
+        if first == last:
+            return
+        means, assigned = cluster_keys(self.keys, first, last, self.config)
+        order = assigned.argsort(stable=True)
+        sizes = assigned.bincount(minlength=len(means))
+        starts = sizes.cumsum(0).to(torch.int32) + self.starts[-1]
+        self.means = torch.cat((self.means, means)).contiguous()
+        self.starts = torch.cat((self.starts, starts))
+        self.members = torch.cat((self.members, (order + first).to(torch.int32)))
+        self.built = last
+
+    def structure(self) -> Arrays:
+        return {
+            "means": _narrowed(self.means).numpy(),
+            "starts": self.starts.numpy(),
+            "members": self.members.numpy(),
+        }
+
+    @classmethod
+    def load(cls, arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> "IvfIndex":
+        built, effort, _ = (int(n) for n in arrays["sizes"])
+        index = cls(keys, built, config, effort)
+        index.means = torch.from_numpy(np.array(arrays["means"], dtype=np.float32))
+        index.starts = torch.from_numpy(np.array(arrays["starts"], dtype=np.int32))
+        index.members = torch.from_numpy(np.array(arrays["members"], dtype=np.int32))
+        starts, members = index.starts, index.members
+        if (
+            int(starts[-1]) != len(members)
+            or len(starts) != len(index.means) + 1
+            or bool((starts.diff() < 0).any())
+            or (len(members) and not 0 <= int(members.min()) <= int(members.max()) < built)
+        ):
+            raise InvalidOption("the arrays of an ivf index do not fit together: build it again")
+        return index
+
+
+def cluster_keys(
+    keys: KeyVectors, first: int, last: int, config: IndexConfig
+) -> tuple[Float[Tensor, "clusters head_dim"], Int[Tensor, " keys"]]:
+    """Means of the clusters of keys ``first`` to ``last - 1``, and each key's cluster.
+
+    Runs of ``config.span`` keys are clustered on their own; then every key goes to the best
+    centroid of all. Clusters may end up empty; these are left out."""
+    centre = _mean(keys, first, last, config.span)
+    centroids = []
+    for start in range(first, last, config.span):
+        run = keys.gather(slice(start, min(start + config.span, last))) - centre
+        centroids.append(_spherical_means(run, config))
+    directions = torch.cat(centroids)
+    assigned = torch.empty(last - first, dtype=torch.int64)
+    sums = torch.zeros(len(directions), keys.head_dim)
+    for start in range(first, last, config.span):
+        run = keys.gather(slice(start, min(start + config.span, last)))
+        best = _nearest(run - centre, directions)
+        assigned[start - first : start - first + len(run)] = best
+        sums.index_add_(0, best, run)
+    sizes = assigned.bincount(minlength=len(directions))
+    kept = sizes > 0
+    renumbered = kept.cumsum(0) - 1
+    means = sums[kept] / sizes[kept, None]
+    # judged as they are stored, so that a loaded index finds the same
+    return _narrowed(means).float(), renumbered[assigned]
+
+
+def _narrowed(means: Tensor) -> Tensor:
+    narrow = means.to(torch.float16)
+    return narrow if bool(torch.isfinite(narrow).all()) else means
+
+
+def _mean(keys: KeyVectors, first: int, last: int, span: int) -> Tensor:
+    total = torch.zeros(keys.head_dim, dtype=torch.float64)
+    for start in range(first, last, span):
+        total += keys.gather(slice(start, min(start + span, last))).sum(0, dtype=torch.float64)
+    return (total / (last - first)).float()
+
+
+def _spherical_means(run: Tensor, config: IndexConfig) -> Tensor:
+    """Directions of about ``len(run) / cluster_size`` clusters; seeds are spread evenly."""
+    count = max(1, len(run) // config.cluster_size)
+    seeds = torch.linspace(0, len(run) - 1, count).round().long()
+    directions = torch.nn.functional.normalize(run[seeds], dim=1)
+    for _ in range(config.iterations):
+        best = _nearest(run, directions)
+        sums = torch.zeros_like(directions).index_add_(0, best, run)
+        lone = best.bincount(minlength=count) == 0
+        sums[lone] = directions[lone]
+        directions = torch.nn.functional.normalize(sums, dim=1)
+    return directions
+
+
+def _nearest(run: Tensor, directions: Tensor) -> Tensor:
+    tile = max(1, (1 << 22) // len(directions))
+    return torch.cat([(part @ directions.T).argmax(1) for part in run.split(tile)])

@@ -1,0 +1,111 @@
+"""The keys that an index is over: one copy of vectors, of any dtype, wherever they lie.
+
+Rows of a page pool, tensors of the host tier, or a quantised copy: an index knows keys by their
+ordinal, from 0, and never keeps vectors of its own."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.config.index import IndexKeys
+from looseleaf.errors import InvalidOption
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(eq=False)
+class KeyVectors:
+    """``count`` keys: key i is row ``rows[i]`` of ``vectors`` (row i without ``rows``).
+
+    ``vectors`` is ``[rows, head_dim]``, neighbours in the last dim; int8 ones come with ``scales``,
+    fp32 ``[keys]``. Room behind the last key lets `append` write without a copy.
+    """
+
+    vectors: Tensor
+    count: int
+    scales: Float[Tensor, " room"] | None = None
+    rows: Int[Tensor, " keys"] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        vectors: Float[Tensor, "rows head_dim"],
+        dtype: IndexKeys = "stored",
+        rows: Int[Tensor, " keys"] | None = None,
+    ) -> "KeyVectors":
+        """Keys in ``dtype``; ``stored`` reads ``vectors`` where they lie.
+
+        Raises InvalidOption if a key is not finite, or finite numbers leave ``dtype``'s range."""
+        if vectors.stride(-1) != 1:
+            vectors = vectors.contiguous()
+        chosen = vectors if rows is None else vectors[rows]
+        _require_finite(chosen)
+        if dtype == "stored":
+            return cls(vectors, len(chosen), rows=rows)
+        if dtype == "int8":
+            return cls(*_quantise(chosen))
+        cast = chosen.to(_DTYPES[dtype])
+        _require_finite(cast, f" in {dtype}: use bfloat16 or float32")
+        return cls(cast.contiguous(), len(cast))
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def head_dim(self) -> int:
+        return self.vectors.shape[-1]
+
+    @property
+    def num_copied_bytes(self) -> int:
+        """Bytes of the quantised copy; 0 for keys that are read where they lie."""
+        if self.scales is None:
+            return 0
+        return self.count * (self.head_dim + 4)
+
+    def gather(self, ids: Tensor | slice) -> Float[Tensor, "keys head_dim"]:
+        """The keys of ``ids`` as fp32."""
+        if isinstance(ids, slice):
+            ids = torch.arange(self.count)[ids]
+        at = ids if self.rows is None else self.rows[ids]
+        wide = self.vectors[at].float()
+        return wide if self.scales is None else wide * self.scales[ids, None]
+
+    def append(self, new: Float[Tensor, "keys head_dim"]) -> None:
+        """More keys behind the last. Raises InvalidOption for keys in a pool, which grow there."""
+        if self.rows is not None:
+            raise InvalidOption("keys in pages grow there: bind the index to the longer run")
+        _require_finite(new)
+        narrow, scales = (new.to(self.vectors.dtype), None)
+        if self.scales is not None:
+            narrow, _, scales = _quantise(new)
+        _require_finite(narrow, f" in {narrow.dtype}: use bfloat16 or float32")
+        last = self.count + len(new)
+        if last > len(self.vectors):
+            self.vectors = _grown(self.vectors[: self.count], last)
+            if self.scales is not None:
+                self.scales = _grown(self.scales[: self.count], last)
+        self.vectors[self.count : last] = narrow
+        if self.scales is not None and scales is not None:
+            self.scales[self.count : last] = scales
+        self.count = last
+
+
+def _grown(tensor: Tensor, least: int) -> Tensor:
+    room = tensor.new_zeros((max(least, len(tensor) * 3 // 2), *tensor.shape[1:]))
+    room[: len(tensor)] = tensor
+    return room
+
+
+def _quantise(keys: Tensor) -> tuple[Tensor, int, Tensor]:
+    scales = keys.float().abs().amax(1).clamp_min(1e-30) / 127
+    return (keys.float() / scales[:, None]).round().to(torch.int8), len(keys), scales
+
+
+def _require_finite(keys: Tensor, where: str = "") -> None:
+    if keys.is_floating_point() and not bool(torch.isfinite(keys).all()):
+        bad = int((~torch.isfinite(keys)).any(1).nonzero()[0])
+        raise InvalidOption(
+            f"key {bad} is not finite{where or ': a NaN or infinity has no nearest neighbours'}"
+        )

@@ -1,0 +1,61 @@
+"""The C of the indexes, compiled once for a dim and a dtype of keys, and its structures."""
+
+import ctypes
+import math
+from importlib import resources
+
+import torch
+
+from looseleaf.errors import NativeUnavailable
+from looseleaf.index.keys import KeyVectors
+from looseleaf.ops.native_build import load_library, vector_lanes
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+
+class KeysPointer(ctypes.Structure):
+    """Where keys lie; whoever makes one keeps them alive."""
+
+    _fields_ = (
+        ("vectors", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, keys: KeyVectors) -> "KeysPointer":
+        """The keys as C reads them."""
+        return cls(
+            keys.vectors.data_ptr(),
+            None if keys.scales is None else keys.scales.data_ptr(),
+            None if keys.rows is None else keys.rows.data_ptr(),
+            len(keys),
+            keys.vectors.stride(0),
+        )
+
+
+def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
+    """The C file ``name`` of this folder for keys of this dim and dtype.
+
+    Raises NativeUnavailable if it can't be compiled."""
+    if keys.vectors.dtype not in _TYPES:
+        raise NativeUnavailable(f"no C search over keys of {keys.vectors.dtype}")
+    folder = resources.files("looseleaf.index")
+    source = folder.joinpath("vectors.h").read_text() + folder.joinpath(name).read_text()
+    dim = keys.head_dim
+    defines = {
+        "DIM": dim,
+        "KEY_TYPE": _TYPES[keys.vectors.dtype],
+        "LANES": math.gcd(dim, vector_lanes()),
+    }
+    return load_library(source, tuple(defines.items()))
+
+
+def try_native(keys: KeyVectors, name: str = "search.c") -> ctypes.CDLL | None:
+    """The library, or None where there is no C compiler: what is found is the same, slower."""
+    try:
+        return load_index_library(name, keys)
+    except NativeUnavailable:
+        return None

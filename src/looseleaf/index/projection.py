@@ -1,0 +1,91 @@
+"""From what queries found to edges between keys: in C where there is a compiler, else in NumPy."""
+
+import ctypes
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from looseleaf.index.keys import KeyVectors
+from looseleaf.index.native import KeysPointer, load_index_library, try_native
+
+
+class _Projection(ctypes.Structure):
+    _fields_ = (
+        ("keys", KeysPointer),
+        ("lists", ctypes.c_void_p),
+        ("top", ctypes.c_int64),
+        ("readers", ctypes.c_void_p),
+        ("most_readers", ctypes.c_int64),
+        ("degree", ctypes.c_int64),
+        ("links", ctypes.c_void_p),
+    )
+
+
+def project(
+    keys: KeyVectors,
+    lists: Int[Tensor, "queries top"],
+    readers: Int[Tensor, "keys readers"],
+    degree: int,
+) -> Int[Tensor, "keys edges"]:
+    """At most ``2 * degree`` neighbours of each key, ended by -1.
+
+    A key's candidates are what its ``readers`` found. It keeps the nearest that is not nearer to
+    one kept before, up to ``degree``, and fills up with the nearest; then edges are made to go both
+    ways. Nearness is the inner product."""
+    lists, readers = lists.contiguous(), readers.contiguous()
+    links = torch.full((len(keys), 2 * degree), -1, dtype=torch.int32)
+    library = try_native(keys)
+    if library is None:
+        _project_numpy(keys, lists.numpy(), readers.numpy(), links.numpy())
+        return links
+    projection = _Projection(
+        KeysPointer.of(keys),
+        lists.data_ptr(),
+        lists.shape[1],
+        readers.data_ptr(),
+        readers.shape[1],
+        degree,
+        links.data_ptr(),
+    )
+    load_index_library("project.c", keys).looseleaf_project(
+        ctypes.byref(projection), ctypes.c_int64(torch.get_num_threads())
+    )
+    return links
+
+
+Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+def _project_numpy(keys: KeyVectors, lists: Table, readers: Table, links: Table) -> None:
+    vectors = keys.gather(slice(0, None)).numpy()
+    width = links.shape[1]
+    for key, queries in enumerate(readers):
+        candidates = np.unique(lists[queries[queries >= 0]])
+        candidates = candidates[(candidates >= 0) & (candidates != key)]
+        if len(candidates) == 0:
+            continue
+        scores = vectors[candidates] @ vectors[key]
+        order = np.lexsort((candidates, -scores))
+        chosen = _prune(vectors[candidates[order]], scores[order], width // 2)
+        links[key, : len(chosen)] = candidates[order][chosen]
+    own = (links >= 0).sum(1)
+    count = own.copy()
+    for key in range(len(links)):
+        for other in links[key, : own[key]]:
+            if count[other] < width and key not in links[other, : count[other]]:
+                links[other, count[other]] = key
+                count[other] += 1
+
+
+def _prune(vectors: np.ndarray, scores: np.ndarray, degree: int) -> list[int]:
+    """Which candidates, nearest first, become edges."""
+    kept: list[int] = []
+    for n in range(len(scores)):
+        if len(kept) == degree:
+            break
+        if not kept or float((vectors[kept] @ vectors[n]).max()) <= scores[n]:
+            kept.append(n)
+    others = [n for n in range(len(scores)) if n not in set(kept)]
+    return kept + others[: degree - len(kept)]

@@ -1,0 +1,228 @@
+"""Searches in many indexes at once, and the attention over what they find.
+
+One call of C takes all of them, outside of Python's lock; without a compiler the same is done
+query by query in PyTorch."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.errors import InvalidOption
+from looseleaf.index.base import Hits, KVIndex, require_queries
+from looseleaf.index.flat import FlatIndex
+from looseleaf.index.graph import GraphIndex
+from looseleaf.index.ivf import IvfIndex
+from looseleaf.index.keys import KeyVectors
+from looseleaf.index.native import KeysPointer, try_native
+from looseleaf.types import AttnState
+
+_SEARCH = np.dtype(
+    [
+        ("index", np.uintp),
+        ("query", np.uintp),
+        ("want", np.int64),
+        ("effort", np.int64),
+        ("ids", np.uintp),
+        ("scores", np.uintp),
+        ("scanned", np.uintp),
+        ("values", np.uintp),
+        ("scale", np.float32),
+        ("out", np.uintp),
+        ("lse", np.uintp),
+    ],
+    align=True,
+)
+
+
+class _IndexPointer(ctypes.Structure):
+    _fields_ = (
+        ("keys", KeysPointer),
+        ("built", ctypes.c_int64),
+        ("links", ctypes.c_void_p),
+        ("degree", ctypes.c_int64),
+        ("entries", ctypes.c_void_p),
+        ("num_entries", ctypes.c_int64),
+        ("means", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("members", ctypes.c_void_p),
+        ("clusters", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, index: KVIndex) -> "_IndexPointer":
+        made = cls(keys=KeysPointer.of(index.keys), built=index.built)
+        if isinstance(index, GraphIndex):
+            made.links, made.degree = index.links.data_ptr(), index.links.shape[1]
+            made.entries, made.num_entries = index.entries.data_ptr(), len(index.entries)
+        elif isinstance(index, IvfIndex):
+            made.means, made.clusters = index.means.data_ptr(), len(index.means)
+            made.starts, made.members = index.starts.data_ptr(), index.members.data_ptr()
+        return made
+
+
+def search(
+    index: KVIndex,
+    queries: Float[Tensor, "queries head_dim"],
+    count: int,
+    effort: int | None = None,
+    threads: int = 1,
+) -> Hits:
+    """The (nearly) ``count`` best keys of each query; see `search_each`."""
+    several = [index] * len(queries)
+    return search_each(several, queries, count, effort=effort, threads=threads)[0]
+
+
+def search_each(
+    indexes: Sequence[KVIndex],
+    queries: Float[Tensor, "queries head_dim"],
+    count: int,
+    *,
+    values: Sequence[KeyVectors] | None = None,
+    softmax_scale: float = 1.0,
+    effort: int | None = None,
+    threads: int = 1,
+) -> tuple[Hits, AttnState | None]:
+    """Query i in ``indexes[i]``, for the ``count`` best keys.
+
+    With ``values`` (for each query those of its keys) also the attention over its hits: ``out`` is
+    fp32 ``[queries, 1, head_dim]`` and ``lse`` ``[queries, 1]``. All keys have one dim and dtype.
+    Raises InvalidOption for a ``count`` below 1 and for queries that are not finite."""
+    if count < 1:
+        raise InvalidOption(f"a search is for at least one key, not {count}")
+    if not indexes:
+        empty = torch.empty(0, count)
+        return Hits(empty.int(), empty, torch.empty(0, dtype=torch.int64)), None
+    wide = require_queries(queries, indexes[0].keys.head_dim)
+    library = try_native(indexes[0].keys)
+    efforts = [index.effort if effort is None else effort for index in indexes]
+    if library is None:
+        return _search_torch(indexes, wide, count, efforts, values, softmax_scale)
+    same = {(index.keys.vectors.dtype, index.keys.head_dim) for index in indexes}
+    if len(same) > 1:
+        raise InvalidOption(f"one call searches keys of one dtype and dim, not {same}")
+    return _search_native(library, indexes, wide, (count, efforts, threads), values, softmax_scale)
+
+
+def _search_native(
+    library: ctypes.CDLL,
+    indexes: Sequence[KVIndex],
+    queries: Tensor,
+    how: tuple[int, Sequence[int], int],
+    values: Sequence[KeyVectors] | None,
+    softmax_scale: float,
+) -> tuple[Hits, AttnState | None]:
+    (count, efforts, threads), num, dim = how, len(queries), queries.shape[1]
+    made = {id(index): _IndexPointer.of(index) for index in indexes}
+    hits = Hits(
+        torch.empty(num, count, dtype=torch.int32),
+        torch.empty(num, count),
+        torch.empty(num, dtype=torch.int64),
+    )
+    searches = np.zeros(num, dtype=_SEARCH)
+    searches["index"] = [ctypes.addressof(made[id(index)]) for index in indexes]
+    searches["query"] = _rows(queries)
+    searches["want"], searches["effort"] = count, efforts
+    for name, tensor in zip(("ids", "scores", "scanned"), hits, strict=True):
+        searches[name] = _rows(tensor)
+    state = None
+    if values is not None:
+        _require_values(indexes, values)
+        pointers = {id(v): KeysPointer.of(v) for v in values}
+        state = AttnState(torch.empty(num, 1, dim), torch.empty(num, 1))
+        searches["values"] = [ctypes.addressof(pointers[id(v)]) for v in values]
+        searches["scale"] = softmax_scale
+        searches["out"], searches["lse"] = _rows(state.out), _rows(state.lse)
+    library.looseleaf_search(
+        ctypes.c_void_p(searches.ctypes.data), ctypes.c_int64(num), ctypes.c_int64(threads)
+    )
+    return hits, state
+
+
+def _rows(tensor: Tensor) -> np.ndarray:
+    step = tensor.stride(0) * tensor.element_size()
+    return np.uintp(tensor.data_ptr()) + np.arange(len(tensor), dtype=np.uintp) * np.uintp(step)
+
+
+def _require_values(indexes: Sequence[KVIndex], values: Sequence[KeyVectors]) -> None:
+    for index, of_keys in zip(indexes, values, strict=True):
+        if len(of_keys) < len(index.keys) or of_keys.vectors.dtype != index.keys.vectors.dtype:
+            raise InvalidOption(
+                f"{len(index.keys)} keys of {index.keys.vectors.dtype} need as many values of that "
+                f"dtype, not {len(of_keys)} of {of_keys.vectors.dtype}"
+            )
+
+
+def _search_torch(
+    indexes: Sequence[KVIndex],
+    queries: Tensor,
+    count: int,
+    efforts: Sequence[int],
+    values: Sequence[KeyVectors] | None,
+    softmax_scale: float,
+) -> tuple[Hits, AttnState | None]:
+    found = [_search_one(*each, count) for each in zip(indexes, queries, efforts, strict=True)]
+    hits = Hits(
+        torch.stack([ids for ids, _, _ in found]),
+        torch.stack([scores for _, scores, _ in found]),
+        torch.tensor([scanned for _, _, scanned in found]),
+    )
+    if values is None:
+        return hits, None
+    _require_values(indexes, values)
+    out = torch.zeros(len(queries), 1, queries.shape[1])
+    for n, of_keys in enumerate(values):
+        ids = hits.ids[n][hits.ids[n] >= 0].long()
+        weights = (hits.scores[n][: len(ids)] * softmax_scale).softmax(0)
+        out[n, 0] = weights @ of_keys.gather(ids)
+    return hits, AttnState(out, (hits.scores * softmax_scale).logsumexp(1)[:, None])
+
+
+def _search_one(
+    index: KVIndex, query: Tensor, effort: int, count: int
+) -> tuple[Tensor, Tensor, int]:
+    keys, built = index.keys, index.built
+    candidates, scanned = torch.empty(0, dtype=torch.int64), 0
+    if count >= len(keys) or isinstance(index, FlatIndex):
+        built = 0
+    elif isinstance(index, IvfIndex) and len(index.means):
+        opened = (index.means @ query).topk(min(effort, len(index.means))).indices
+        runs = [index.members[index.starts[c] : index.starts[c + 1]] for c in opened.tolist()]
+        candidates = torch.cat(runs).long()
+        scanned = len(index.means) + len(candidates)
+    elif isinstance(index, GraphIndex) and built:
+        candidates, scanned = _walk(index, query, max(effort, count))
+    new = torch.arange(built, len(keys))
+    candidates = torch.cat((candidates, new))
+    scores = keys.gather(candidates) @ query
+    order = np.lexsort((candidates.numpy(), -scores.numpy()))[:count].copy()
+    ids = torch.full((count,), -1, dtype=torch.int32)
+    best = torch.full((count,), -torch.inf)
+    ids[: len(order)], best[: len(order)] = candidates[order].int(), scores[order]
+    return ids, best, scanned + len(new)
+
+
+def _walk(index: GraphIndex, query: Tensor, effort: int) -> tuple[Tensor, int]:
+    """Best first: always look behind the best candidate that was not looked behind yet."""
+    seen = torch.zeros(index.built, dtype=torch.bool)
+    ids, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
+    done = torch.empty(0, dtype=torch.bool)
+    links, scanned = index.entries.long(), 0
+    while True:
+        fresh = links[~seen[links]]
+        seen[fresh] = True
+        scanned += len(fresh)
+        ids = torch.cat((ids, fresh))
+        scores = torch.cat((scores, index.keys.gather(fresh) @ query))
+        done = torch.cat((done, torch.zeros(len(fresh), dtype=torch.bool)))
+        order = torch.from_numpy(np.lexsort((ids.numpy(), -scores.numpy()))[:effort].copy())
+        ids, scores, done = ids[order], scores[order], done[order]
+        if bool(done.all()):
+            return ids, scanned
+        at = int((~done).nonzero()[0])
+        done[at] = True
+        links = index.links[ids[at]].long()
+        links = links[links >= 0]

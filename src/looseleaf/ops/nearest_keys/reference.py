@@ -1,0 +1,45 @@
+"""Nearest keys by tiles: scores of some queries and some keys, merged with the best so far."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_TILE_SCORES = 1 << 22
+
+
+class NearestKeys(NamedTuple):
+    """Ids (int32, ended by -1) and scores (fp32, ended by -inf), ``[queries, count]``, best
+    first.
+    """
+
+    ids: Tensor
+    scores: Tensor
+
+
+def nearest_keys_reference(
+    q: Float[Tensor, "queries head_dim"],
+    keys: Float[Tensor, "keys head_dim"],
+    count: int,
+    bounds: Int[Tensor, " queries"] | None = None,
+) -> NearestKeys:
+    """See `looseleaf.ops.nearest_keys`."""
+    ids = torch.full((len(q), count), -1, dtype=torch.int32, device=q.device)
+    scores = torch.full((len(q), count), -torch.inf, device=q.device)
+    tile_keys = max(1, min(len(keys), 32768))
+    tile_rows = max(1, _TILE_SCORES // tile_keys)
+    for row in range(0, len(q), tile_rows):
+        rows = slice(row, row + tile_rows)
+        for first in range(0, len(keys), tile_keys):
+            tile = q[rows].float() @ keys[first : first + tile_keys].float().T
+            if bounds is not None:
+                position = torch.arange(first, first + tile.shape[1], device=q.device)
+                tile.masked_fill_(position >= bounds[rows, None], -torch.inf)
+            best = tile.topk(min(count, tile.shape[1]), dim=1)
+            found = (best.indices + first).to(torch.int32)
+            found.masked_fill_(best.values == -torch.inf, -1)
+            merged = torch.cat((scores[rows], best.values), 1).topk(count, dim=1)
+            both = torch.cat((ids[rows], found), 1)
+            scores[rows], ids[rows] = merged.values, both.gather(1, merged.indices)
+    return NearestKeys(ids, scores)

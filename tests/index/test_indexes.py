@@ -1,0 +1,178 @@
+"""Indexes find nearly what a scan finds; the same after storing, inserting and on any path."""
+
+import numpy as np
+import pytest
+import torch
+
+from looseleaf.config import IndexConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.index import (
+    KeyVectors,
+    KVIndex,
+    build_index,
+    choose_index,
+    load_index,
+    search,
+    search_each,
+)
+from looseleaf.index.choosing import recall_of
+from looseleaf.index.native import load_index_library
+from looseleaf.ops.nearest_keys import nearest_keys
+from tests.index.vectors import layer
+
+KINDS = pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
+DTYPES = ["float32", "float16", "bfloat16", "int8"]
+
+
+def made(
+    kind: str, num: int = 3000, dtype: str = "float32", **options: int
+) -> tuple[KVIndex, torch.Tensor]:
+    keys, queries = layer(num, num)
+    config = IndexConfig(kind=kind, keys=dtype, **options)  # type: ignore[arg-type]
+    index = build_index(KeyVectors.create(keys, config.keys), config, queries[: num // 2])
+    return index, queries[-64:]
+
+
+def recall(
+    index: KVIndex, queries: torch.Tensor, count: int = 50, effort: int | None = None
+) -> float:
+    exact = nearest_keys(queries, index.keys.gather(slice(0, None)), count)
+    return recall_of(search(index, queries, count, effort), exact)
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_index_finds_nearly_what_a_full_scan_finds(kind: str, dtype: str) -> None:
+    index, queries = made(kind, dtype=dtype)
+    assert recall(index, queries) > (0.999 if kind == "flat" else 0.9)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "graph"])
+def test_more_effort_finds_no_less_and_scans_less_than_all(kind: str) -> None:
+    index, queries = made(kind, 6000)
+    found = [recall(index, queries, effort=effort) for effort in (50, 100, 200)]
+    assert found == sorted(found)
+    scanned = search(index, queries, 50, 50).scanned
+    assert 0 < float(scanned.double().mean()) < 0.5 * len(index)
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_c_and_torch_find_the_same_keys_and_states(
+    kind: str, dtype: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, queries = layer(600, 300, head_dim)
+    config = IndexConfig(kind=kind, keys=dtype, degree=8)  # type: ignore[arg-type]
+    vectors = KeyVectors.create(keys, config.keys)
+    values = KeyVectors.create(keys.flip(0), config.keys)
+    index = build_index(vectors, config, queries)
+    asked = ([index] * 20, queries[:20], 40)
+    load_index_library("search.c", vectors)
+    hits, state = search_each(*asked, values=[values] * 20, softmax_scale=0.3)
+    monkeypatch.setattr("looseleaf.index.searching.try_native", lambda keys: None)
+    slow_hits, slow_state = search_each(*asked, values=[values] * 20, softmax_scale=0.3)
+    torch.testing.assert_close(hits.scores, slow_hits.scores, rtol=1e-5, atol=1e-4)
+    assert torch.equal(hits.scanned, slow_hits.scanned)
+    assert state is not None and slow_state is not None
+    torch.testing.assert_close(state.out, slow_state.out, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state.lse, slow_state.lse, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_c_and_numpy_project_the_same_edges(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, queries = layer(400, 200)
+    config = IndexConfig(keys=dtype, degree=6, top=20)  # type: ignore[arg-type]
+    vectors = KeyVectors.create(keys, config.keys)
+    fast = build_index(vectors, config, queries)
+    monkeypatch.setattr("looseleaf.index.projection.try_native", lambda keys: None)
+    slow = build_index(vectors, config, queries)
+    same = np.array_equal(fast.structure()["links"], slow.structure()["links"])
+    # sums in another order may turn a near tie
+    equal = (fast.structure()["links"] == slow.structure()["links"]).mean()
+    assert same or equal > 0.98
+    assert fast.structure()["entries"][0] == slow.structure()["entries"][0]
+
+
+@KINDS
+def test_a_search_for_all_keys_attends_like_dense_attention(kind: str) -> None:
+    index, queries = made(kind, 500)
+    values, _ = layer(500, 1, seed=7)
+    several = [index] * len(queries)
+    _, state = search_each(
+        several, queries, 500, values=[KeyVectors.create(values)] * len(queries), softmax_scale=0.2
+    )
+    scores = 0.2 * queries.double() @ index.keys.gather(slice(0, None)).double().T
+    assert state is not None
+    torch.testing.assert_close(
+        state.out[:, 0].double(), scores.softmax(1) @ values.double(), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(state.lse[:, 0].double(), scores.logsumexp(1), rtol=1e-5, atol=1e-5)
+
+
+@KINDS
+def test_a_stored_index_finds_the_same_after_loading(kind: str) -> None:
+    index, queries = made(kind, dtype="bfloat16")
+    again = load_index(index.arrays(), index.keys, index.config)
+    before, after = search(index, queries, 50), search(again, queries, 50)
+    assert torch.equal(before.ids, after.ids) and torch.equal(before.scanned, after.scanned)
+    assert all(not name.startswith("keys") for name in index.arrays())
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inserted_keys_are_found_exactly(kind: str, dtype: str) -> None:
+    index, queries = made(kind, 2000, dtype=dtype)
+    new = 3 * queries[:40]
+    for part in new.split(7):
+        index.insert(part)
+    hits = search(index, queries[:40], 50)
+    exact = nearest_keys(queries[:40], index.keys.gather(slice(0, None)), 50)
+    inserted = exact.ids >= 2000
+    assert bool(inserted.any(1).all())
+    for row in range(40):
+        assert set(exact.ids[row][inserted[row]].tolist()) <= set(hits.ids[row].tolist())
+    again = load_index(index.arrays(), index.keys, index.config)
+    assert torch.equal(search(again, queries[:40], 50).ids, hits.ids)
+
+
+def test_clusters_take_inserted_keys_in() -> None:
+    index, queries = made("ivf", 2000)
+    keys, _ = layer(3000, 1)
+    index.insert(keys[2000:])
+    before = recall(index, queries)
+    index.fold()  # type: ignore[attr-defined]
+    assert index.built == len(index) == 3000
+    members = torch.from_numpy(index.structure()["members"].copy())
+    assert torch.equal(members.sort().values, torch.arange(3000, dtype=torch.int32))
+    assert recall(index, queries) > before - 0.05
+
+
+@pytest.mark.parametrize("per_page", [8])
+def test_keys_in_pages_are_read_where_they_lie(per_page: int) -> None:
+    keys, queries = layer(160, 80)
+    rows = torch.randperm(20)[:, None] * per_page + torch.arange(per_page)
+    memory = torch.full((160, 32), float("nan"))
+    memory[rows.flatten()] = keys
+    paged = KeyVectors.create(memory, rows=rows.flatten())
+    index = build_index(KeyVectors.create(keys), IndexConfig("graph", degree=8), queries)
+    before = search(index, queries, 10)
+    index.bind(paged)
+    assert torch.equal(search(index, queries, 10).ids, before.ids)
+    with pytest.raises(InvalidOption, match="grow"):
+        index.insert(keys)
+    with pytest.raises(InvalidOption, match="another segment"):
+        index.bind(KeyVectors.create(keys[:100]))
+
+
+def test_the_choice_follows_the_measurement() -> None:
+    keys, queries = layer(8000, 3000)
+    options = IndexConfig(sink=0, local=0)
+    chosen = choose_index(KeyVectors.create(keys), queries, options, count=40, cost="scanned")
+    able = [t for t in chosen.trials if t.recall >= 0.95]
+    assert [t.kind for t in chosen.trials] == ["flat", "ivf", "graph"]
+    best = min(able, key=lambda trial: trial.scanned)
+    assert (chosen.index.kind, chosen.index.effort) == (best.kind, best.effort)
+    assert best.scanned < 0.5
+    impossible = choose_index(KeyVectors.create(keys[:30]), queries, options, cost="scanned")
+    assert impossible.index.kind == "flat"
