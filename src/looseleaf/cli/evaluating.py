@@ -94,16 +94,16 @@ class Evaluation:
             raise InvalidOption("--batch must be at least 1")
         return cls(choices, fuses, given(options))
 
-    def run(self, tasks: Sequence[Any], seeds: range) -> list[Any]:
+    def run(self, make_tasks: Callable[[Callable[[str], int]], Any], seeds: range) -> list[Any]:
         """Every task under every arm of every model; shows and returns the figures, and appends
-        them to the file of results."""
+        them to the file of results. ``make_tasks`` is told how a model counts tokens."""
         from looseleaf.evals.figures import summarize
 
         if len(seeds) < 1:
             raise InvalidOption("--questions must be at least 1")
         figures = []
-        for model, runner, arms in self._models():
-            for task in tasks:
+        for model, runner, arms, count in self._models():
+            for task in make_tasks(count):
                 baseline = None
                 for arm in arms:
                     scored = self._ask(runner, (task, arm), seeds, model)
@@ -114,13 +114,14 @@ class Evaluation:
                     self._append(rows)
         return figures
 
-    def _models(self) -> Iterator[tuple[str, Any, list[Any]]]:
-        """Each model's name, its runner and its arms."""
+    def _models(self) -> Iterator[tuple[str, Any, list[Any], Callable[[str], int]]]:
+        """Each model's name, its runner, its arms, and how many tokens a text has for it."""
         from looseleaf.bench.origin import describe_origin
         from looseleaf.engine.llm import LLM
         from looseleaf.engine.loading import reference_model
         from looseleaf.evals.endpoint import EndpointArm
         from looseleaf.evals.run import AnswerFile, Runner, Source
+        from looseleaf.evals.world import count_words
         from looseleaf.models import find_checkpoint, model_fingerprint
 
         chosen, code = self.choices, describe_origin()["commit"]
@@ -132,7 +133,7 @@ class Evaluation:
             source = Source(code, name, chosen["endpoint"])
             key = chosen["endpoint_key"] or ""
             arm = EndpointArm(chosen["endpoint"], name, key, chosen["documents_as"])
-            yield name, Runner(source, answers, chosen["batch"]), [arm]
+            yield name, Runner(source, answers, chosen["batch"]), [arm], count_words
             return
         folders: dict[str, Any] = {chosen["model"]: chosen["model"]}
         if not chosen["model"]:
@@ -142,7 +143,8 @@ class Evaluation:
             weights = model_fingerprint(find_checkpoint(folder)).hex()
             settings = repr(sorted(self.engine.items()))
             runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
-            yield name, runner, self._arms(LLM(folder, **self.engine))
+            llm = LLM(folder, **self.engine)
+            yield name, runner, self._arms(llm), _counter(llm)
 
     def _arms(self, llm: Any) -> list[Any]:
         from looseleaf.evals.arms import EngineArm
@@ -176,6 +178,10 @@ class Evaluation:
         target = self.choices["output"] or default
         if target is not None:
             append_rows(target, [asdict(row) for row in rows], describe_origin())
+
+
+def _counter(llm: Any) -> Callable[[str], int]:
+    return lambda text: len(llm.engine.tokenizer.encode(text))
 
 
 def _show(rows: Sequence[Any]) -> None:

@@ -5,18 +5,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from looseleaf.engine.llm import LLM
-from looseleaf.errors import InvalidOption
 from looseleaf.evals.arms import EngineArm, Form
 from looseleaf.evals.task import Arm, Task
-from looseleaf.evals.world import MAX_HOPS
-from looseleaf.evals.world_tasks import WorldTask
+from looseleaf.evals.world import MAX_HOPS, CountTokens, count_words
+from looseleaf.evals.world_tasks import NeedleTask, RollCallTask, WorldTask
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the items are. A task takes what concerns it."""
+    """How large the items are; a task takes what concerns it. ``count`` tells a text's tokens."""
 
     documents: int = 6
+    lines: int = 40
+    tokens: tuple[int, ...] = (1024,)
+    count: CountTokens = count_words
+
+
+DEEP_HOPS = MAX_HOPS + 1
 
 
 def _chains(sizes: Sizes) -> list[Task]:
@@ -27,12 +32,20 @@ def _plain(name: str) -> Callable[[Sizes], list[Task]]:
     return lambda sizes: [WorldTask(name, documents=sizes.documents)]
 
 
+def _needles(sizes: Sizes) -> list[Task]:
+    return [NeedleTask(tokens, sizes.count) for tokens in sizes.tokens]
+
+
 TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(
     {
         "lookup": _plain("lookup"),
         "bridge": _plain("bridge"),
         "chain": _chains,
         "unanswerable": _plain("unanswerable"),
+        "look-alike": _plain("look-alike"),
+        "deep-chain": lambda sizes: [WorldTask("chain", DEEP_HOPS, sizes.documents)],
+        "roll-call": lambda sizes: [RollCallTask(sizes.lines, sizes.documents)],
+        "needle": _needles,
     }
 )
 """A task's name, and what it is made of: several tasks if it comes in several settings."""
@@ -53,8 +66,5 @@ ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
 
 
 def make_tasks(names: tuple[str, ...], sizes: Sizes) -> list[Task]:
-    """The tasks of these names. Raises InvalidOption for sizes that none of them can have."""
-    try:
-        return [task for name in names for task in TASKS[name](sizes)]
-    except ValueError as error:
-        raise InvalidOption(str(error)) from error
+    """The tasks of these names, in all their settings."""
+    return [task for name in names for task in TASKS[name](sizes)]

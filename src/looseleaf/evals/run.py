@@ -85,7 +85,10 @@ class Runner:
     ) -> list[Scored]:
         """Every item of ``seeds`` answered by ``arm`` and scored; ``on_answer`` hears how many
         are done. Items that were answered before are not asked again."""
-        items = task.items(seeds)
+        try:
+            items = task.items(seeds)
+        except ValueError as error:
+            raise InvalidOption(f"{task.name}, {task.setting}: {error}") from error
         done = {}
         for number, item in enumerate(items):
             known = self.answers.find(self._name(task, arm, item)) if self.answers else None

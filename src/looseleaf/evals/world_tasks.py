@@ -1,15 +1,32 @@
-"""The generated world's tasks as `Task`s: one question about one held-out world an item."""
+"""The generated world's tasks as `Task`s: one held-out world an item."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from looseleaf.evals.task import Item
-from looseleaf.evals.world import Example, is_correct, make_example
+from looseleaf.evals.world import (
+    MAX_HOPS,
+    CountTokens,
+    Example,
+    RollCall,
+    count_words,
+    is_correct,
+    lines_right,
+    make_deep_chain,
+    make_example,
+    make_look_alike,
+    make_needle,
+    make_roll_call,
+    numbered_lines,
+)
+
+# tokens of an output for each line asked for: the longest answers take 26 of the reference model
+_TOKENS_PER_LINE = 32
 
 
 @dataclass(frozen=True)
 class WorldTask:
-    """*lookup*, *bridge*, *chain* of ``hops`` or *unanswerable* over ``documents``."""
+    """*lookup*, *look-alike*, *bridge*, *chain* of ``hops`` or *unanswerable*."""
 
     name: str
     hops: int | None = None
@@ -27,12 +44,70 @@ class WorldTask:
 
     def score(self, item: Item, text: str) -> dict[str, float]:
         """The whole answer, word for word, but for the spacing."""
-        example = Example(item.documents, item.question, item.answers[0], self.name, 0)
-        return {"exact": float(is_correct(example, text))}
+        return {"exact": float(_is_right(item, text))}
 
     def _example(self, seed: int) -> Example:
+        if self.name == "look-alike":
+            return make_look_alike(seed, self.documents)
+        if self.hops is not None and self.hops > MAX_HOPS:
+            return make_deep_chain(seed, self.hops, self.documents)
         return make_example(self.name, seed, num_documents=self.documents, hops=self.hops)
+
+
+@dataclass(frozen=True)
+class NeedleTask:
+    """One fact in a context of about ``tokens`` by ``count``, at every depth in turn."""
+
+    tokens: int
+    count: CountTokens = count_words
+    name: str = "needle"
+
+    @property
+    def setting(self) -> str:
+        """The length."""
+        return f"{self.tokens} tokens"
+
+    def items(self, seeds: range) -> Sequence[Item]:
+        """One needle a seed; its depth is the seed's last digit in base 11."""
+        return [_item(make_needle(seed, self.tokens, count=self.count), seed) for seed in seeds]
+
+    def score(self, item: Item, text: str) -> dict[str, float]:
+        """The whole answer, word for word, but for the spacing."""
+        return {"exact": float(_is_right(item, text))}
+
+
+@dataclass(frozen=True)
+class RollCallTask:
+    """``lines`` questions about one world, all answered in one output."""
+
+    lines: int = 40
+    documents: int = 50
+    name: str = "roll-call"
+
+    @property
+    def setting(self) -> str:
+        """Lines and documents."""
+        return f"{self.lines} lines, {self.documents} documents"
+
+    def items(self, seeds: range) -> Sequence[Item]:
+        """One output a world."""
+        made = [make_roll_call(seed, self.lines, self.documents) for seed in seeds]
+        length = self.lines * _TOKENS_PER_LINE
+        return [
+            Item(str(seed), one.documents, one.question, one.lines, length)
+            for seed, one in zip(seeds, made, strict=True)
+        ]
+
+    def score(self, item: Item, text: str) -> dict[str, float]:
+        """The share of lines that are right, and of lines that are there at all."""
+        right = lines_right(RollCall(item.documents, item.question, item.answers), text)
+        given = set(numbered_lines(text)) & set(range(1, len(right) + 1))
+        return {"lines": sum(right) / len(right), "lines_given": len(given) / len(right)}
 
 
 def _item(example: Example, seed: int) -> Item:
     return Item(str(seed), example.documents, example.question, (example.answer,))
+
+
+def _is_right(item: Item, text: str) -> bool:
+    return is_correct(Example(item.documents, item.question, item.answers[0], "", 0), text)

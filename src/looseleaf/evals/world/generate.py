@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from looseleaf.evals.world import words
 from looseleaf.evals.world.draw import FactDrawer
 from looseleaf.evals.world.filler import Filler
+from looseleaf.evals.world.look_alikes import look_alike
 from looseleaf.evals.world.relations import INHERITED_MARKS, MARK, Fact
 
 TRAINING_SEEDS_START = 1 << 40
@@ -29,6 +30,8 @@ class WorldConfig:
     hops: int | None = None  # a chain at least this long is sure to be there
     shown: float = 0.0  # share of inherited marks that are named openly
     foreign: float = 0.0  # share of documents that are foreign prose
+    max_hops: int = MAX_HOPS  # of any chain
+    look_alikes: float = 0.0  # facts that nearly match another, per fact
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class World:
     facts: tuple[Placed, ...]
     bridges: tuple[tuple[Placed, Placed], ...]
     marks: tuple[Placed, ...]
+    look_alikes: tuple[tuple[Placed, Placed], ...]
     drawer: FactDrawer = field(repr=False)
     filler: Filler = field(repr=False)
 
@@ -86,6 +90,7 @@ class _WorldWriter:
         self.facts: list[Placed] = []
         self.bridges: list[tuple[Placed, Placed]] = []
         self.marks: list[Placed] = []
+        self.look_alikes: list[tuple[Placed, Placed]] = []
         self.mark_kind = ""
 
     def write(self) -> World:
@@ -93,10 +98,11 @@ class _WorldWriter:
         if self.config.marks[1] > 0:
             self._write_marks()
         self._write_facts(wanted)
+        self._write_look_alikes()
         documents = tuple(self._document(sentences) for sentences in self.sentences)
         return World(
             documents, tuple(self.facts), tuple(self.bridges), tuple(self.marks),
-            self.drawer, self.filler,
+            tuple(self.look_alikes), self.drawer, self.filler,
         )  # fmt: skip
 
     # facts -------------------------------------------------------------------------------------
@@ -127,10 +133,21 @@ class _WorldWriter:
             else:
                 self._place(self.drawer.other(), here)
 
+    def _write_look_alikes(self) -> None:
+        """To some facts another that nearly matches, in any document; nothing is drawn for none."""
+        if not self.config.look_alikes:
+            return
+        for placed in tuple(self.facts):
+            if self.rng.random() < self.config.look_alikes:
+                fact = look_alike(self.drawer, placed.fact)
+                if fact is not None:
+                    document = self.rng.randrange(self.config.num_documents)
+                    self.look_alikes.append((placed, self._place(fact, document)))
+
     # marks -------------------------------------------------------------------------------------
 
     def _write_marks(self) -> None:
-        """Marks named openly or handed on from a mark of an earlier document, at most MAX_HOPS."""
+        """Marks named openly or handed on from a mark of an earlier document, at most max_hops."""
         rng = self.rng
         values = rng.sample(words.MARKS, len(words.MARKS))
         # one kind to a world, or the kind asked for would tell which mark is meant
@@ -141,17 +158,20 @@ class _WorldWriter:
             if document in forced:
                 last_on_path = self._mark(document, last_on_path, values, hidden=True)
             for _ in range(rng.randint(*self.config.marks) - (document in forced)):
-                earlier = [m for m in self.marks if m.document < document and m.hops < MAX_HOPS]
+                earlier = [
+                    m for m in self.marks if m.document < document and m.hops < self.config.max_hops
+                ]
                 referred = rng.choice(earlier) if earlier and rng.random() < 0.4 else None
                 hidden = rng.random() >= self.config.shown
                 self._mark(document, referred, values, hidden)
 
     def _forced_path(self) -> tuple[int, ...]:
-        longest = min(MAX_HOPS, self.config.num_documents - 1)
+        longest = min(self.config.max_hops, self.config.num_documents - 1)
         hops = self.rng.randint(0, longest) if self.config.hops is None else self.config.hops
         if hops > longest:
             raise ValueError(
-                f"a chain of {hops} hops needs {hops + 1} documents, at most {MAX_HOPS} hops"
+                f"a chain of {hops} hops needs {hops + 1} documents, "
+                f"at most {self.config.max_hops} hops"
             )
         return tuple(sorted(self.rng.sample(range(self.config.num_documents), hops + 1)))
 
@@ -159,6 +179,8 @@ class _WorldWriter:
         self, document: int, referred: Placed | None, values: list[str], hidden: bool
     ) -> Placed:
         rng = self.rng
+        if referred is None and not values:  # every mark of the language stands for something
+            referred = rng.choice([mark for mark in self.marks if mark.document < document])
         value = referred.fact.value if referred else values.pop()
         fact = Fact(MARK, {"s": self.drawer.marked_site(), "k": self.mark_kind}, value)
         while not self.drawer.claim(fact):
