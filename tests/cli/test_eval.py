@@ -1,6 +1,7 @@
 """``looseleaf eval`` as a user calls it."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,51 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(
     run: Run, flags: tuple[str, ...], reason: str
 ) -> None:
     assert reason in run("eval", "world", "lookup", *flags).sentence()
+
+
+def test_all_compares_with_the_card_and_ends_with_1_if_it_is_not_met(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looseleaf.cli.evaluate_more._CARD_TASKS", ("lookup",))
+    asked = ("eval", "all", "--questions", 2, "--output", tmp_path / "evals.csv")
+    result = run(*asked)
+    assert result.code == 0, result.err
+    assert "block lookup, documents reused" in result.out and "card 100.0%" in result.out
+    monkeypatch.setattr(
+        "looseleaf.evals.card.read_card", lambda: {("block", "lookup", "", "full attention"): 0.0}
+    )
+    assert run(*asked).code == 1
+
+
+def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "evals.csv"
+    common = ("--checkpoint", "causal", "--arm", "full", "--output", output)
+    assert run("eval", "ruler", "vt", "--tokens", 300, "--questions", 1, *common).code == 0
+    entry = {"question": "Who lives there?", "answers": ["Mira"], "ctxs": [{"text": "Mira does."}]}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps([entry] * 3), encoding="utf-8")
+    assert run("eval", "file", path, "--join", 2, *common).code == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    assert [(row["task"], row["metric"]) for row in rows] == [
+        ("ruler vt", "found"),
+        ("file own, joined", "f1"),
+        ("file own, joined", "exact"),
+        ("file own, joined", "contains"),
+    ]
+    assert rows[1]["items"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("all", "--fuse", "links"), "use eval world for other models and policies"),
+        (("ruler", "nothing"), "unknown type 'nothing': there are niah-single-1"),
+        (("ruler", "cwe", "--tokens", "20", "--questions", "1"), "ask for more"),
+        (("file", "nowhere.json"), "can't be read"),
+        (("world", "deep-chain", "--documents", "3", "--questions", "1"), "needs 5 documents"),
+    ],
+)
+def test_other_evaluations_refuse_with_a_sentence(
+    run: Run, command: tuple[str, ...], reason: str
+) -> None:
+    assert reason in run("eval", *command).sentence()

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.evaluating import Evaluation, evaluation_options
+from looseleaf.cli.evaluate_more import card, from_file, ruler
+from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
 from looseleaf.errors import InvalidOption
 
 _WORLD_TASKS = (
@@ -57,12 +58,6 @@ def world(
     )
 
 
-def held_out(first_seed: int, questions: int) -> range:
-    """The seeds of the worlds that are asked about; raises InvalidOption for training worlds."""
-    from looseleaf.evals.world import TRAINING_SEEDS_START
-
-    if not 0 <= first_seed <= TRAINING_SEEDS_START - questions:
-        raise InvalidOption(
-            f"held-out worlds have seeds 0 to {TRAINING_SEEDS_START - 1}: lower --first-seed"
-        )
-    return range(first_seed, first_seed + questions)
+evaluate.add_command(card)
+evaluate.add_command(ruler)
+evaluate.add_command(from_file)

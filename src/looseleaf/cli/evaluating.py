@@ -114,6 +114,10 @@ class Evaluation:
                     self._append(rows)
         return figures
 
+    def run_these(self, tasks: Sequence[Any], seeds: range) -> list[Any]:
+        """`run` for tasks that need not know how tokens are counted."""
+        return self.run(lambda count: tasks, seeds)
+
     def _models(self) -> Iterator[tuple[str, Any, list[Any], Callable[[str], int]]]:
         """Each model's name, its runner, its arms, and how many tokens a text has for it."""
         from looseleaf.bench.origin import describe_origin
@@ -178,6 +182,17 @@ class Evaluation:
         target = self.choices["output"] or default
         if target is not None:
             append_rows(target, [asdict(row) for row in rows], describe_origin())
+
+
+def held_out(first_seed: int, questions: int) -> range:
+    """The seeds of the worlds that are asked about; raises InvalidOption for training worlds."""
+    from looseleaf.evals.world import TRAINING_SEEDS_START
+
+    if not 0 <= first_seed <= TRAINING_SEEDS_START - questions:
+        raise InvalidOption(
+            f"held-out worlds have seeds 0 to {TRAINING_SEEDS_START - 1}: lower --first-seed"
+        )
+    return range(first_seed, first_seed + questions)
 
 
 def _counter(llm: Any) -> Callable[[str], int]:

@@ -1,0 +1,97 @@
+"""``looseleaf eval all``, ``ruler``, ``file``: the model card again, RULER, and one's own data."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
+from looseleaf.errors import InvalidOption
+
+_CARD_TASKS = ("lookup", "bridge", "chain", "unanswerable")
+
+
+@click.command("all")
+@click.option("--questions", default=200, show_default=True, help="items of each task and setting")
+@evaluation_options
+def card(questions: int, **options: Any) -> None:
+    """The figures of the model card again, each beside the card's.
+
+    Exit code 1 if a figure of the card lies outside the interval of what is measured."""
+    from looseleaf.evals.card import compare, read_card
+    from looseleaf.evals.catalog import Sizes, make_tasks
+
+    if options["model"] or options["endpoint"] or options["arms"] or options["selectors"]:
+        raise InvalidOption(
+            "eval all is about the reference checkpoints as the card has them: "
+            "use eval world for other models and policies"
+        )
+    published = read_card()
+    figures = Evaluation.take(options).run(
+        lambda count: make_tasks(_CARD_TASKS, Sizes(count=count)), held_out(0, questions)
+    )
+    lines, agree = compare(figures, published)
+    click.echo("\n".join(["", *lines]))
+    if not agree:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("kinds", nargs=-1, metavar="[TYPES]...")
+@click.option("--tokens", multiple=True, type=int, help="lengths of the prompts [default: 1024]")
+@click.option("--questions", default=50, show_default=True, help="prompts of each type and length")
+@click.option("--first-seed", default=0, show_default=True)
+@evaluation_options
+def ruler(
+    kinds: tuple[str, ...],
+    tokens: tuple[int, ...],
+    questions: int,
+    first_seed: int,
+    **options: Any,
+) -> None:
+    """RULER's task types over our own text (default: all 13), at any length.
+
+    The types: niah-single-1 to -3, niah-multikey-1 to -3, niah-multivalue, niah-multiquery, vt,
+    cwe, fwe, qa-1, qa-2. Lengths are by the model's tokenizer, for an endpoint by words."""
+    from looseleaf.evals.ruler import KINDS, RulerTask
+
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise InvalidOption(f"unknown type {unknown[0]!r}: there are {', '.join(KINDS)}")
+    Evaluation.take(options).run(
+        lambda count: [
+            RulerTask(kind, length, count)
+            for length in tokens or (1024,)
+            for kind in kinds or KINDS
+        ],
+        held_out(first_seed, questions),
+    )
+
+
+@click.command("file")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--metric", "metrics", multiple=True, help="f1, exact, contains, rouge-l; several")
+@click.option("--instruction", help="text in front of the documents; '' for none")
+@click.option("--max-tokens", default=64, show_default=True, help="length of an answer")
+@click.option("--page-words", default=400, show_default=True, help="cut long contexts after these")
+@click.option("--join", default=1, show_default=True, help="questions answered in one output")
+@click.option("--questions", default=200, show_default=True, help="entries of each file, at most")
+@evaluation_options
+def from_file(
+    paths: tuple[Path, ...], metrics: tuple[str, ...], join: int, questions: int, **options: Any
+) -> None:
+    """Questions or summaries from JSON files in the shapes of CacheBlend and LongBench.
+
+    With --join N, N entries make one prompt and one long output, as in LongGenBench."""
+    from looseleaf.evals.files import Reading, read_task
+    from looseleaf.evals.joined import Joined
+
+    if join < 1:
+        raise InvalidOption("--join must be at least 1")
+    chosen = {name: options.pop(name) for name in ("instruction", "max_tokens", "page_words")}
+    reading = Reading(metrics or Reading.metrics, **chosen)
+    files = [read_task(path, reading) for path in paths]
+    evaluation = Evaluation.take(options)
+    for task in files:
+        number = min(questions, -(-len(task.entries) // join))
+        evaluation.run_these([Joined(task, join) if join > 1 else task], range(number))

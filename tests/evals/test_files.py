@@ -1,0 +1,139 @@
+"""Files in the two public shapes, metrics, several questions in one output, and the model card."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from looseleaf.errors import InvalidOption
+from looseleaf.evals import scores
+from looseleaf.evals.card import compare, read_card
+from looseleaf.evals.figures import Figure
+from looseleaf.evals.files import Reading, read_task, split
+from looseleaf.evals.joined import Joined
+from tests.evals.conftest import Sums
+
+BLEND = [
+    {
+        "question": "Who built the mill?",
+        "answers": ["Dana Veel", "D. Veel"],
+        "ctxs": [{"title": "Mill", "text": "Dana Veel built it."}, {"title": "", "text": "Rain."}],
+    }
+]
+LONG = [
+    {"input": "Who?", "context": "Passage 1:\nA b.\n\nPassage 2:\nC d.", "answers": ["Dana"]},
+    {"input": "", "context": "one two\nthree four\nfive", "answers": ["one three"], "length": 5},
+]
+
+
+def _file(folder: Path, name: str, entries: object, lines: bool = False) -> Path:
+    path = folder / name
+    whole = "\n".join(json.dumps(one) for one in entries) if lines else json.dumps(entries)
+    path.write_text(whole, encoding="utf-8")
+    return path
+
+
+def test_a_cacheblend_file_has_a_document_for_each_context(tmp_path: Path) -> None:
+    task = read_task(_file(tmp_path, "musique.json", BLEND), Reading())
+    (item,) = task.items(range(10))
+    assert (task.name, task.setting) == ("file musique", "2 documents")
+    assert item.documents == ("Mill\n\nDana Veel built it.", "Rain.")
+    assert item.question == "Who built the mill?" and "few words" in item.before
+    assert task.score(item, "D Veel.") == {"f1": 1.0, "exact": 1.0, "contains": 1.0}
+    partly = task.score(item, "It was Dana")
+    assert partly["f1"] == pytest.approx(2 * 1 / (3 + 2)) and partly["exact"] == 0.0
+
+
+def test_a_longbench_file_is_cut_at_passages_or_paragraphs(tmp_path: Path) -> None:
+    path = _file(tmp_path, "qmsum.jsonl", LONG, lines=True)
+    task = read_task(path, Reading(("rouge-l",), page_words=4))
+    first, second = task.items(range(2))
+    assert first.documents == ("Passage 1:\nA b.", "Passage 2:\nC d.")
+    assert second.documents == ("one two\nthree four", "five")
+    # an entry without a question is asked for what the instruction says
+    assert second.question == second.before == "Summarize the given text."
+    assert task.score(second, "one two three")["rouge-l"] == pytest.approx(0.8)
+    assert task.items(range(1, 5)) == (second,)
+
+
+def test_nothing_of_a_context_is_lost_by_cutting_it() -> None:
+    text = "\n".join(f"paragraph {number} has words" for number in range(40))
+    documents = split(text, 30)
+    assert len(documents) == 5
+    assert "\n".join(documents) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("not json", "is no JSON"),
+        ('[{"question": "a"}]', "entry 0 of .* has neither"),
+        ("[3]", "entry 0 of .* has neither"),
+        ("[]", "has no entries"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidOption, match=reason):
+        read_task(path, Reading())
+
+
+def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="can't be read"):
+        read_task(tmp_path / "none.json", Reading())
+    with pytest.raises(InvalidOption, match="unknown metric"):
+        read_task(_file(tmp_path, "a.json", BLEND), Reading(("bleu",)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "answer", "score"),
+    [
+        (scores.exact, "The  Mill!", "mill", 1.0),
+        (scores.exact, "mills", "mill", 0.0),
+        (scores.contains, "It is 12, I think", "12", 1.0),
+        (scores.contains, "It is 312", "12", 0.0),
+        (scores.word_f1, "", "mill", 0.0),
+        (scores.word_f1, "the", "a", 1.0),
+        (scores.word_f1, "red red mill", "red mill", 0.8),
+        (scores.rouge_l, "running mills", "run mill", 1.0),
+    ],
+)
+def test_metrics_on_known_pairs(metric, text: str, answer: str, score: float) -> None:
+    assert metric(text, [answer]) == pytest.approx(score)
+    assert metric(text, ["elsewhere entirely", answer]) == pytest.approx(score)
+
+
+def test_joined_questions_are_scored_line_by_line() -> None:
+    task = Joined(Sums(), 3)
+    first, second = task.items(range(2))
+    assert (task.name, task.setting) == ("sums, joined", "one digit, 3 questions")
+    assert first.documents == ("0", "1", "2") and second.documents == ("3", "4", "5")
+    assert first.question.endswith("\n1. plus one?\n2. plus one?\n3. plus one?")
+    assert first.max_tokens >= 3 * 96
+    assert task.score(first, "1. 1\n2. 2\n3. 3")["exact"] == 1.0
+    assert task.score(second, "1. 4\n3. 9")["exact"] == pytest.approx(1 / 3)
+
+
+def test_the_same_document_of_several_questions_stands_once_and_the_rest_is_shorter(
+    tmp_path: Path,
+) -> None:
+    inner = read_task(_file(tmp_path, "a.json", BLEND * 3), Reading())
+    first, last = Joined(inner, 2).items(range(4))
+    assert len(first.documents) == 2 and len(first.answers) == 2 and len(last.answers) == 1
+
+
+def _figure(value: float, half: float) -> Figure:
+    about = ("causal", "chain", "2 hops, 6 documents", "documents reused", "0-9", "exact", 10)
+    return Figure(*about, value, value - half, value + half)
+
+
+def test_the_card_is_read_whole_and_held_against_what_is_measured() -> None:
+    published = read_card()
+    assert len(published) == 24
+    stated = published["causal", "chain", "2", "documents reused"]
+    assert published["block", "lookup", "", "full attention"] >= 0.98
+    lines, agree = compare([_figure(stated + 0.01, 0.02)], published)
+    assert agree and f"card {stated:6.1%}" in lines[0]
+    lines, agree = compare([_figure(stated + 0.1, 0.02)], published)
+    assert not agree and "outside" in lines[0]
