@@ -94,6 +94,10 @@ class NativeUnavailable(LooseleafError):
     """The C kernels of the CPU path can't be compiled on this machine."""
 
 
+class CalibrationFailed(LooseleafError):
+    """What attention costs could not be measured: the device was disturbed, or too busy."""
+
+
 class IntegrityError(LooseleafError):
     """The page pool's books do not balance: a bug in Looseleaf, please report it."""
 

@@ -5,7 +5,7 @@ Times are of one KV head and one layer. A launch keeps a fixed number of program
 ``per_key_alone`` while few are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ import torch
 from looseleaf.ops.partial_attention.work_list import Tile
 
 _SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+# of a multiprocessor, less what its programs keep for themselves
+_SHARED_BYTES = 200 * 1024
 Counts = npt.NDArray[Any]
 
 
@@ -103,7 +105,7 @@ def default_cost_model(
     between plans only their ratios matter. ``hopper``: with the kernels of that generation."""
     block_d = max(64, 1 << (head_dim - 1).bit_length())
     scale = block_d * itemsize / 256
-    if hopper and itemsize == 2 and head_dim in (64, 128):
+    if hopper and _on_hopper(head_dim, itemsize):
         narrow, wide = Tile(64, 64, 4, 3, 2), Tile(128, 128, 8, 2, 1)
         narrow_costs, wide_costs = (2.0, 0.0313, 0.0107), (8.0, 0.0135, 0.0121)
     else:
@@ -122,6 +124,31 @@ def default_cost_model(
     return CostModel(
         cost(narrow, *narrow_costs), cost(wide, *wide_costs), launch=4.0, per_state=0.00025
     )
+
+
+def _on_hopper(head_dim: int, itemsize: int) -> bool:
+    """Whether the kernels of that generation serve such pages: they have one tile of each kind."""
+    return itemsize == 2 and head_dim in (64, 128)
+
+
+def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) -> list[Tile]:
+    """What else could read the rows of ``tile`` on a GPU, and fits its shared memory."""
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major == 9 and _on_hopper(head_dim, itemsize):
+        return []
+    block_d = max(64, 1 << (head_dim - 1).bit_length())
+    other = [
+        replace(tile, block_n=block_n, num_stages=stages)
+        for block_n in (tile.block_n // 2, tile.block_n, 2 * tile.block_n)
+        for stages in (2, 3)
+    ]
+    room = _SHARED_BYTES // tile.programs_per_processor
+
+    def fits(one: Tile) -> bool:
+        tiles = one.block_m + 2 * one.num_stages * one.block_n
+        return one.block_n >= 16 and tiles * block_d * itemsize <= room
+
+    return [one for one in other if one != tile and fits(one)]
 
 
 def cost_model_of(device: torch.device, head_dim: int, itemsize: int) -> CostModel:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.attention.cost_model import cost_model_of
+from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.lists import HostWork
@@ -69,7 +69,8 @@ class PagedAttention:
     """Attention of one model over one pool: its rotation table and the score rule of every layer.
 
     The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
-    split and merged the same way whatever else is in the step.
+    split and merged the same way whatever else is in the step. ``costs`` are what grouping and
+    splitting are chosen by on a GPU, None for the built-in ones.
     """
 
     pool: PagePool
@@ -79,6 +80,7 @@ class PagedAttention:
     grouping: bool = True
     batch_invariant: bool = False
     implementation: Implementation = "auto"
+    costs: CostModel | None = None
     _lists: list[object] = field(default_factory=list)
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
@@ -89,7 +91,7 @@ class PagedAttention:
             num_qo_heads=self.num_qo_heads,
             num_kv_heads=kv.shape[3],
             device=device,
-            costs=cost_model_of(device, kv.shape[5], kv.itemsize),
+            costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize),
             batch_invariant=self.batch_invariant,
         )
         self._cpu = None

@@ -7,6 +7,7 @@ from looseleaf.config.option import option, require
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 CpuKernels = Literal["auto", "native", "torch"]
+AttentionCosts = Literal["built-in", "measured"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class EngineConfig:
     cuda_graphs: bool = option(
         True, "on a GPU, replay steps of few rows instead of launching every kernel"
     )
+    attention_costs: AttentionCosts = option(
+        "built-in",
+        "what grouping and splitting are chosen by on a GPU: built-in (costs of an H200), or "
+        "measured (at the first start with a shape, then kept on disk)",
+    )
     seed: int = option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -90,6 +96,10 @@ class EngineConfig:
         require(
             self.cpu_kernels in ("auto", "native", "torch"),
             f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
+        )
+        require(
+            self.attention_costs in ("built-in", "measured"),
+            f"unknown attention_costs {self.attention_costs!r}: use built-in or measured",
         )
 
     def batched_tokens(self, on_gpu: bool) -> int:

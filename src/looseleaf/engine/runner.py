@@ -11,7 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.attention.calibration import Shape, costs_of
+from looseleaf.attention.cost_model import CostModel
 from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.fusion import Fusion
@@ -54,6 +57,8 @@ class Runner:
         device.
         """
         shape = model.config
+        # before the pool takes what memory there is
+        costs = _measured_costs(model, config) if config.attention_costs == "measured" else None
         pool = PagePool(
             num_pages=_pool_pages(config.cache, config.scheduler, model, max_model_len),
             page_size=config.cache.page_size,
@@ -71,6 +76,7 @@ class Runner:
             grouping=config.scheduler.grouping,
             batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
+            costs=costs,
         )
         on_gpu = model.device.type == "cuda"
         graphs = None
@@ -117,6 +123,16 @@ class Runner:
         attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.wanted))
         asked = None if rows.wanted is None else rows.wanted_on(self.model.device)
         return self.model.logits(self.model.forward(tokens, attend, asked=asked))
+
+
+def _measured_costs(model: Decoder, config: EngineConfig) -> CostModel:
+    """What attention costs on the model's device; built-in costs, and a warning, where that can't
+    be measured.
+    """
+    shape, dtype = model.config, model.dtype
+    heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
+    wanted = Shape(*heads, config.cache.page_size, dtype, dtype)
+    return costs_of(model.device, wanted, make_probe=DeviceProbe).model
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
