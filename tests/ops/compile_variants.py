@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import torch
 
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
+from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention.kernel import (
     _partial_attention_kernel,
     partial_attention_triton,
@@ -87,7 +88,28 @@ def _compile_layer(dtype: torch.dtype) -> None:
     rms_norm_triton(stream, weight[0], 1e-5, delta)
 
 
+def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
+    """What reads and writes pages of e4m3, for queries in the dtype of ``shape``."""
+    shape = replace(shape, num_requests=40, longest_tail=8)
+    with compiling(*KERNELS) as kernels:
+        scene = SceneBuilder(0, shape).decode()
+        rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
+        pages = to_pages(scene.k_pages, FP8), to_pages(scene.v_pages, FP8)
+        partial_attention_triton(scene.q, *pages, work_list(scene), *rest)
+        positions, k = torch.arange(len(scene.q)), scene.q[:, : shape.num_kv_heads]
+        store_kv_triton(k, k, positions, positions, scene.rotation, *pages)
+        scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
+        rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
+        pages = to_pages(scene.k_pages, FP8), to_pages(scene.v_pages, FP8)
+        spans = span_list(scene, rows_of, spans_of, tile_rows=64)
+        prefill_attention_triton(scene.q, *pages, spans, *rest)
+    yield from kernels
+
+
 if __name__ == "__main__":
     for name, shape in SHAPES.items():
         for kernel in compiled(shape):
             print(json.dumps({"shape": name} | asdict(kernel)), flush=True)
+    for name in ("bf16-128", "fp16-128-features"):
+        for kernel in compiled_fp8(SHAPES[name]):
+            print(json.dumps({"shape": f"{name}, fp8"} | asdict(kernel)), flush=True)

@@ -19,6 +19,7 @@ from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.page_dtypes import to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
 from looseleaf.ops.partial_attention.native import NativePlan, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
@@ -35,13 +36,15 @@ _SPLIT_KEYS = 256
 
 @dataclass(eq=False)
 class CpuAttention:
-    """The CPU's attention over one pool; ``native`` says whether decode rows go through C."""
+    """The CPU's attention over one pool; ``native`` says whether decode rows go through C,
+    ``row_dtype`` what queries, keys and values come in."""
 
     pool: PagePool
     rotation: Rotation
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
     native: bool
+    row_dtype: torch.dtype
     _lists: DecodeLists | None = None
     _plans: dict[int, NativePlan] = field(default_factory=dict)
 
@@ -113,6 +116,7 @@ class CpuAttention:
             self.pool.layer(0)[0],
             work=work,
             slot_positions=self.pool.slot_positions,
+            row_dtype=self.row_dtype,
         )
 
     def _torch_decode(self, lists: DecodeLists | None) -> "list[_TorchDecode | None]":
@@ -189,8 +193,8 @@ class _TorchStep:
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
         index = (page, owner.heads, (self.slots % size)[:, None])
-        k_pages.index_put_(index, turn_heads(k, self.turn).to(k_pages.dtype))
-        v_pages.index_put_(index, v.to(v_pages.dtype))
+        k_pages.index_put_(index, to_pages(turn_heads(k, self.turn), k_pages.dtype))
+        v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         memory, rule = owner.memory[layer], owner.rules[layer]
         decode, prefill = self.decode[layer], self.prefill[layer]
         out = torch.empty(q.shape, dtype=q.dtype)

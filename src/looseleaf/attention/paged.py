@@ -70,7 +70,8 @@ class PagedAttention:
 
     The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
     split and merged the same way whatever else is in the step. ``costs`` are what grouping and
-    splitting are chosen by on a GPU, None for the built-in ones.
+    splitting are chosen by on a GPU, None for the built-in ones. ``row_dtype`` is
+    that of queries, keys and values as they come, None for that of the pool.
     """
 
     pool: PagePool
@@ -81,6 +82,7 @@ class PagedAttention:
     batch_invariant: bool = False
     implementation: Implementation = "auto"
     costs: CostModel | None = None
+    row_dtype: torch.dtype | None = None
     _lists: list[object] = field(default_factory=list)
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
@@ -98,9 +100,8 @@ class PagedAttention:
         asked = self.implementation
         if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
             native = asked == "native" or (asked == "auto" and self._can_compile())
-            self._cpu = CpuAttention(
-                self.pool, self.rotation, self.rules, self.num_qo_heads, native
-            )
+            shape = self.pool, self.rotation, self.rules, self.num_qo_heads
+            self._cpu = CpuAttention(*shape, native, self._row_dtype)
 
     @property
     def groups(self) -> Groups:
@@ -111,6 +112,10 @@ class PagedAttention:
     def counters(self) -> PlanCounters:
         """What the plans chose, summed over steps."""
         return self.planner.counters
+
+    @property
+    def _row_dtype(self) -> torch.dtype:
+        return self.row_dtype or self.pool.kv.dtype
 
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
@@ -140,7 +145,7 @@ class PagedAttention:
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
         try:
-            load_attention(self.pool.layer(0)[0], self.num_qo_heads, self.rotation)
+            load_attention(self.pool.layer(0)[0], self.num_qo_heads, self.rotation, self._row_dtype)
         except NativeUnavailable as error:
             _log.warning("decoding goes on without the C kernels, and more slowly: %s", error)
             return False

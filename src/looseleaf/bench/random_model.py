@@ -8,7 +8,7 @@ from torch import Tensor
 from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.loading import reference_model
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner import Runner, pool_dtype
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import KeySpace
 from looseleaf.models import Decoder, Tokenizer
@@ -68,7 +68,7 @@ def random_engine(shape: str, config: EngineConfig, device: torch.device) -> Eng
     keys = KeySpace.create(
         model=f"random {shape}".encode(),
         rope=rope_fingerprint(model.rope),
-        kv_dtype=str(dtype),
+        kv_dtype=str(pool_dtype(decoder, config.cache)),
         salt=config.salt,
         page_size=config.cache.page_size,
     )

@@ -7,6 +7,7 @@ from looseleaf.config.option import option, require
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 CpuKernels = Literal["auto", "native", "torch"]
+KvDType = Literal["auto", "fp8"]
 AttentionCosts = Literal["built-in", "measured"]
 
 
@@ -21,11 +22,19 @@ class CacheConfig:
     memory_gib: float | None = option(
         None, "memory of the pool in GiB; default: what the device can spare"
     )
+    kv_dtype: KvDType = option(
+        "auto",
+        "what keys and values are stored in: auto (the model's dtype) or fp8 (e4m3: half the "
+        "memory of 16 bits, three bits of precision)",
+    )
     prefix_caching: bool = option(True, "keep full pages of text for requests that begin the same")
 
     def __post_init__(self) -> None:
         require(
             self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
+        )
+        require(
+            self.kv_dtype in ("auto", "fp8"), f"unknown kv_dtype {self.kv_dtype!r}: use auto or fp8"
         )
         require(self.num_pages is None or self.num_pages > 0, "num_pages must be positive")
         require(self.memory_gib is None or self.memory_gib > 0, "memory_gib must be positive")

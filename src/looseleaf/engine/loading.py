@@ -9,7 +9,7 @@ import torch
 import looseleaf.assets
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
 from looseleaf.engine.engine import Engine, EngineParts
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner import Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
 from looseleaf.kv.keys import KeySpace
 from looseleaf.models import (
@@ -88,7 +88,7 @@ def make_engine(
     keys = KeySpace.create(
         model=loaded.fingerprint,
         rope=rope_fingerprint(loaded.shape.rope),
-        kv_dtype=str(decoder.dtype),
+        kv_dtype=str(pool_dtype(decoder, config.cache)),
         salt=config.salt,
         page_size=config.cache.page_size,
     )

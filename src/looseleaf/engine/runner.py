@@ -25,6 +25,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import build_rotation, softmax_scale
 from looseleaf.types import ScoreRule
 
@@ -65,7 +66,7 @@ class Runner:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            dtype=model.dtype,
+            dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
         attention = PagedAttention(
@@ -77,6 +78,7 @@ class Runner:
             batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
             costs=costs,
+            row_dtype=model.dtype,
         )
         on_gpu = model.device.type == "cuda"
         graphs = None
@@ -125,13 +127,18 @@ class Runner:
         return self.model.logits(self.model.forward(tokens, attend, asked=asked))
 
 
+def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:
+    """The dtype that keys and values of ``model`` are stored in."""
+    return FP8 if cache.kv_dtype == "fp8" else model.dtype
+
+
 def _measured_costs(model: Decoder, config: EngineConfig) -> CostModel:
     """What attention costs on the model's device; built-in costs, and a warning, where that can't
     be measured.
     """
-    shape, dtype = model.config, model.dtype
+    shape, dtype = model.config, pool_dtype(model, config.cache)
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
-    wanted = Shape(*heads, config.cache.page_size, dtype, dtype)
+    wanted = Shape(*heads, config.cache.page_size, model.dtype, dtype)
     return costs_of(model.device, wanted, make_probe=DeviceProbe).model
 
 
@@ -149,8 +156,8 @@ def _pool_pages(
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.dtype.itemsize
-    per_page = per_token * cache.page_size
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
     if cache.memory_gib is not None:
         pages = int(cache.memory_gib * _GIB) // per_page
         if pages == 0:

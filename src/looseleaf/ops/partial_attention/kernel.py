@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops import hopper_attention
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
@@ -65,7 +66,7 @@ def _partial_attention_kernel(
     softmax_scale, soft_cap, window,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
@@ -87,7 +88,7 @@ def _partial_attention_kernel(
                 stride_out_state, stride_out_head, stride_lse_state, stride_table,
                 stride_positions, softmax_scale, soft_cap, window,
                 GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
-                CHAINED, BLOCK_M, BLOCK_N, BLOCK_D,
+                CHAINED, WIDENED, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     await_previous(CHAINED)
 
@@ -104,7 +105,7 @@ def _attend_item(
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
+    WINDOWED: tl.constexpr, CHAINED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first_page = tl.load(item_page_indptr + item)
@@ -145,7 +146,8 @@ def _attend_item(
             tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
         )  # fmt: skip  # [M, D]
-        b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(k_pages.dtype.element_ty)
+        b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
+        b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -166,7 +168,7 @@ def _attend_item(
                 b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                 b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-            acc, peak, total = fold_tile(scores, b_v, acc, peak, total, False)
+            acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, False)
 
         last_bound = tl.max(bound, 0)
         for start in range(plain_end, num_slots, BLOCK_N):
@@ -198,7 +200,7 @@ def _attend_item(
             b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
             scores = tl.where(visible, scores, float("-inf"))
-            acc, peak, total = fold_tile(scores, b_v, acc, peak, total, True)
+            acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         state = tl.load(entry_state + entry, mask=m_row, other=0).to(tl.int64)
@@ -258,7 +260,8 @@ def partial_attention_triton(
             NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
             ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
             CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-            CHAINED=chained, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
+            CHAINED=chained, WIDENED=k_pages.dtype is FP8,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
             launch_pdl=chained,
         )  # fmt: skip

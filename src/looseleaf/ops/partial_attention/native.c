@@ -1,6 +1,6 @@
 /* The attention of a step on the CPU: store keys and values, attend over a work list, merge.
 
-   Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, INTERLEAVED, KV_TYPE), so that every
+   Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, INTERLEAVED, ROW_TYPE, KV_TYPE), so that every
    loop over dims has a constant length and becomes vector instructions. Keys and values are read where
    they lie, once per item and block of query rows; all arithmetic is fp32, softmax in base 2. The arrays
    are those of `WorkList`; the Python beside this file says what each means. */
@@ -9,25 +9,42 @@
 #include <stdint.h>
 #include <string.h>
 
-#if KV_TYPE == 0
-typedef float kv_t;
-static inline float load(kv_t x) { return x; }
-static inline kv_t store(float x) { return x; }
-#elif KV_TYPE == 1
-typedef uint16_t kv_t; /* bfloat16: the upper half of a float */
-static inline float load(kv_t x) {
+/* What a row comes in (queries, new keys and values, outputs), and what pages hold: the same, or e4m3. */
+#if ROW_TYPE == 0
+typedef float row_t;
+static inline float load_row(row_t x) { return x; }
+static inline row_t round_row(float x) { return x; }
+#elif ROW_TYPE == 1
+typedef uint16_t row_t; /* bfloat16: the upper half of a float */
+static inline float load_row(row_t x) {
     union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
     return u.value;
 }
-static inline kv_t store(float x) {
+static inline row_t round_row(float x) {
     union { float value; uint32_t bits; } u = {x};
-    if (x != x) return (kv_t)((u.bits >> 16) | 64); /* a NaN stays one */
-    return (kv_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
+    if (x != x) return (row_t)((u.bits >> 16) | 64); /* a NaN stays one */
+    return (row_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
 }
 #else
-typedef _Float16 kv_t;
-static inline float load(kv_t x) { return (float)x; }
-static inline kv_t store(float x) { return (kv_t)x; }
+typedef _Float16 row_t;
+static inline float load_row(row_t x) { return (float)x; }
+static inline row_t round_row(float x) { return (row_t)x; }
+#endif
+
+#if KV_TYPE == 3
+typedef uint8_t kv_t;
+/* its exponent and mantissa are the upper bits of a float's, 120 powers of two too low */
+static inline kv_t round_kv(float x) {
+    float size = fminf(fabsf(x), 448.0f);
+    /* below 2^-6 codes are even steps of 2^-9: so are floats beside 2^14 */
+    int small = size < 0x1p-6f;
+    union { float value; uint32_t bits; } u = {small ? size + 0x1p14f : size * 0x1p-120f}, base = {0x1p14f};
+    uint32_t code = small ? u.bits - base.bits : (u.bits + 0x7ffff + ((u.bits >> 20) & 1)) >> 20;
+    return (kv_t)((x != x ? 0x7f : code) | (signbit(x) ? 0x80 : 0));
+}
+#else
+typedef row_t kv_t;
+static inline kv_t round_kv(float x) { return round_row(x); }
 #endif
 
 /* LANES floats, the widest that the processor has and that HEAD_DIM is a multiple of */
@@ -45,6 +62,13 @@ static inline vec load_vec(const kv_t *p) {
     halves narrow;
     memcpy(&narrow, p, sizeof narrow);
     return (vec)(__builtin_convertvector(narrow, words) << 16);
+#elif KV_TYPE == 3
+    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    bytes narrow;
+    memcpy(&narrow, p, sizeof narrow);
+    words wide = __builtin_convertvector(narrow, words);
+    return (vec)(((wide & 0x7f) << 20) | ((wide & 0x80) << 24)) * 0x1p120f;
 #else
     typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
     halves narrow;
@@ -71,8 +95,9 @@ typedef struct {
 } Plan;
 
 typedef struct { /* strides in elements; the dims of a head are neighbours */
-    const kv_t *q, *k, *v;
-    kv_t *k_pages, *v_pages, *out;
+    const row_t *q, *k, *v;
+    kv_t *k_pages, *v_pages;
+    row_t *out;
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, out_row;
     int64_t k_page, k_page_head, v_page, v_page_head;
 } Tensors;
@@ -129,15 +154,15 @@ static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, int
 }
 
 /* x turned to `position`, times `factor` */
-static inline void turn(const kv_t *x, int64_t position, const Plan *plan, float factor, float *turned) {
+static inline void turn(const row_t *x, int64_t position, const Plan *plan, float factor, float *turned) {
     const float *cos = plan->cos + position * (ROTARY_DIM / 2), *sin = plan->sin + position * (ROTARY_DIM / 2);
     for (int i = 0; i < ROTARY_DIM / 2; i++) {
         int a = INTERLEAVED ? 2 * i : i, b = INTERLEAVED ? 2 * i + 1 : i + ROTARY_DIM / 2;
-        float first = load(x[a]), second = load(x[b]);
+        float first = load_row(x[a]), second = load_row(x[b]);
         turned[a] = (first * cos[i] - second * sin[i]) * factor;
         turned[b] = (second * cos[i] + first * sin[i]) * factor;
     }
-    for (int i = ROTARY_DIM; i < HEAD_DIM; i++) turned[i] = load(x[i]) * factor;
+    for (int i = ROTARY_DIM; i < HEAD_DIM; i++) turned[i] = load_row(x[i]) * factor;
 }
 
 static void store_row(const Plan *plan, const Tensors *t, int64_t row) {
@@ -145,13 +170,18 @@ static void store_row(const Plan *plan, const Tensors *t, int64_t row) {
     if (slot < 0) return;
     int64_t page = slot / PAGE_SIZE, place = (slot % PAGE_SIZE) * HEAD_DIM;
     for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-        const kv_t *k = t->k + row * t->k_row + head * t->k_head;
-        const kv_t *v = t->v + row * t->v_row + head * t->v_head;
+        const row_t *k = t->k + row * t->k_row + head * t->k_head;
+        const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *k_slot = t->k_pages + page * t->k_page + head * t->k_page_head + place;
         float turned[HEAD_DIM];
         turn(k, plan->frame_positions[row], plan, 1.0f, turned);
-        for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = store(turned[d]);
-        memcpy(t->v_pages + page * t->v_page + head * t->v_page_head + place, v, HEAD_DIM * sizeof(kv_t));
+        for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = round_kv(turned[d]);
+        kv_t *v_slot = t->v_pages + page * t->v_page + head * t->v_page_head + place;
+#if KV_TYPE == 3
+        for (int d = 0; d < HEAD_DIM; d++) v_slot[d] = round_kv(load_row(v[d]));
+#else
+        memcpy(v_slot, v, HEAD_DIM * sizeof(kv_t));
+#endif
     }
 }
 
@@ -280,7 +310,7 @@ static inline __attribute__((always_inline)) void read_item(
     int masked = plan->window != 0 || plan->slopes != 0 || explicit_positions;
     for (int m = 0; m < ROWS; m++) {
         rows[m] = packed_row(plan, first_entry, first + m, kv_head);
-        const kv_t *query = t->q + rows[m].row * t->q_row + rows[m].head * t->q_head;
+        const row_t *query = t->q + rows[m].row * t->q_row + rows[m].head * t->q_head;
         /* a row before the frame sees nothing in it, and has no angle there */
         turn(query, rows[m].position < 0 ? 0 : rows[m].position, plan, plan->softmax_scale * LOG2_E,
              (float *)q[m]);
@@ -365,8 +395,8 @@ static void merge_row(const Plan *plan, const Tensors *t, int64_t row) {
             for (int d = 0; d < HEAD_DIM; d++) sum[d] += weight * out[d];
         }
         float scale = total > 0.0f ? 1.0f / total : 0.0f;
-        kv_t *out = t->out + row * t->out_row + head * HEAD_DIM;
-        for (int d = 0; d < HEAD_DIM; d++) out[d] = store(sum[d] * scale);
+        row_t *out = t->out + row * t->out_row + head * HEAD_DIM;
+        for (int d = 0; d < HEAD_DIM; d++) out[d] = round_row(sum[d] * scale);
     }
 }
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption, NativeUnavailable
 from looseleaf.ops.native_build import load_library, vector_lanes
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 3}
 _LISTS = (
     "num_items",
     "item_page_indptr",
@@ -83,20 +84,28 @@ def load_attention(
     pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     num_qo_heads: int,
     rotation: Rotation,
+    row_dtype: torch.dtype | None = None,
 ) -> ctypes.CDLL:
     """The kernels for the shape and dtype of ``pages``, compiled if that was never done.
 
-    Raises NativeUnavailable if they can't be.
+    ``row_dtype`` is that of queries, keys and values as they come: that of the pages, or any float
+    if those are e4m3. Raises NativeUnavailable if they can't be compiled.
     """
     _, num_kv_heads, page_size, head_dim = pages.shape
-    if pages.dtype not in _DTYPES:
-        raise NativeUnavailable(f"no C kernels for {pages.dtype}: use a float of 32 or 16 bits")
+    row_dtype = row_dtype or pages.dtype
+    fits = row_dtype in _DTYPES and row_dtype is not FP8 and pages.dtype in (row_dtype, FP8)
+    if not fits:
+        raise NativeUnavailable(
+            f"no C kernels for {row_dtype} over pages of {pages.dtype}: use floats of 32 or 16 "
+            "bits, over pages of the same or of e4m3"
+        )
     defines = {
         "HEAD_DIM": head_dim,
         "ROTARY_DIM": rotation.rotary_dim,
         "GROUP": num_qo_heads // num_kv_heads,
         "PAGE_SIZE": page_size,
         "INTERLEAVED": int(rotation.interleaved),
+        "ROW_TYPE": _DTYPES[row_dtype],
         "KV_TYPE": _DTYPES[pages.dtype],
         "LANES": math.gcd(head_dim, vector_lanes()),
     }
@@ -114,9 +123,12 @@ def partial_attention_native(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.partial_attention`."""
-    if q.dtype is not k_pages.dtype:
+    if q.dtype is not k_pages.dtype and k_pages.dtype is not FP8:
         raise InvalidOption(f"queries are {q.dtype} and pages {k_pages.dtype}: make them the same")
-    plan = NativePlan(rotation, rule, q.shape[1], k_pages, work=work, slot_positions=slot_positions)
+    plan = NativePlan(
+        rotation, rule, q.shape[1], k_pages, work=work, slot_positions=slot_positions,
+        row_dtype=q.dtype,
+    )  # fmt: skip
     plan.point_pages(k_pages, v_pages)
     plan.run(Phase.PARTIAL, q if q.stride(-1) == 1 else q.contiguous())
     return plan.states
@@ -140,6 +152,7 @@ class NativePlan:
         *,
         work: WorkList | None = None,
         slot_positions: Int[Tensor, "pages page_size"] | None = None,
+        row_dtype: torch.dtype | None = None,
     ) -> None:
         if (
             work is not None
@@ -150,7 +163,8 @@ class NativePlan:
         if k_pages.device.type != "cpu":
             raise InvalidOption("the C kernels work on the CPU only: use implementation='triton'")
         num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
-        self._attention = load_attention(k_pages, num_qo_heads, rotation).looseleaf_attention
+        library = load_attention(k_pages, num_qo_heads, rotation, row_dtype)
+        self._attention = library.looseleaf_attention
         self._attention.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         self._attention.restype = None
         capacity = 0 if work is None else work.state_capacity

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops import hopper_attention
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
@@ -38,7 +39,8 @@ def _prefill_attention_kernel(
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # the last rows of a request read the most: their tiles go first, so that none is left alone
     tile = tl.load(num_tiles) - 1 - tl.program_id(1)
@@ -96,7 +98,7 @@ def _prefill_attention_kernel(
                     HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
                 )  # fmt: skip  # [M, D]
                 b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
-                b_q = b_q.to(k_pages.dtype.element_ty)
+                b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
                 for start in range(begin, plain_end, BLOCK_N):
                     ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
                     page = tl.load(page_indices + first_page + ordinal).to(tl.int64)
@@ -112,7 +114,7 @@ def _prefill_attention_kernel(
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                     scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total, False)
+                    acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, False)
 
                 for start in range(plain_end, end, BLOCK_N):
                     position = start + o_n
@@ -145,7 +147,7 @@ def _prefill_attention_kernel(
                     b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
                     scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
                     scores = tl.where(visible, scores, float("-inf"))
-                    acc, peak, total = fold_tile(scores, b_v, acc, peak, total, True)
+                    acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         p_out = out + row * stride_out_row + head * stride_out_head
@@ -196,7 +198,7 @@ def prefill_attention_triton(
         rule.softmax_scale, rule.soft_cap, rule.window,
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        WIDENED=k_pages.dtype is FP8, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     return AttnState(out, lse)

@@ -68,7 +68,8 @@ def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
 @triton.jit
 def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr):
     """Scores [M, N] in base 2 of scaled rows [M, D] and keys [N, D]."""
-    scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+    # keys of e4m3 are widened to what the query has; of any other dtype they have it
+    scores = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
     if CAPPED:
         scores = soft_cap * LOG2_E * tanh(scores)
     if slope is not None:

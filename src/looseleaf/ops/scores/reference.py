@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from looseleaf.ops.page_dtypes import widened
 from looseleaf.types import AttnState, ScoreRule
 
 
@@ -63,7 +64,7 @@ def gather_pages(
 ) -> Float[Tensor, "kv_heads keys head_dim"]:
     """The vectors of a run of pages, one after another: fp32, or fp64 for fp64."""
     run = pages[indices.long()].transpose(0, 1).flatten(1, 2)
-    return run.to(torch.promote_types(pages.dtype, torch.float32))
+    return widened(run)
 
 
 def run_positions(first: Int[Tensor, " run"], page_size: int) -> Int[Tensor, " keys"]:

@@ -23,7 +23,8 @@ def store_kv(
 ) -> None:
     """Write ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
 
-    Slots are distinct; the pages' dtype may differ from that of ``k`` and is what is stored.
+    Slots are distinct; the pages' dtype may differ from that of ``k`` and is what is stored: e4m3
+    saturates.
     """
     if choose(implementation, k) == "triton":
         from looseleaf.ops.store_kv.kernel import store_kv_triton

@@ -5,6 +5,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.rotate.kernel import heads_per_program, load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import Rotation
@@ -41,6 +42,7 @@ def _store_kv_kernel(
     ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     CHAINED: tl.constexpr,
+    SATURATE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -61,11 +63,16 @@ def _store_kv_kernel(
         k + token * stride_k_token + head * stride_k_head, stride_k_d, position,
         cos, sin, stride_table, m_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
     )  # fmt: skip
+    if SATURATE:
+        # e4m3: the largest number that a page holds
+        b_k = tl.minimum(tl.maximum(b_k, -448.0), 448.0)
     p_k = k_pages + page * stride_k_page + slot * stride_k_slot + head * stride_k_page_head
     tl.store(p_k[:, None] + (o_d * stride_k_page_d)[None, :], b_k, mask=m_x)
 
     p_v = v + token * stride_v_token + head * stride_v_head
     b_v = tl.load(p_v[:, None] + (o_d * stride_v_d)[None, :], mask=m_x)
+    if SATURATE:
+        b_v = tl.minimum(tl.maximum(b_v.to(tl.float32), -448.0), 448.0)
     p_v = v_pages + page * stride_v_page + slot * stride_v_slot + head * stride_v_page_head
     tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
 
@@ -91,6 +98,7 @@ def store_kv_triton(
         heads, *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
         rotation.cos.stride(0), PAGE_SIZE=k_pages.shape[2], HEAD_DIM=head_dim,
         ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
-        CHAINED=chained, BLOCK_H=block_h, BLOCK_D=block_d, enable_fp_fusion=True,
+        CHAINED=chained, SATURATE=k_pages.dtype is FP8, BLOCK_H=block_h, BLOCK_D=block_d,
+        enable_fp_fusion=True,
         launch_pdl=chained,
     )  # fmt: skip

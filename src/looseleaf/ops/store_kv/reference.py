@@ -3,6 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.page_dtypes import to_pages
 from looseleaf.ops.rotate.reference import turn
 from looseleaf.types import Rotation
 
@@ -21,5 +22,5 @@ def store_kv_reference(
     slots, frame_positions = slots[kept], frame_positions[kept]
     page_size = k_pages.shape[2]
     page, slot = slots // page_size, slots % page_size
-    k_pages[page, :, slot] = turn(k[kept], frame_positions, rotation).to(k_pages.dtype)
-    v_pages[page, :, slot] = v[kept].to(v_pages.dtype)
+    k_pages[page, :, slot] = to_pages(turn(k[kept], frame_positions, rotation), k_pages.dtype)
+    v_pages[page, :, slot] = to_pages(v[kept], v_pages.dtype)
