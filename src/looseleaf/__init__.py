@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig
+    from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, Select
     from looseleaf.engine.async_llm import AsyncLLM
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
@@ -23,6 +23,7 @@ __all__ = [
     "AsyncLLM",
     "Document",
     "Fuse",
+    "Select",
     "SamplingParams",
     "Grammar",
     "RequestOutput",
@@ -40,6 +41,7 @@ _HOMES = {
     "AsyncLLM": "looseleaf.engine.async_llm",
     "Document": "looseleaf.engine.request",
     "Fuse": "looseleaf.config",
+    "Select": "looseleaf.config",
     "SamplingParams": "looseleaf.sampling_params",
     "Grammar": "looseleaf.sampling_params",
     "RequestOutput": "looseleaf.engine.outputs",

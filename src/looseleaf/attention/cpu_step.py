@@ -6,16 +6,15 @@ New rows go through PyTorch's flash attention span by span. What a step needs is
 shared by its layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.groups import DecodeRow, Groups
 from looseleaf.attention.plan import PrefillChunk, make_span_list
+from looseleaf.attention.readings import Reading, SelectedRows
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
@@ -26,8 +25,8 @@ from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import Attend, Rotation, ScoreRule
 
-T = TypeVar("T")
 Prefill = tuple[PreparedRequest, ...]
+Key = tuple[bool, ...]
 _CPU = torch.device("cpu")
 # enough work for a thread's turn, few enough keys that a short batch feeds many threads; always the
 # same, so that a row's sums do not depend on its batch
@@ -45,8 +44,9 @@ class CpuAttention:
     num_qo_heads: int
     native: bool
     row_dtype: torch.dtype
-    _lists: DecodeLists | None = None
-    _plans: dict[int, NativePlan] = field(default_factory=dict)
+    # by the key of the reading; plans by window too
+    _lists: dict[Key, DecodeLists] = field(default_factory=dict)
+    _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
@@ -60,52 +60,80 @@ class CpuAttention:
 
     def step(
         self,
-        rows: Sequence[DecodeRow],
-        groups: Groups,
+        readings: Sequence[Reading],
         chunks: Sequence[PrefillChunk],
         asked: Sequence[PrefillChunk] | None,
         slots: Tensor,
         frame_positions: Tensor,
     ) -> Attend:
-        """The attention of one step; `looseleaf.attention.paged.StepRows` says what it is given.
+        """The attention of one step, which each layer reads in its own way;
+        `looseleaf.attention.paged.StepRows` says what else it is given.
 
         ``asked`` are the chunks of the last layer, None if it has queries of every row."""
-        prefill = self._per_window(self._prefill(chunks))
+        prefill = self._prefill(chunks, self.rules)
         if asked is not None:
-            prefill[-1] = self._prefill(asked)(self.rules[-1])
-        lists = self._move_lists(rows, groups) if rows else None
+            prefill[-1] = self._prefill(asked, self.rules[-1:])[0]
+        self._move_lists({reading.key: reading for reading in readings})
+        num_rows = len(readings[0].rows)
         if not self.native:
             turn = self.table.at(frame_positions)
-            return _TorchStep(self, len(rows), prefill, self._torch_decode(lists), slots, turn)
-        plans = self._per_window(lambda rule: self._plan(rule, lists))
-        for plan in plans:
+            return _TorchStep(
+                self, num_rows, prefill, self._torch_decode(readings), readings, slots, turn
+            )
+        plans = [
+            self._plan(rule, reading) for rule, reading in zip(self.rules, readings, strict=True)
+        ]
+        for plan in set(plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, len(rows), prefill, plans)
+        return _NativeStep(self, num_rows, prefill, plans, readings)
 
-    def _prefill(self, chunks: Sequence[PrefillChunk]) -> Callable[[ScoreRule], Prefill | None]:
-        """What prepares ``chunks`` for a layer's rule."""
+    def _prefill(
+        self, chunks: Sequence[PrefillChunk], rules: Sequence[ScoreRule]
+    ) -> list[Prefill | None]:
+        """``chunks`` prepared for the layers of ``rules``, once per window: nothing else counts."""
         if not chunks:
-            return lambda rule: None
+            return [None] * len(rules)
         largest = max(len(chunk.positions) for chunk in chunks)
         spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
         places = self.pool.slot_positions
-        return lambda rule: prepare_prefill(spans, self.layout, self.table, rule, places)
+        made: dict[int, Prefill] = {}
+        for rule in rules:
+            if rule.window not in made:
+                made[rule.window] = prepare_prefill(spans, self.layout, self.table, rule, places)
+        return [made[rule.window] for rule in rules]
 
-    def _move_lists(self, rows: Sequence[DecodeRow], groups: Groups) -> DecodeLists:
-        lists = self._lists
-        if lists is None or lists.groups is not groups or not lists.move_to(rows):
-            size = self.pool.page_size
-            lists = self._lists = DecodeLists(rows, groups, page_size=size, split_keys=_SPLIT_KEYS)
-            self._plans = {}
-        return lists
+    def _move_lists(self, readings: Mapping[Key, Reading]) -> None:
+        """Bring the lists of the readings to where their rows stand; those of others go."""
+        kept: dict[Key, DecodeLists] = {}
+        for key, reading in readings.items():
+            rows, lists = reading.rows, self._lists.get(key)
+            if not rows:
+                continue
+            if lists is None or lists.groups is not reading.groups or not lists.move_to(rows):
+                lists = DecodeLists(
+                    rows, reading.groups, page_size=self.pool.page_size, split_keys=_SPLIT_KEYS
+                )
+            kept[key] = lists
+        self._plans = {
+            (key, window): plan
+            for (key, window), plan in self._plans.items()
+            if key in kept and kept[key] is self._lists.get(key)
+        }
+        self._lists = kept
 
-    def _plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
+    def _plan(self, rule: ScoreRule, reading: Reading) -> NativePlan:
+        lists = self._lists.get(reading.key)
         if lists is None:
             assert self._storing is not None
             return self._storing
-        if rule.window not in self._plans:
-            self._plans[rule.window] = self._native_plan(rule, lists)
-        return self._plans[rule.window]
+        place = reading.key, rule.window
+        if place not in self._plans:
+            self._plans[place] = self._native_plan(rule, lists)
+        return self._plans[place]
+
+    def row_state_indptr(self, reading: Reading) -> Tensor:
+        """Which states belong to the rows of a reading."""
+        return self._lists[reading.key].work.row_state_indptr
 
     def _native_plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
         work = None if lists is None else lists.work
@@ -119,25 +147,18 @@ class CpuAttention:
             row_dtype=self.row_dtype,
         )
 
-    def _torch_decode(self, lists: DecodeLists | None) -> "list[_TorchDecode | None]":
-        if lists is None:
-            return [None] * len(self.rules)
-        work, places = lists.work, self.pool.slot_positions
-        return self._per_window(
-            lambda rule: _TorchDecode(
-                prepared := prepare(work, self.layout, rule, places),
-                self.table.at(prepared.frame_rows(work)),
-                work.row_state_indptr,
-            )
-        )
-
-    def _per_window(self, make: Callable[[ScoreRule], T]) -> list[T]:
-        """``make(rule)`` for every layer, made once per window: rules differ in nothing else."""
-        made: dict[int, T] = {}
-        for rule in self.rules:
-            if rule.window not in made:
-                made[rule.window] = make(rule)
-        return [made[rule.window] for rule in self.rules]
+    def _torch_decode(self, readings: Sequence[Reading]) -> "list[_TorchDecode | None]":
+        made: dict[tuple[Key, int], _TorchDecode] = {}
+        decode: list[_TorchDecode | None] = []
+        for rule, reading in zip(self.rules, readings, strict=True):
+            lists, place = self._lists.get(reading.key), (reading.key, rule.window)
+            if lists is not None and place not in made:
+                work, places = lists.work, self.pool.slot_positions
+                prepared = prepare(work, self.layout, rule, places)
+                turn = self.table.at(prepared.frame_rows(work))
+                made[place] = _TorchDecode(prepared, turn, work.row_state_indptr)
+            decode.append(made.get(place))
+        return decode
 
 
 @dataclass(frozen=True)
@@ -148,12 +169,19 @@ class _NativeStep:
     num_decode_rows: int
     prefill: list[Prefill | None]
     plans: list[NativePlan]
+    readings: Sequence[Reading]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, split, prefill = self.plans[layer], self.num_decode_rows, self.prefill[layer]
         plan.point_pages(*self.owner.pool.layer(layer))
         out = torch.empty(q.shape, dtype=q.dtype)
-        if split:
+        if self.readings[layer].selected:
+            plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v))
+            indptr = self.owner.row_state_indptr(self.readings[layer])
+            for selected in self.readings[layer].selected:
+                selected.join(layer, q, plan.states, indptr)
+            plan.run(Phase.MERGE, out=out)
+        elif split:
             plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
         else:
             plan.run(Phase.STORE, kv=(k, v))
@@ -171,9 +199,18 @@ class _TorchDecode:
     turn: Turn
     row_state_indptr: Tensor
 
-    def run(self, q: Tensor, memory: tuple[Tensor, Tensor], rule: ScoreRule, out: Tensor) -> None:
+    def run(
+        self,
+        layer: int,
+        q: Tensor,
+        owner: CpuAttention,
+        selected: Sequence[SelectedRows],
+        out: Tensor,
+    ) -> None:
         """One output a row."""
-        states = run_prepared(q, memory, self.prepared, self.turn, rule)
+        states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
+        for some in selected:
+            some.join(layer, q, states, self.row_state_indptr)
         merge_states(states, self.row_state_indptr, out=out, implementation="reference")
 
 
@@ -185,6 +222,7 @@ class _TorchStep:
     num_decode_rows: int
     prefill: list[Prefill | None]
     decode: list[_TorchDecode | None]
+    readings: Sequence[Reading]
     slots: Tensor
     turn: Turn
 
@@ -199,7 +237,7 @@ class _TorchStep:
         decode, prefill = self.decode[layer], self.prefill[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:
-            decode.run(q, memory, rule, out[:split])
+            decode.run(layer, q, owner, self.readings[layer].selected, out[:split])
         if prefill is not None:
             out[split:] = run_prefill(q[split:], *memory, prefill, rule).out
         return out

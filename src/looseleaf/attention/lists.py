@@ -274,7 +274,7 @@ def split_item(item: Item, max_pages: int) -> list[Item]:
     """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
     pages = len(item.pages)
     parts = -(-pages // max_pages)
-    if parts == 1:
+    if parts <= 1:
         return [item]
     bounds = [pages * n // parts for n in range(parts + 1)]
     return [

@@ -22,6 +22,8 @@ from looseleaf.attention.plan import (
     Planner,
     PrefillChunk,
 )
+from looseleaf.attention.readings import Reading, Readings
+from looseleaf.attention.selection import SelectingRow
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
@@ -83,7 +85,6 @@ class PagedAttention:
     implementation: Implementation = "auto"
     costs: CostModel | None = None
     row_dtype: torch.dtype | None = None
-    _lists: list[object] = field(default_factory=list)
     _groups: Groups = field(default_factory=lambda: Groups([], []))
 
     def __post_init__(self) -> None:
@@ -102,10 +103,16 @@ class PagedAttention:
             native = asked == "native" or (asked == "auto" and self._can_compile())
             shape = self.pool, self.rotation, self.rules, self.num_qo_heads
             self._cpu = CpuAttention(*shape, native, self._row_dtype)
+        # what the planner knows of costs is about GPUs
+        group = self.planner.group if self._cpu is None else group_rows
+        self._readings = Readings(
+            self.pool, self.rotation, self.rules, lambda rows: group(rows, grouping=self.grouping)
+        )
 
     @property
     def groups(self) -> Groups:
-        """How the decode rows of the latest step were grouped; the same object while they stay."""
+        """How the decode rows of the latest step were grouped, in its first layer; the same object
+        while they stay."""
         return self._groups
 
     @property
@@ -119,20 +126,24 @@ class PagedAttention:
 
     def step(self, rows: StepRows) -> Attend:
         """The attention of one step, for the model to call layer by layer."""
-        groups = self._group(rows.decode)
+        readings = self._read(rows.decode)
         asked = None if rows.asked is None else rows.asked_chunks()
         if self._cpu is not None:
-            lists = rows.decode, groups, rows.chunks, asked
-            return self._cpu.step(*lists, rows.slots, rows.frame_positions)
-        plan = self.planner.plan(rows.decode, groups, rows.chunks)
-        last = None if asked is None else self.planner.plan(rows.decode, groups, asked)
-        return _OpsStep(self, plan, rows.slots, rows.frame_positions, last)
+            return self._cpu.step(readings, rows.chunks, asked, rows.slots, rows.frame_positions)
+        plans = self._plans(readings, rows.chunks)
+        if asked is not None:
+            plans[-1] = self._plans(readings[-1:], asked)[0]
+        layers = list(zip(readings, plans, strict=True))
+        return _OpsStep(self, layers, rows.slots, rows.frame_positions)
 
     def host_work(
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
     ) -> HostWork | None:
-        """The work list of a step on the host, None if some of its rows are not for a work list."""
-        return self.planner.host_work(decode, self._group(decode), chunks)
+        """The work list of a step on the host, None if some of its rows are not for a work list, or
+        choose what they read."""
+        if any(isinstance(row, SelectingRow) for row in decode):
+            return None
+        return self.planner.host_work(decode, self._read(decode)[0].groups, chunks)
 
     def over(self, work: WorkList, slots: Tensor, frame_positions: Tensor) -> Attend:
         """The attention of a step whose rows are all in ``work``.
@@ -140,7 +151,8 @@ class PagedAttention:
         Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
         in the same tensors."""
         plan = AttentionPlan(len(slots), work, None)
-        return _OpsStep(self, plan, slots, frame_positions)
+        layers = [(None, plan)] * len(self.rules)
+        return _OpsStep(self, layers, slots, frame_positions)
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -151,24 +163,25 @@ class PagedAttention:
             return False
         return True
 
-    def _group(self, rows: Sequence[DecodeRow]) -> Groups:
-        """The groups of ``rows``; the same object as long as the same rows go on."""
-        # a row is known by its lists; settled spans alone would not do, since all that are empty
-        # are one object
-        lists: list[object] = [part for row in rows for part in (row.settled, row.tail.pages)]
-        same = len(lists) == len(self._lists) and all(
-            new is old for new, old in zip(lists, self._lists, strict=True)
-        )
-        if not same:
-            self._lists = lists
-            # what the planner knows of costs is about GPUs
-            group = self.planner.group if self._cpu is None else group_rows
-            self._groups = group(rows, grouping=self.grouping)
+    def _plans(
+        self, readings: Sequence[Reading], chunks: Sequence[PrefillChunk]
+    ) -> list[AttentionPlan]:
+        """A plan for every reading, made once where several are the same."""
+        made: dict[tuple[bool, ...], AttentionPlan] = {}
+        for reading in readings:
+            if reading.key not in made:
+                made[reading.key] = self.planner.plan(reading.rows, reading.groups, chunks)
+        return [made[reading.key] for reading in readings]
+
+    def _read(self, rows: Sequence[DecodeRow]) -> list[Reading]:
+        """The readings of all layers; the same objects' groups as long as the same rows go on."""
+        readings = self._readings.of(rows)
+        self._groups = readings[0].groups
         shared = [item for item in self._groups.items if len(item.entries) > 1]
         self.counters.items += len(self._groups.items)
         self.counters.grouped_items += len(shared)
         self.counters.grouped_rows += sum(len(item.entries) for item in shared)
-        return self._groups
+        return readings
 
 
 @dataclass(frozen=True)
@@ -176,18 +189,16 @@ class _OpsStep:
     """One operator call each for store, partial, merge and prefill."""
 
     attention: PagedAttention
-    plan: AttentionPlan
+    layers: Sequence[tuple[Reading | None, AttentionPlan]]
     slots: Tensor
     frame_positions: Tensor
-    last: AttentionPlan | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        owner, plan, chosen = self.attention, self.plan, self.attention.implementation
+        owner, chosen = self.attention, self.attention.implementation
+        reading, plan = self.layers[layer]
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
-        if self.last is not None and layer == len(owner.rules) - 1:
-            plan = self.last
         if not len(q):
             return q
         split = plan.num_work_rows
@@ -208,6 +219,8 @@ class _OpsStep:
                 q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen
             )
             indptr = work.row_state_indptr
+            for selected in reading.selected if reading else ():
+                selected.join(layer, q, states, indptr)
             merge_states(states, indptr, out=out[:split], implementation=chosen)
         if new is not None:
             out[split:] = new

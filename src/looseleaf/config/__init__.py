@@ -14,6 +14,7 @@ from looseleaf.config.fuse import Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Revise
+from looseleaf.config.select import GroupRule, Select, SelectPolicy
 from looseleaf.config.server import ServerConfig
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EngineConfig",
     "Fuse",
     "FuseSelector",
+    "GroupRule",
     "IndexConfig",
     "IndexKeys",
     "IndexKind",
@@ -33,5 +35,7 @@ __all__ = [
     "RopeConfig",
     "RopeLaw",
     "SchedulerConfig",
+    "Select",
+    "SelectPolicy",
     "ServerConfig",
 ]

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Select
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.llm import make_config
@@ -100,11 +100,12 @@ class AsyncLLM:
         salt: str = "",
         deadline: float | None = None,
         fuse: Fuse | None = None,
+        select: Select | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, fuse=fuse))
+        return self.stream(replace(request, fuse=fuse, select=select))
 
     def chat(
         self,
@@ -116,12 +117,13 @@ class AsyncLLM:
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
         fuse: Fuse | None = None,
+        select: Select | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, fuse=fuse))
+        return self.stream(replace(request, fuse=fuse, select=select))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, Select
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.loading import load_engine
@@ -51,14 +51,16 @@ class LLM:
         salt: str = "",
         deadline: float | None = None,
         fuse: Fuse | None = None,
+        select: Select | None = None,
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
         A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat
         template is applied: use `chat` for instruct models. What has one ``salt`` shares nothing
-        with what has another. ``fuse`` says which tokens of reused documents are computed again.
-        Raises InvalidRequest before anything runs, DeadlineExceeded if an answer takes more than
-        ``deadline`` seconds, EngineFault if it was lost."""
+        with what has another. ``fuse`` says which tokens of reused documents are computed again,
+        ``select`` which keys decoding reads. Raises InvalidRequest before anything runs,
+        DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
+        lost."""
         if isinstance(prompts, str):
             prompts = [prompts]
         for prompt in prompts:
@@ -68,7 +70,7 @@ class LLM:
                     "their own, as in llm.generate([[document, 'question']])"
                 )
         parts = [self.engine.prompts.from_parts(prompt) for prompt in prompts]
-        return self._run(parts, sampling_params, salt, deadline, fuse)
+        return self._run(parts, sampling_params, salt, deadline, fuse, select)
 
     def chat(
         self,
@@ -79,12 +81,13 @@ class LLM:
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
         fuse: Fuse | None = None,
+        select: Select | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the checkpoint's chat template.
 
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
         ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
-        ``deadline``, ``fuse`` and errors as in `generate`."""
+        ``deadline``, ``fuse``, ``select`` and errors as in `generate`."""
         several = [c for c in conversations if not isinstance(c, dict)]
         if several and len(several) != len(conversations):
             raise InvalidRequest(
@@ -93,7 +96,7 @@ class LLM:
         batch: Any = several or [conversations]
         first = system_prompt or self.system_prompt
         parts = [self.engine.prompts.from_messages(c, first) for c in batch]
-        return self._run(parts, sampling_params, salt, deadline, fuse)
+        return self._run(parts, sampling_params, salt, deadline, fuse, select)
 
     def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
@@ -134,13 +137,20 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         fuse: Fuse | None = None,
+        select: Select | None = None,
     ) -> Iterator[RequestOutput]:
         """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
 
         ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
         is there."""
         progress = self.engine.add(
-            Request(self._next_id(), parts, sampling_params or SamplingParams(), fuse=fuse)
+            Request(
+                self._next_id(),
+                parts,
+                sampling_params or SamplingParams(),
+                fuse=fuse,
+                select=select,
+            )
         )
         sequence = progress.outputs[0].sequence
         try:
@@ -165,6 +175,7 @@ class LLM:
         salt: str,
         deadline: float | None,
         fuse: Fuse | None,
+        select: Select | None,
     ) -> list[RequestOutput]:
         params = sampling_params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -175,7 +186,9 @@ class LLM:
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
-                request = Request(self._next_id(), parts, one, salt, deadline, fuse=fuse)
+                request = Request(
+                    self._next_id(), parts, one, salt, deadline, fuse=fuse, select=select
+                )
                 added.append(self.engine.add(request))
             self._finish(*added)
         finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Select
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.sampling_params import SamplingParams
 
@@ -98,7 +98,8 @@ class Request:
     Requests with different ``salt`` share no keys and values, whatever their prompts. ``deadline``
     is the most seconds it may take from its arrival to its last token; after that it ends with
     DeadlineExceeded. ``warms`` requests end as soon as their prompt is stored, and have no output.
-    ``fuse`` says which tokens of its documents are computed again; None is plain reuse.
+    ``fuse`` says which tokens of its documents are computed again; None is plain reuse. ``select``
+    says which keys its decoding rows read; None is all.
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class Request:
     deadline: float | None = None
     warms: bool = False
     fuse: Fuse | None = None
+    select: Select | None = None
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not 0.0 < self.deadline < math.inf:

@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
+from looseleaf.attention.selection import SelectingRow
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.sparse import make_policy
 
 IntArray = npt.NDArray[np.int64]
 
@@ -114,6 +116,9 @@ class Sequence:
         self.tail = tail
         self._num_prompt_tail = tail.num_tokens
         self.fusion = make_fusion(request.fuse, self.parts, page_size)
+        self.page_size = page_size
+        self.policy = make_policy(request.select, page_size)
+        self._dense_below = request.select.dense_below if request.select else 0
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
         lead = self.lead
@@ -184,14 +189,22 @@ class Sequence:
         return tuple(spans)
 
     def decode_row(self) -> DecodeRow:
-        """The row of the newest token, which sees everything up to itself."""
+        """The row of the newest token, which sees everything up to itself, or chooses from it."""
         if self._settled is None:
             fusion = self.fusion
             self._settled = fusion.settled() if fusion else self.spans_before(self.tail)
             self._num_shared = self.tail.num_shared_pages()
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
-        return DecodeRow(self.num_tokens - 1, self._settled, own)
+        position = self.num_tokens - 1
+        if self.policy is not None and self.num_tokens > self._dense_below:
+            # the newest token's page is not full before it is stored
+            sealed = (tail.num_tokens - 1) // self.page_size
+            row = SelectingRow(position, self._settled, own, self.policy, sealed)
+            most = row.num_candidates
+            if self.policy.limit(most, row.num_other(self.page_size)) < most:
+                return row
+        return DecodeRow(position, self._settled, own)
 
     def pending(self) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind

@@ -27,10 +27,10 @@ class PagePool:
     """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
 
     Pages start zeroed and only finite numbers are written, so a slot beyond a segment's end can be
-    read and discarded. On a GPU a page is one stretch of memory; on the CPU all pages of a KV head
-    are, so that a run of neighbouring pages is read without a copy. ``slot_positions`` says where
-    the keys of a patch stand; it means nothing for other pages. Raises InvalidOption for a pool
-    without pages.
+    read and discarded. ``generations`` counts how often each page was handed out. On a GPU a page
+    is one stretch of memory; on the CPU all pages of a KV head are, so that a run of neighbouring
+    pages is read without a copy. ``slot_positions`` says where the keys of a patch stand; it means
+    nothing for other pages. Raises InvalidOption for a pool without pages.
     """
 
     def __init__(
@@ -59,6 +59,8 @@ class PagePool:
             (num_pages, page_size), -1, dtype=torch.int32, device=device
         )
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
+        # how often a page was handed out: what is kept of a page is of one such life of it
+        self.generations = np.zeros(num_pages, dtype=np.int64)
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._num_free = num_pages
 
@@ -137,6 +139,7 @@ class PagePool:
 
     def _take(self, pages: npt.NDArray[np.intp]) -> list[int]:
         self._is_free[pages] = False
+        self.generations[pages] += 1
         self._num_free -= len(pages)
         taken: list[int] = pages.tolist()
         return taken

@@ -1,0 +1,174 @@
+"""How the rows of a step read, layer by layer: all of them densely, or some by choice.
+
+Policies have dense layers, so a step of selecting rows has a few ways of reading, each shared by
+some layers. In every one of them the work list covers what rows read in any case; what they choose
+joins as one more state.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
+from looseleaf.attention.selected import attend_chosen, merged
+from looseleaf.attention.selection import (
+    Candidates,
+    CandidateTable,
+    PagePolicy,
+    SelectingRow,
+    make_candidates,
+    make_table,
+    summarised,
+)
+from looseleaf.kv.pool import PagePool
+from looseleaf.kv.summaries import PageSummaries
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+# where the place of a row's joined state stands among its others: behind them all
+_LAST = 1 << 20
+Grouping = Callable[[Sequence[DecodeRow]], Groups]
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """The rows of one policy in one step, by their place ``rows`` in it."""
+
+    policy: PagePolicy
+    rows: Tensor
+    candidates: Candidates
+
+    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
+        """Write what the rows choose in ``layer`` as the last of their ``states``."""
+        queries = q[self.rows]
+        choice = self.policy.choose(layer, queries, self.candidates)
+        state = attend_chosen(layer, queries, choice, self.candidates)
+        if choice.join is not None:
+            state = merged(state, choice.join())
+        if choice.done is not None:
+            choice.done(state)
+        place = row_state_indptr[self.rows + 1].long() - 1
+        states.out[place] = state.out
+        states.lse[place] = state.lse
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way of reading: rows as the work list has them, and who chooses besides.
+
+    ``key`` says which rows of the step choose; it is empty if none does.
+    """
+
+    key: tuple[bool, ...]
+    rows: Sequence[DecodeRow]
+    groups: Groups
+    selected: tuple[SelectedRows, ...] = ()
+
+
+@dataclass(eq=False)
+class Readings:
+    """Makes the readings of steps; groups, tables and summaries are kept while they hold."""
+
+    pool: PagePool
+    rotation: Rotation
+    rules: Sequence[ScoreRule]
+    group: Grouping
+    _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
+    _tables: dict[PagePolicy, tuple[list[object], CandidateTable]] = field(default_factory=dict)
+    _summaries: dict[str, PageSummaries] = field(default_factory=dict)
+
+    def of(self, rows: Sequence[DecodeRow]) -> list[Reading]:
+        """The reading of every layer; layers that read alike have the same object."""
+        selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
+        if not selecting:
+            self._tables = {}
+            return [Reading((), rows, self._grouped((), rows, rows))] * len(self.rules)
+        chosen = self._selected(selecting)
+        made: dict[tuple[bool, ...], Reading] = {}
+        readings = []
+        for layer in range(len(self.rules)):
+            choosing = {i for i, row in selecting.items() if layer not in row.policy.dense_layers}
+            key = tuple(i in choosing for i in range(len(rows))) if choosing else ()
+            if key not in made:
+                parts = tuple(s for s in chosen if layer not in s.policy.dense_layers)
+                others = [_others(r) if i in choosing else r for i, r in enumerate(rows)]
+                made[key] = Reading(key, others, self._grouped(key, rows, others), parts)
+            readings.append(made[key])
+        self._groups = {key: kept for key, kept in self._groups.items() if key in made}
+        return readings
+
+    def summaries(self, policy: PagePolicy) -> PageSummaries | None:
+        """What is kept of pages for ``policy``; memory is taken when it is first asked for."""
+        summary = policy.summary
+        if summary is None:
+            return None
+        if summary.name not in self._summaries:
+            self._summaries[summary.name] = PageSummaries(self.pool, summary)
+        return self._summaries[summary.name]
+
+    def _selected(self, selecting: dict[int, SelectingRow]) -> list[SelectedRows]:
+        by_policy: dict[PagePolicy, list[int]] = {}
+        for index, row in selecting.items():
+            by_policy.setdefault(row.policy, []).append(index)
+        self._tables = {p: kept for p, kept in self._tables.items() if p in by_policy}
+        chosen = []
+        for policy, places in by_policy.items():
+            rows = [selecting[place] for place in places]
+            table, summaries = self._table(policy, rows), self.summaries(policy)
+            how = self.rotation, self.rules
+            candidates = make_candidates(rows, table, self.pool, how, summaries)
+            on_device = torch.tensor(places).to(self.pool.kv.device)
+            chosen.append(SelectedRows(policy, on_device, candidates))
+        return chosen
+
+    def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
+        names: list[object] = []
+        for row in rows:
+            names += [row.settled, row.tail.pages, row.sealed]
+        kept = self._tables.get(policy)
+        if kept is None or not _same(kept[0], names):
+            summaries = self.summaries(policy)
+            if summaries is not None:
+                for row in rows:
+                    summaries.write(*summarised(row, self.pool.page_size))
+            kept = self._tables[policy] = names, make_table(rows, self.pool)
+        return kept[1]
+
+    def _grouped(
+        self, key: tuple[bool, ...], rows: Sequence[DecodeRow], others: Sequence[DecodeRow]
+    ) -> Groups:
+        # a row is known by its lists; settled spans alone would not do, since all that are empty
+        # are one object
+        choosing = {
+            i: row
+            for i, row in enumerate(rows)
+            if any(key[i : i + 1]) and isinstance(row, SelectingRow)
+        }
+        names: list[object] = []
+        for index, row in enumerate(rows):
+            sealed = choosing[index].sealed if index in choosing else -1
+            names += [row.settled, row.tail.pages, sealed]
+        kept = self._groups.get(key)
+        if kept is None or not _same(kept[0], names):
+            groups = self.group(others)
+            for index, row in choosing.items():
+                groups.tail_starts[index] = row.sealed
+                entry = Entry(index, row.position, 0)
+                groups.items.append(Item([], _LAST, [entry]))
+            kept = names, groups
+            self._groups = {**self._groups, key: kept} if key else {key: kept}
+        return kept[1]
+
+
+def _others(row: DecodeRow) -> DecodeRow:
+    """A row that chooses, without what it chooses from; `Groups.tail_starts` says the rest."""
+    patches = tuple(span for span in row.settled if span.places is not None)
+    return DecodeRow(row.position, patches, replace(row.tail, sharable=0))
+
+
+def _same(kept: Sequence[object], names: Sequence[object]) -> bool:
+    return len(kept) == len(names) and all(
+        old is new or (isinstance(new, int) and old == new)
+        for old, new in zip(kept, names, strict=True)
+    )

@@ -1,0 +1,78 @@
+"""The select policy of a request: which of the keys before it a decoding row reads."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from looseleaf.config.option import require
+
+SelectPolicy = Literal["all", "window", "quest", "representatives", "partial"]
+"""Which pages are read: all; the first and the newest (StreamingLLM); those whose bounds promise
+most (Quest); those whose representative keys do (after InfLLM); those that a few dims of their
+keys speak for (after InfiniGen)."""
+
+GroupRule = Literal["max", "sum"]
+"""How query heads that share a KV head agree: a page is worth its largest score, or the sum of the
+shares of attention that each of them expects of it."""
+
+_DEFAULT_TOKENS = 2048
+# the first two layers attend to everything, as Quest has it
+_DEFAULT_DENSE_LAYERS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Select:
+    """Which keys each decoding row of a request reads, chosen anew in every layer and KV head.
+
+    Whole pages are chosen, of those that are full and final; a row's newest page is always read, as
+    is what it computed again of documents. How many: ``tokens`` (default 2,048), or ``ratio``, a
+    share of the context; or ``mass``, the share of attention that the pages are expected to hold,
+    then as few as will do, and no more than ``tokens`` or ``ratio`` if one is given too. The first
+    ``sink`` and the last ``recent`` tokens are read in any case, within the budget. All is read in
+    ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
+    ``dense_below`` tokens, and where it fits into the budget. ``group`` is how query heads of one
+    KV head agree. Raises InvalidOption.
+    """
+
+    policy: SelectPolicy = "quest"
+    tokens: int | None = None
+    ratio: float | None = None
+    mass: float | None = None
+    sink: int = 4
+    recent: int = 16
+    dense_layers: tuple[int, ...] | None = None
+    dense_below: int = 0
+    group: GroupRule = "max"
+
+    def __post_init__(self) -> None:
+        known = get_args(SelectPolicy)
+        require(self.policy in known, f"unknown policy {self.policy!r}: use {', '.join(known)}")
+        budget = [n for n in ("tokens", "ratio", "mass") if getattr(self, n) is not None]
+        if self.policy == "all":
+            require(not budget, f"policy 'all' reads everything: leave out {' and '.join(budget)}")
+        require(
+            self.policy != "window" or self.mass is None,
+            "policy 'window' looks at no key, so it can't tell its mass: give tokens or ratio",
+        )
+        require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")
+        require(self.tokens is None or self.tokens > 0, "tokens must be positive")
+        require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
+        require(self.mass is None or 0 < self.mass <= 1, "mass must be above 0 and at most 1")
+        require(self.sink >= 0 and self.recent >= 0, "sink and recent are numbers of tokens")
+        require(self.dense_below >= 0, "dense_below is a number of tokens")
+        require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
+        layers = self.dense_layers
+        if layers is None:
+            default = () if self.policy == "window" else _DEFAULT_DENSE_LAYERS
+            object.__setattr__(self, "dense_layers", default)
+        else:
+            require(
+                list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
+                f"dense_layers rise and begin at 0 or later, not {layers}",
+            )
+        if not budget and self.policy != "all":
+            object.__setattr__(self, "tokens", _DEFAULT_TOKENS)
+
+    def __str__(self) -> str:
+        names = ("tokens", "ratio", "mass")
+        given = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
+        return ", ".join([self.policy, *given])

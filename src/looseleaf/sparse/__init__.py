@@ -1,0 +1,27 @@
+"""Which keys a decoding row reads: policies that choose pages, one file each.
+
+A *scorer* says how much each query head of a row wants each of its candidate pages; what is common
+to all of them, budgets and pages that are read in any case, is `SparsePolicy`. README.md beside
+this file says how a policy plugs into a step."""
+
+from looseleaf.config import Select
+from looseleaf.sparse.budget import Budget
+from looseleaf.sparse.policy import Scorer, SparsePolicy
+from looseleaf.sparse.quest import Quest
+from looseleaf.sparse.window import Window
+
+__all__ = ["Budget", "Quest", "Scorer", "SparsePolicy", "Window", "make_policy"]
+
+
+def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
+    """The policy that ``select`` names, None if it reads everything."""
+    if select is None or select.policy == "all":
+        return None
+    scorers: dict[str, Scorer] = {"window": Window(), "quest": Quest()}
+    assert select.dense_layers is not None, "a select policy has its dense layers"
+    return SparsePolicy(
+        scorers[select.policy],
+        Budget.of(select, page_size),
+        frozenset(select.dense_layers),
+        select.group,
+    )

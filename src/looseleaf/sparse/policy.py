@@ -1,0 +1,59 @@
+"""A policy: a scorer, a budget, and the layers that stay dense."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.selection import Candidates, Choice
+from looseleaf.config import GroupRule
+from looseleaf.kv.summaries import Summary
+from looseleaf.sparse.budget import Budget
+from looseleaf.sparse.choose import choose_pages
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Says how much each query head wants each page. Equal scorers give equal scores."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """What it must know of every page."""
+        ...
+
+    def scores(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Float[Tensor, "rows kv_heads group most"]:
+        """What each query head of a KV head expects of each candidate, as the score of one of its
+        keys (scaled, as the softmax takes it): fp32, anything where there is no candidate."""
+        ...
+
+
+@dataclass(frozen=True)
+class SparsePolicy:
+    """Reads the pages with the largest scores; implements `PagePolicy`.
+
+    ``group`` is how the query heads of a KV head agree: see `choose_pages`.
+    """
+
+    scorer: Scorer
+    budget: Budget
+    dense_layers: frozenset[int] = frozenset()
+    group: GroupRule = "max"
+
+    @property
+    def summary(self) -> Summary | None:
+        """What the scorer must know of every page."""
+        return self.scorer.summary
+
+    def limit(self, num_candidates: int, num_other: int) -> int:
+        """See `Budget.limit`."""
+        return self.budget.limit(num_candidates, num_other)
+
+    def choose(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Choice:
+        """The pages that are wanted most, per row and KV head."""
+        scores = self.scorer.scores(layer, q, candidates)
+        return choose_pages(scores, candidates, layer, self.budget, self.group)

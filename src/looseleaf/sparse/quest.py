@@ -1,0 +1,54 @@
+"""Quest (arXiv 2406.10774): the largest score that any key of a page could have, from its bounds.
+
+Of every page the least and the largest key are kept, dim by dim. The paper's kernels know one KV
+head per query head; here the heads of a group agree on the pages of their KV head."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.selection import Candidates
+from looseleaf.kv.summaries import Summary
+from looseleaf.ops.page_bounds import page_bounds
+
+BOUNDS = Summary("bounds", 2, page_bounds)
+
+
+@dataclass(frozen=True)
+class Quest:
+    """Scores a page by the bounds of its keys."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """The bounds."""
+        return BOUNDS
+
+    def scores(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Float[Tensor, "rows kv_heads group most"]:
+        """``max(q, 0) . largest + min(q, 0) . least``, scaled; no key of the page scores more."""
+        turned = candidates.turned(q)
+        queries = torch.cat([turned.clamp_min(0), turned.clamp_max(0)], -1)
+        return vector_scores(layer, queries, candidates)
+
+
+def vector_scores(
+    layer: int,
+    queries: Float[Tensor, "spans qo_heads width"],
+    candidates: Candidates,
+) -> Float[Tensor, "rows kv_heads group most"]:
+    """The products of queries in their frames with the one vector that is kept of every page."""
+    summaries, table = candidates.summaries, candidates.table
+    assert summaries is not None, "the policy asked for summaries"
+    vectors = summaries.layer(layer)[table.pages].float()  # [rows, most, kv_heads, width]
+    grouped = queries.unflatten(1, (candidates.num_kv_heads, -1))
+    scale = candidates.rules[layer].softmax_scale
+    if table.most_spans == 1:
+        # [rows, kv_heads, group, width] x [rows, kv_heads, width, most]
+        products: Tensor = grouped @ vectors.permute(0, 2, 3, 1)
+        return products.mul_(scale)
+    each = grouped[table.spans].transpose(1, 2)  # [rows, kv_heads, most, group, width]
+    wanted: Tensor = each @ vectors.transpose(1, 2)[..., None]  # [rows, kv_heads, most, group, 1]
+    return wanted[..., 0].transpose(2, 3) * scale
