@@ -12,6 +12,10 @@ HOMES = {
     "ask": ("looseleaf.cli.ask:ask", "Answer QUESTION from documents."),
     "bench": ("looseleaf.cli.bench:bench", "Measure speed against a baseline in the same run."),
     "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
+    "conformance": (
+        "looseleaf.cli.conformance:conformance",
+        "Check that MODEL keeps the laws on this device.",
+    ),
     "eval": ("looseleaf.cli.evaluate:evaluate", "Measure how often answers are right."),
     "serve": ("looseleaf.cli.serve:serve", "Serve MODEL over the OpenAI API."),
 }

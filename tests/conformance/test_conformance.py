@@ -1,0 +1,223 @@
+"""`looseleaf conformance` passes what is right, and names the law that something wrong breaks."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+
+from looseleaf.attention import cpu_step
+from looseleaf.attention.groups import ReadSpan
+from looseleaf.config import RopeConfig
+from looseleaf.conformance import LAWS, Answers, Subject, check_laws, reference
+from looseleaf.engine import parts
+from looseleaf.engine.runner import Runner
+from looseleaf.errors import InvalidOption
+from looseleaf.kv.keys import KeySpace
+from looseleaf.rope import laws as rope_laws
+from looseleaf.types import AttnState, Rotation
+from tests.checkpoints import FAMILIES, make_checkpoint, supports
+from tests.cli.conftest import Run, run  # noqa: F401
+
+CASES = [
+    *((family, "default") for family in FAMILIES),
+    *(("llama", law) for law in ("dynamic", "llama3", "yarn")),
+    ("phi3", "longrope"),
+]
+CHECKED = [law.number for law in LAWS if law.check is not None]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    root = tmp_path_factory.mktemp("conformance")
+
+    def folder(family: str = "llama", law: str = "default") -> str:
+        assert supports(family, law)
+        path = root / f"{family}-{law}"
+        return str(path if path.exists() else make_checkpoint(path, family, law))
+
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_users_run_it() -> Iterator[None]:
+    """Without the checks of shapes at every call, which would take most of the time here; the
+    engine's own tests have them."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+def failing(folder: str, **options: Any) -> list[int]:
+    """The numbers of the laws that fail on a CPU in fp32."""
+    subject = Subject(folder, {"device": "cpu", "dtype": "float32", **options}, 128)
+    found = check_laws(Answers(subject))
+    assert [law.number for law in found] == [law.number for law in LAWS]
+    assert all(law.status == "unavailable" for law in found if law.number not in CHECKED)
+    return [law.number for law in found if law.status == "failed"]
+
+
+@pytest.mark.parametrize(("family", "law"), CASES)
+def test_every_family_and_every_rope_law_conforms(
+    checkpoint: Callable[..., str], family: str, law: str
+) -> None:
+    assert failing(checkpoint(family, law)) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_conforms_in_its_own_budget(
+    checkpoint: Callable[..., str], dtype: str
+) -> None:
+    assert failing(checkpoint("qwen3"), dtype=dtype, page_size=32) == []
+
+
+def test_products_instead_of_c_conform(checkpoint: Callable[..., str]) -> None:
+    assert failing(checkpoint("mistral"), cpu_kernels="torch") == []
+
+
+def average(states: AttnState, indptr: torch.Tensor, *rest: Any, **options: Any) -> AttnState:
+    """A merge that forgets how much each set weighs."""
+    rows = [states.out[a:b].mean(0) for a, b in pairwise(indptr)]
+    return AttnState(torch.stack(rows), states.lse[indptr[:-1].long()])
+
+
+def test_a_merge_that_forgets_weights_breaks_law_1(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the engine's own reading; the operator by itself is right."""
+    monkeypatch.setattr(cpu_step, "merge_states", average)
+    found = failing(checkpoint(), cpu_kernels="torch")
+    assert found[0] == 1
+
+
+def test_a_merge_operator_that_forgets_weights_breaks_law_1(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the operator by itself; the C kernels merge on their own."""
+    monkeypatch.setattr("looseleaf.conformance.operators.merge_states", average)
+    assert failing(checkpoint(), cpu_kernels="native") == [1]
+
+
+def test_rope_with_a_wrong_scaling_breaks_law_8_alone(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine and dense passes read the same wrong frequencies; Transformers does not."""
+
+    def unscaled(config: RopeConfig) -> rope_laws.Frequencies:
+        return rope_laws._default(config)
+
+    monkeypatch.setitem(rope_laws._LAWS, "llama3", unscaled)
+    assert failing(checkpoint("llama", "llama3")) == [8]
+
+
+def test_a_frame_that_is_one_off_breaks_law_2(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = parts.DocumentUse.span
+
+    def one_off(use: parts.DocumentUse) -> ReadSpan:
+        return replace(span(use), offset=span(use).offset - 1)
+
+    monkeypatch.setattr(parts.DocumentUse, "span", one_off)
+    assert failing(checkpoint())[0] == 2
+
+
+def test_a_rotation_table_that_is_off_breaks_law_2(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Runner.create.__func__
+
+    def off(cls: type, *arguments: Any) -> Runner:
+        runner = create(cls, *arguments)
+        table = runner.attention.rotation
+        runner.attention.rotation = Rotation(table.cos * 1.001, table.sin, table.interleaved)
+        runner.attention.__post_init__()
+        return runner
+
+    monkeypatch.setattr(Runner, "create", classmethod(off))
+    assert {1, 2} < {*failing(checkpoint())}
+
+
+def test_segments_known_by_their_text_alone_break_law_6(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document that was encoded alone is taken for one that was encoded behind the lead."""
+    right = KeySpace.document
+    monkeypatch.setattr(
+        KeySpace, "document", lambda self, context, tokens: right(self, self.root, tokens)
+    )
+    assert 6 in failing(checkpoint())
+
+
+def test_a_law_during_whose_check_something_is_raised_has_failed(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("illegal memory access")
+
+    monkeypatch.setattr("looseleaf.conformance.operators.merge_states", broken)
+    subject = Subject(checkpoint(), {"device": "cpu", "dtype": "float32"}, 128)
+    (law,) = check_laws(Answers(subject), (1,))
+    assert (law.status, law.reason) == ("failed", "RuntimeError: illegal memory access")
+
+
+def test_without_transformers_law_8_is_skipped_and_says_what_to_install(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "available", lambda: False)
+    subject = Subject(checkpoint(), {"device": "cpu", "dtype": "float32"}, 128)
+    (law,) = check_laws(Answers(subject), (8,))
+    assert law.status == "skipped"
+    assert "pip install" in law.reason
+
+
+def test_a_length_without_room_for_documents_is_refused(checkpoint: Callable[..., str]) -> None:
+    with pytest.raises(InvalidOption, match="at least 128 tokens"):
+        Subject(checkpoint(), {"device": "cpu"}, 100)
+    with pytest.raises(InvalidOption, match="can read"):
+        Subject(checkpoint(), {"device": "cpu"}, 4096)
+    assert Subject(checkpoint(), {"device": "cpu"}, 4096, exactly=False).tokens == 256
+
+
+def test_the_command_prints_one_page_and_exits_with_0(
+    run: Run,  # noqa: F811
+    checkpoint: Callable[..., str],
+) -> None:
+    result = run("conformance", checkpoint(), "--dtype", "float32", "--device", "cpu")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 100
+    for law in LAWS:
+        assert any(line.startswith(f"law {law.number}  ") for line in lines)
+    assert lines[-1] == f"conforms, as far as it was checked ({len(CHECKED)} passed, 2 unavailable)"
+
+
+def test_the_command_names_the_law_that_fails_and_exits_with_1(
+    run: Run,  # noqa: F811
+    checkpoint: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("looseleaf.conformance.operators.merge_states", average)
+    options = ("--dtype", "float32", "--device", "cpu", "--tokens", 128)
+    told = run("conformance", checkpoint(), *options, "--law", 1, "--law", 3)
+    assert told.code == 1
+    assert "law 1  FAILED" in told.out and "law 3  passed" in told.out
+    assert told.out.splitlines()[-1] == "does not conform: law 1 failed (1 passed, 1 failed)"
+    plain = run("conformance", checkpoint(), *options, "--law", 1, "--json")
+    data = json.loads(plain.out)
+    assert (plain.code, data["conforms"]) == (1, False)
+    (law,) = data["laws"]
+    assert law["status"] == "failed"
+    assert [finding["holds"] for finding in law["findings"]] == [False, True]
+    assert law["findings"][0]["error"] > law["findings"][0]["budget"]
+
+
+def test_an_unknown_law_is_refused(run: Run) -> None:  # noqa: F811
+    assert "there is no law 9" in run("conformance", "--law", 9).sentence()
