@@ -1,7 +1,6 @@
-"""Laws 3, 4 and 6 for blended requests: which tokens are computed again, and what that changes."""
+"""Blended requests: what they answer, choose, share and give back. Laws 4 and 6: test_law_blend."""
 
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -53,42 +52,6 @@ EVERY_POLICY = pytest.mark.parametrize("fuse", POLICIES, ids=str)
 
 
 @EVERY_FAMILY
-@pytest.mark.parametrize("selector", ["all", "random", "question", "links", "deviation"])
-def test_everything_computed_again_is_full_prefill(
-    checkpoint: Folder, family: str, selector: Any
-) -> None:
-    """Law 4, ratio 1."""
-    fuse = Fuse(selector) if selector == "all" else Fuse(selector, ratio=1.0)
-    llm = make_llm(checkpoint(family))
-    full = blend(llm, read_as_text(SEVERAL), None)
-    mine = blend(llm, SEVERAL, fuse)
-    assert mine.recomputed == [0, *(d.num_tokens for d in mine.output.reuse.documents[1:])]
-    same(replace(mine, chosen=[]), full)
-
-
-@EVERY_FAMILY
-def test_nothing_computed_again_is_plain_reuse(checkpoint: Folder, family: str) -> None:
-    """Law 4, ratio 0: without a pass, and with one that nothing is chosen for."""
-    llm = make_llm(checkpoint(family))
-    plain = blend(llm, SEVERAL, None)
-    for fuse in (Fuse("none"), Fuse("random", ratio=0.0)):
-        same(blend(llm, SEVERAL, fuse), plain)
-    for selector in ("question", "deviation"):
-        same(blend(llm, SEVERAL, Fuse(selector, threshold=99.0)), plain)
-
-
-def test_plain_reuse_is_not_full_prefill(checkpoint: Folder) -> None:
-    """Else the tests above could not tell one from the other, nor a blend from both."""
-    for family in ("llama", "mistral", "qwen3", "phi"):
-        llm = make_llm(checkpoint(family))
-        full, plain = blend(llm, read_as_text(SEVERAL), None), blend(llm, SEVERAL, None)
-        some = blend(llm, SEVERAL, Fuse("first", tokens=3))
-        assert worst(full.logits[:1], plain.logits[:1]) > 100 * TOLERANCE
-        assert worst(full.logits[:1], some.logits[:1]) > 10 * TOLERANCE
-        assert worst(plain.logits[:1], some.logits[:1]) > 10 * TOLERANCE
-
-
-@EVERY_FAMILY
 @pytest.mark.parametrize("fuse", [p for p in POLICIES if p.selector != "deviation"], ids=str)
 def test_a_blended_answer_is_what_the_dense_definition_says(
     checkpoint: Folder, family: str, fuse: Fuse
@@ -131,61 +94,6 @@ def test_a_blended_answer_follows_every_rotation(checkpoint: Folder, law: str) -
     llm = make_llm(checkpoint("llama", law))
     full = blend(llm, read_as_text(SEVERAL), None)
     same(replace(blend(llm, SEVERAL, Fuse("all")), chosen=[]), full)
-
-
-@EVERY_POLICY
-def test_a_document_in_its_true_prefix_has_nothing_to_choose(
-    checkpoint: Folder, fuse: Fuse
-) -> None:
-    llm = make_llm(checkpoint("llama"))
-    prompt = [LEAD, document(1, 23), words(2, 9)]
-    plain, mine = blend(llm, prompt, None), blend(llm, prompt, fuse)
-    same(mine, plain)
-    assert mine.recomputed == [0] and mine.output.reuse.fuse is None
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "phi"])
-def test_what_stands_later_changes_no_key_before_it(checkpoint: Folder, family: str) -> None:
-    """Law 4: patch and text in front of a document are the same whatever it says."""
-    kept = []
-    for last in (document(3, 19), document(4, 19)):
-        llm = make_llm(checkpoint(family))
-        parts = llm.engine.prompts.from_parts([*SEVERAL[:4], last, words(2, 9)])
-        progress = llm.engine.add(Request("a", parts, PARAMS, fuse=Fuse("all")))
-        sequence = progress.outputs[0].sequence
-        while sequence.phase is not Phase.DECODE:
-            llm.engine.step()
-        fusion, kv = sequence.fusion, llm.engine.store.pool.kv
-        assert fusion is not None and fusion.positions is not None
-        start = fusion.documents[-1].start
-        before = fusion.rows.positions < start
-        slots = torch.from_numpy(fusion.rows.table[1][before])
-        size = llm.engine.store.pool.page_size
-        kept.append(
-            (fusion.rows.positions[before].tolist(), kv[:, :, slots // size, :, slots % size])
-        )
-        llm.engine.abort("a")
-        assert_idle(llm)
-    assert kept[0][0] == kept[1][0] and len(kept[0][0]) > 5
-    assert torch.equal(kept[0][1], kept[1][1])
-
-
-@EVERY_POLICY
-def test_the_answer_does_not_depend_on_what_was_asked_before(
-    checkpoint: Folder, fuse: Fuse
-) -> None:
-    """Law 6: cold, and behind the same documents in every order, blended and not."""
-    cold = blend(make_llm(checkpoint("llama")), SEVERAL, fuse)
-    documents = [SEVERAL[1], SEVERAL[2], SEVERAL[4]]
-    for number, order in enumerate([*permutations(documents)][1::2]):
-        llm = make_llm(checkpoint("llama"))
-        other = POLICIES[number % len(POLICIES)] if number % 2 else None
-        blend(llm, [LEAD, *order, words(7, 6)], other)
-        blend(llm, SEVERAL, other)
-        warm = blend(llm, SEVERAL, fuse)
-        assert {d.source for d in warm.output.reuse.documents} == {"cached"}
-        same(warm, cold)
-        same(blend(llm, SEVERAL, None), blend(make_llm(checkpoint("llama")), SEVERAL, None))
 
 
 @EVERY_POLICY

@@ -167,8 +167,10 @@ class Admission:
                 continue
             if use is missing[use.key]:
                 taken = [pages.pop(0) for _ in range(self.pages_for(use.num_tokens))]
-                use.segment = self.store.insert(use.key, use.num_tokens, taken, ready=False)
-                sequence.owned.append(use)
+                # of a document without a token nothing is left to compute
+                empty = use.num_tokens == 0
+                use.segment = self.store.insert(use.key, use.num_tokens, taken, ready=empty)
+                sequence.owned += [] if empty else [use]
             else:
                 first = missing[use.key].segment
                 assert first is not None
@@ -222,7 +224,8 @@ class Admission:
             if source == "computed" and first[use.key] != use.start:
                 source = "cached"
             if use.seconds is None:
-                use.begun, use.seconds = now, 0.0 if source == "cached" else None
+                there = source == "cached" or use.num_tokens == 0
+                use.begun, use.seconds = now, 0.0 if there else None
             documents.append(DocumentReuse(use.part.name, use.num_tokens, use.start, source))
         return ReuseReport(
             tuple(documents),

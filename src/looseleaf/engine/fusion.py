@@ -243,9 +243,7 @@ def make_fusion(
     A document directly behind what it was encoded behind is exact. All text behind the first other
     one becomes part of the pass."""
     blended = [
-        n
-        for n, part in enumerate(parts)
-        if isinstance(part, DocumentUse) and part.start != part.part.context_length
+        n for n, part in enumerate(parts) if isinstance(part, DocumentUse) and not is_exact(part)
     ]
     if fuse is None or fuse.selector == "none" or not blended:
         return None
@@ -277,6 +275,11 @@ def make_fusion(
         most,
         positions,
     )
+
+
+def is_exact(use: DocumentUse) -> bool:
+    """Whether a document stands directly behind what it was encoded behind."""
+    return use.start == use.part.context_length
 
 
 def make_selector(fuse: Fuse) -> Selector:
