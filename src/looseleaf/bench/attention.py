@@ -9,23 +9,26 @@ layers where the device has graphs.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from looseleaf.attention.cost_model import cost_model_of
+from looseleaf.attention.calibration import Shape, costs_of
+from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.plan import AttentionPlan, Planner
+from looseleaf.attention.probe import DeviceProbe
 from looseleaf.bench.attention_cases import (
     AttentionShape,
     Case,
     behind_documents,
     causal,
-    dense_inputs,
     private,
     ragged,
     shared,
 )
 from looseleaf.bench.attention_check import Truth, check
+from looseleaf.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import RopeConfig
@@ -38,6 +41,8 @@ from looseleaf.types import Rotation, ScoreRule
 Row = dict[str, str | int | float]
 Arm = Callable[[], object]
 _INNER = 4
+# what two right kernels of 16 bits differ by, and some more
+_SAME_ANSWER = 0.03
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class AttentionConfig:
     rows: int = 64
     repetitions: int = 5
     device: str = "cuda"
+    peers: bool = True
 
 
 def cases(config: AttentionConfig) -> list[Case]:
@@ -90,15 +96,33 @@ class Bench:
         self.planner = Planner(
             shape.page_size, shape.num_qo_heads, shape.num_kv_heads, self.device, costs
         )
+        # the same kernels without frames: as if queries came rotated
+        self.flat = Rotation(self.rotation.cos[:, :0], self.rotation.sin[:, :0])
+
+    @cached_property
+    def measured(self) -> CostModel | None:
+        """Costs measured on the device, None where they are the built-in ones."""
+        heads = self.shape.num_qo_heads, self.shape.num_kv_heads, self.shape.head_dim
+        shape = Shape(*heads, self.shape.page_size, self.shape.dtype, self.shape.dtype)
+        found = costs_of(self.device, shape, make_probe=DeviceProbe)
+        return None if found.source == "built-in" else found.model
 
     def query(self, case: Case) -> Tensor:
         """Random unrotated query rows."""
         size = (case.num_rows, self.shape.num_qo_heads, self.shape.head_dim)
         return torch.randn(size, device=self.device).to(self.shape.dtype)
 
-    def plan(self, case: Case, *, grouping: bool = True, invariant: bool = False) -> AttentionPlan:
+    def plan(
+        self,
+        case: Case,
+        *,
+        grouping: bool = True,
+        invariant: bool = False,
+        costs: CostModel | None = None,
+    ) -> AttentionPlan:
         """The step as the engine would plan it."""
-        planner = replace(self.planner, batch_invariant=invariant)
+        costs = costs or self.planner.costs
+        planner = replace(self.planner, batch_invariant=invariant, costs=costs)
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks)
 
@@ -158,38 +182,82 @@ def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
     return replayed
 
 
-def measure(config: AttentionConfig) -> Iterator[Row]:
-    """Rows of the table as they are measured. Raises BenchmarkRefused if an answer is wrong."""
+def measure(
+    config: AttentionConfig, on_missing: Callable[[str], None] = lambda text: None
+) -> Iterator[Row]:
+    """Rows of the table as they are measured; ``on_missing`` hears which peers are skipped, and
+    why.
+
+    Raises BenchmarkRefused if an answer is wrong.
+    """
     sweep = cases(config)
     device = torch.device(config.device)
     ceilings = measure_ceilings(device, config.shape.dtype)
     pages, longest = max(c.num_pages for c in sweep), max(c.longest for c in sweep)
     bench = Bench(config, pages, longest)
     for case in sweep:
-        yield from _measure_case(bench, case, ceilings)
+        yield from _measure_case(bench, case, ceilings, on_missing)
 
 
-def _measure_case(bench: Bench, case: Case, ceilings: Ceilings) -> Iterator[Row]:
+def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
+    """Ours, and what its parts cost or save."""
+    plan = bench.plan(case)
+    arms = {
+        "looseleaf": bench.arm(q, plan),
+        "without frames": bench.arm(q, plan, bench.flat),
+    }
+    if case.rows:
+        arms["ungrouped"] = bench.arm(q, bench.plan(case, grouping=False))
+        arms["batch-invariant"] = bench.arm(q, bench.plan(case, invariant=True))
+        if bench.measured is not None:
+            arms["measured costs"] = bench.arm(q, bench.plan(case, costs=bench.measured))
+    return arms
+
+
+def _peer_arms(
+    bench: Bench, case: Case, q: Tensor, on_missing: Callable[[str], None]
+) -> dict[str, Callable[[], float]]:
+    """Timers of the peers that can do the case, and give our answer where they read our pages."""
+    flat = bench.layer(q, bench.plan(case), 0, bench.flat).double()
+    timers = {}
+    for peer in peers_of(case, bench.shape, q, on_missing):
+        # a peer has one rectangle, ours a pool for every layer
+        pools = bench.pools[:1] if peer.dense else bench.pools
+        layers = [(pool[0], pool[1]) for pool in pools]
+        try:
+            if not peer.dense:
+                away = (peer.attend(layers[0]).double() - flat).norm() / flat.norm()
+                if not away < _SAME_ANSWER:
+                    raise PeerUnavailable(f"its answer is another: {float(away):.2g} away")
+            arm = partial(_every_layer, peer.attend, layers)
+            timers[peer.name] = seconds_of(arm, bench.device)
+        except Exception as error:
+            on_missing(f"{case.name}, {peer.name}: skipped, {type(error).__name__}: {error}")
+    return timers
+
+
+def _every_layer(
+    attend: Callable[[tuple[Tensor, Tensor]], Tensor], layers: Sequence[tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    return [attend(layer) for layer in layers]
+
+
+def _measure_case(
+    bench: Bench, case: Case, ceilings: Ceilings, on_missing: Callable[[str], None]
+) -> Iterator[Row]:
     q = bench.query(case)
     plan = bench.plan(case)
     truth = Truth(bench.pools[0], bench.rotation, bench.rule)
     error = check(case, q, bench.layer(q, plan, 0, bench.rotation), truth)
-    # the same kernels without frames: as if queries came rotated
-    flat = Rotation(bench.rotation.cos[:, :0], bench.rotation.sin[:, :0])
-    arms: dict[str, Arm] = {"looseleaf": bench.arm(q, plan)}
-    arms["without frames"] = bench.arm(q, plan, flat)
-    if case.rows:
-        arms["ungrouped"] = bench.arm(q, bench.plan(case, grouping=False))
-        arms["batch-invariant"] = bench.arm(q, bench.plan(case, invariant=True))
-    shape = bench.shape
-    arms |= {"torch sdpa": peer} if (peer := dense_inputs(case, shape, bench.device)) else {}
+    shape, arms = bench.shape, _own_arms(bench, case, q)
     timed = {name: seconds_of(arm, bench.device) for name, arm in arms.items()}
+    if bench.config.peers:
+        timed |= _peer_arms(bench, case, q, on_missing)
     taken = measure_in_turn(timed, bench.config.repetitions)
     num_bytes = case.distinct_keys(shape.page_size) * shape.bytes_per_key
     floor = ceilings.floor(num_bytes, case.pairs() * shape.flops_per_pair)
     for name, seconds in taken.items():
-        # a peer has one rectangle, ours a pool for every layer
-        layers = 1 if name == "torch sdpa" else shape.layers
+        layers = 1 if name.startswith("torch") else shape.layers
         a_layer = Repeated(tuple(value / layers * 1e6 for value in seconds.values))
         yield _row(case, name, a_layer, floor * 1e6) | {
             "flops": float(case.pairs() * shape.flops_per_pair),

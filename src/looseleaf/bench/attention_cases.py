@@ -2,11 +2,10 @@
 plan them, with the work that they cannot do without."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
@@ -164,26 +163,3 @@ def behind_documents(shape: AttentionShape, tokens: int, documents: int, length:
     chunk = PrefillChunk(range(at, at + tokens), tuple(spans))
     name = f"prefill, {tokens} tokens behind {documents} cached documents of {length}"
     return Case(name, (), (chunk,), pages.num_pages)
-
-
-def dense_inputs(
-    case: Case, shape: AttentionShape, device: torch.device
-) -> Callable[[], Tensor] | None:
-    """PyTorch's own attention over the same sizes without pages and frames, or None."""
-    if case.dense is None:
-        return None
-    batch, rows, keys = case.dense
-
-    def normal(heads: int, length: int) -> Tensor:
-        size = (batch, heads, length, shape.head_dim)
-        return torch.randn(size, device=device, dtype=torch.float32).to(shape.dtype)
-
-    q = normal(shape.num_qo_heads, rows)
-    k, v = normal(shape.num_kv_heads, keys), normal(shape.num_kv_heads, keys)
-
-    def attend() -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=case.causal, enable_gqa=True
-        )
-
-    return attend

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,7 @@ def serving(shape: str, device: str, repetitions: int | None, output: Path | Non
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--device", default="auto", show_default=True)
+@click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
 @_OUTPUT
 def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
     """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
@@ -184,7 +186,8 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
 
     shape = AttentionShape(head_dim=head_dim)
     rows = []
-    for row in measure(AttentionConfig(shape, device=str(pick_device(device)), **sizes)):
+    config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
+    for row in measure(config, partial(click.echo, err=True)):
         rows.append(row)
         click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
     for sentence in ratios(rows):
