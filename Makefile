@@ -6,6 +6,7 @@
 #   make check      format, lint, types, imports, size limits
 #   make format     let ruff rewrite what it can
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
+#   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
 #   make clean      remove .venv and all caches
 #
 # PYTHON=…      the Python that .venv is made from
@@ -14,6 +15,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+OUT ?= gpu-report
+MINUTES ?= 9
+ONLY ?=
 
 ifeq ($(origin PYTHON),undefined)
 PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -34,7 +38,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo venv test check format test-gpu clean
+.PHONY: help demo venv test check format test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -63,6 +67,9 @@ test-gpu: $(GPU_READY)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
 		"test-gpu: $(GPU_PYTHON) sees no CUDA device")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest tests/gpu
+
+gpu-report: $(GPU_READY)
+	PYTHONPATH=src $(GPU_PYTHON) tools/gpu_report.py --out $(OUT) --minutes $(MINUTES) --only '$(ONLY)'
 
 # .venv grows in two steps: what Looseleaf needs to run, then what its developers need
 $(BIN)/python:

@@ -1,0 +1,69 @@
+"""The report of a GPU runs every part it can, within its time, and says what did not go well."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import gpu_report
+from tools.gpu_report import Outcome, Part, main, parts, report, run
+
+
+def part(name: str, code: str, seconds: float = 20.0) -> Part:
+    return Part(name, (sys.executable, "-c", code), seconds)
+
+
+def test_a_part_that_fails_or_hangs_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        part("broken", "print('so far'); raise SystemExit(3)"),
+        part("hanging", "print('here', flush=True)\nwhile True: pass", 0.5),
+        Part("absent", (), 0.0, "not on PATH"),
+        part("good", "print('fine')"),
+    ]
+    monkeypatch.setattr(gpu_report, "parts", lambda *rest: made)
+    assert main(["--out", str(tmp_path), "--minutes", "2"]) == 1
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    states = {w[0]: " ".join(w[1:3]) for w in words if w and w[0] in {p.name for p in made}}
+    assert states["broken"].startswith("failed")
+    assert states["hanging"] == "too slow"
+    assert states["absent"].startswith("missing")
+    assert states["good"].startswith("ok")
+    assert (tmp_path / "hanging.log").read_text() == "here\n"
+    # what is missing is no failure, and a part can be run alone
+    assert main(["--out", str(tmp_path), "--only", "good,absent"]) == 0
+    assert main(["--out", str(tmp_path), "--only", "broken"]) == 1
+
+
+def test_nothing_begins_when_the_time_is_over(tmp_path: Path) -> None:
+    outcome = run(part("late", "print('begun')"), tmp_path, 1.0)
+    assert outcome.state == "not run"
+    assert outcome.is_bad
+    assert not (tmp_path / "late.log").exists()
+
+
+def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--only", "speed"])
+    assert "there are tests, memcheck, attention, serving" in capsys.readouterr().err
+
+
+def test_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
+    named = {one.name: one for one in parts("cuda:1", tmp_path, tiny=True)}
+    attention = named["attention"].command
+    assert attention[1:5] == ("-m", "looseleaf.cli", "bench", "attention")
+    assert attention[attention.index("--device") + 1] == "cuda:1"
+    assert attention[attention.index("--output") + 1] == str(tmp_path / "attention.csv")
+    assert attention[attention.index("--longest") + 1] == "128"
+
+
+def test_rows_stand_in_the_report_and_the_table_of_parts_last(tmp_path: Path) -> None:
+    (tmp_path / "attention.csv").write_text(
+        "measurement,arm,unit,median,floor,share_of_roofline\n"
+        "decode,looseleaf,us a layer,12.5,10,0.8\n"
+        "decode,ungrouped,us a layer,25,10,0.4\n"
+    )
+    lines = report([Outcome("attention", "ok", 3.0, "done")], tmp_path)
+    assert lines[0] == "attention: decode: 12.5 us a layer (0.8); ungrouped x2.000"
+    assert lines[-1].split()[:3] == ["attention", "ok", "3.0"]
