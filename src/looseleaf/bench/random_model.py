@@ -39,6 +39,19 @@ MODEL_SHAPES = {
         norm_eps=1e-5,
         torch_dtype="bfloat16",
     ),
+    # the reference model's, with room for long prompts
+    "small": ModelConfig(
+        family="llama",
+        vocab_size=2048,
+        hidden_size=384,
+        intermediate_size=208,
+        num_layers=8,
+        num_qo_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        rope=RopeConfig(head_dim=64, rotary_dim=64),
+        max_position_embeddings=32_768,
+    ),
     "tiny": ModelConfig(
         family="llama",
         vocab_size=512,

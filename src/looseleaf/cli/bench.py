@@ -1,7 +1,6 @@
 """``looseleaf bench``: speed against baselines in the same run, appended to ``results/``."""
 
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,13 +8,9 @@ from typing import Any
 
 import click
 
+from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.claims import hits, lazy, relay
 from looseleaf.errors import InvalidOption
-
-_OUTPUT = click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
-)
 
 
 @click.group()
@@ -39,7 +34,7 @@ def bench() -> None:
 @click.option("--new-tokens", default=32, show_default=True, help="tokens of each answer")
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--dtype", default="auto", show_default=True)
-@_OUTPUT
+@OUTPUT
 def generate(
     model: str | None,
     shape: str | None,
@@ -76,7 +71,7 @@ def generate(
             rows.append(row)
             click.echo(f"{row['measurement']}: {row['times_faster']:.2f} times faster", err=True)
     shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
-    _report(rows, f"generate: {name}", shown, output, "generate")
+    report(rows, f"generate: {name}", shown, output, "generate")
 
 
 @bench.command()
@@ -86,7 +81,7 @@ def generate(
 @click.option("--alpha", default=1.1, show_default=True, help="exponent of their popularity")
 @click.option("--requests", default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@_OUTPUT
+@OUTPUT
 def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> None:
     """Hit ratio, bytes held and time to first token under shuffled, popular documents."""
     from looseleaf.bench.reuse import ReuseConfig, measure
@@ -108,7 +103,7 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     texts = ["\n".join(e.documents[:3]) for e in examples]
     rows = measure(config, texts, [e.question for e in examples])
     shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "kib_held", "first_token_ms")
-    _report(rows, "reuse: reference", shown, output, "reuse")
+    report(rows, "reuse: reference", shown, output, "reuse")
 
 
 @bench.command("serve")
@@ -118,7 +113,7 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
 @click.option("--tenants", default=3, show_default=True)
 @click.option("--leaving", default=0.1, show_default=True, help="share that goes away midway")
 @click.option("--seed", default=0, show_default=True)
-@_OUTPUT
+@OUTPUT
 def serve_load(output: Path | None, **sizes: Any) -> None:
     """Streams from the reference model under load; each answer is checked against one alone."""
     for package in ("fastapi", "httpx"):
@@ -136,7 +131,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     texts = ["\n".join(e.documents[:2]) for e in examples]
     row = measure(load, texts, [e.question for e in examples])
     shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
-    _report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
+    report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
 
 
 @bench.command()
@@ -148,7 +143,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 )
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
 @click.option("--repetitions", type=int, help="of every line [default: 5]")
-@_OUTPUT
+@OUTPUT
 def serving(shape: str, device: str, repetitions: int | None, output: Path | None) -> None:
     """First tokens, time per token and throughput of a server's work, beside their floors."""
     import dataclasses
@@ -167,7 +162,7 @@ def serving(shape: str, device: str, repetitions: int | None, output: Path | Non
         "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
         "roofline_share",
     )  # fmt: skip
-    _report(rows, f"serving: {shape}", shown, output, "serving")
+    report(rows, f"serving: {shape}", shown, output, "serving")
 
 
 @bench.command()
@@ -177,7 +172,7 @@ def serving(shape: str, device: str, repetitions: int | None, output: Path | Non
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
-@_OUTPUT
+@OUTPUT
 def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
     """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
     from looseleaf.bench.attention import AttentionConfig, measure, ratios
@@ -193,22 +188,13 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
     shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
-    _report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
-
-
-def _report(
-    rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
-) -> None:
-    from looseleaf.bench.origin import describe_origin
-    from looseleaf.bench.results import append_rows, show_table
-
-    show_table(rows, title, shown)
-    target = output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)
-    if target is not None:
-        append_rows(target, rows, describe_origin())
-        click.echo(f"appended to {target}", err=True)
+    report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
 
 
 def _require_transformers() -> None:
     if find_spec("transformers") is None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
+
+
+for _command in (hits, lazy, relay):
+    bench.add_command(_command)

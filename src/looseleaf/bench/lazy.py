@@ -1,0 +1,255 @@
+"""``bench lazy``: first tokens and throughput when documents are stored once for all positions, the
+claims of LazyAttention (arXiv 2606.04302) about time, against copies per position (as
+Block-Attention is served) and prefix caching, in one engine with one pool.
+
+Random weights and tokens: for speed only. A copy per position is a document whose first token names
+the position, so it has a key of its own and costs what the document costs."""
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+
+import torch
+
+from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.timing import Repeated
+from looseleaf.config import CacheConfig, EngineConfig
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
+from looseleaf.sampling_params import SamplingParams
+
+Row = dict[str, str | int | float]
+PAPER = {("first token", 2.1): 1.37, ("throughput", 2.1): 1.40}
+"""How many times faster than copies per position, at Zipf's exponent 2.1; equal at uniform traffic.
+Tulu3-Block-FT 8B, H100."""
+_SPECIAL = 64  # token ids below it name positions
+
+
+@dataclass(frozen=True)
+class LazyConfig:
+    """``documents`` of ``document_tokens``, of which a request takes ``per_request``; the pool
+    holds ``capacity`` of them beside what one request needs. The first ``skipped`` requests fill
+    it."""
+
+    shape: str = "llama-3.1-8b"
+    device: str = "cuda"
+    documents: int = 100
+    document_tokens: int = 2048
+    per_request: int = 5
+    capacity: int = 20
+    question: int = 64
+    output: int = 16
+    requests: int = 100
+    skipped: int = 25
+    alphas: tuple[float, ...] = (0.0, 2.1)
+    breakdown_tokens: int = 4096
+    repetitions: int = 3
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.per_request * self.document_tokens + self.question
+
+
+def small(device: str) -> LazyConfig:
+    """Sizes for a processor: the reference model's shape, documents of a page."""
+    return replace(
+        LazyConfig("small", device),
+        documents=30,
+        document_tokens=128,
+        capacity=8,
+        requests=50,
+        skipped=15,
+        breakdown_tokens=256,
+    )
+
+
+class Desk:
+    """One engine and the documents of a world."""
+
+    def __init__(self, config: LazyConfig, tokens: int, capacity: int) -> None:
+        self.config = config
+        longest = config.per_request * tokens + config.question + config.output + 64
+        page = 16
+        running = -(-longest // page) + 2 * config.per_request + 8
+        pages = capacity * -(-tokens // page) + running
+        settings = EngineConfig(
+            device=config.device, max_model_len=longest, cache=CacheConfig(num_pages=pages)
+        )
+        self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
+        vocabulary = range(_SPECIAL, self.engine.runner.model.config.vocab_size)
+        rng = random.Random(0)
+        self.texts = [tuple(rng.choices(vocabulary, k=tokens)) for _ in range(config.documents)]
+        self._vocabulary, self._random = vocabulary, rng
+        self._names = count()
+
+    def _question(self) -> TextPart:
+        return TextPart(tuple(self._random.choices(self._vocabulary, k=self.config.question)))
+
+    def ask(self, prompt: PromptParts, output: int) -> RequestProgress:
+        """A request, not yet begun."""
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        return self.engine.add(Request(f"lazy-{next(self._names)}", prompt, params))
+
+    def finish(self) -> None:
+        """Step until nothing is left."""
+        while self.engine.has_work:
+            self.engine.step()
+
+    def once(self, chosen: Sequence[int]) -> PromptParts:
+        """Documents that are stored once."""
+        parts = [DocumentPart(self.texts[n], 0, f"document {n}") for n in chosen]
+        return (*parts, self._question())
+
+    def copies(self, chosen: Sequence[int]) -> PromptParts:
+        """Documents with a copy for each place."""
+        placed = [(at, *self.texts[n][1:]) for at, n in enumerate(chosen)]
+        parts = [DocumentPart(tokens, 0, "document") for tokens in placed]
+        return (*parts, self._question())
+
+    def prefix(self, chosen: Sequence[int]) -> PromptParts:
+        """Plain text; what begins as a prompt before it is cached."""
+        tokens = tuple(token for n in chosen for token in self.texts[n])
+        return (TextPart(tokens + self._question().tokens),)
+
+
+def draw(config: LazyConfig, alpha: float) -> list[list[int]]:
+    """The documents of each request: by popularity, in random order; ``alpha`` 0 is uniform."""
+    rng = random.Random(f"lazy {alpha}")
+    weights = list(accumulate(rank**-alpha for rank in range(1, config.documents + 1)))
+    drawn = []
+    for _ in range(config.requests):
+        chosen: dict[int, None] = {}
+        while len(chosen) < config.per_request:
+            (pick,) = rng.choices(range(config.documents), cum_weights=weights)
+            chosen[pick] = None
+        drawn.append(rng.sample(list(chosen), len(chosen)))
+    return drawn
+
+
+def measure(config: LazyConfig) -> Iterator[Row]:
+    """Rows as they are measured: first tokens and throughput for each skew, then the breakdown."""
+    desk = Desk(config, config.document_tokens, config.capacity)
+    for alpha in config.alphas:
+        yield from _traffic(desk, alpha)
+    yield from _breakdown(config)
+
+
+def _traffic(desk: Desk, alpha: float) -> Iterator[Row]:
+    config, drawn = desk.config, draw(desk.config, alpha)
+    arms: dict[str, Callable[[Sequence[int]], PromptParts]] = {
+        "once": desk.once, "copies per position": desk.copies, "prefix caching": desk.prefix,
+    }  # fmt: skip
+    alone: dict[str, Repeated] = {}
+    together: dict[str, Repeated] = {}
+    for name, make in arms.items():
+        desk.engine.store.evict_idle()
+        seconds = [_first_token(desk, make(chosen)) for chosen in drawn]
+        alone[name] = Repeated(tuple(1e3 * s for s in seconds[config.skipped :]))
+        desk.engine.store.evict_idle()
+        for chosen in drawn[: config.skipped]:
+            _first_token(desk, make(chosen))
+        together[name] = Repeated((_throughput(desk, [make(c) for c in drawn[config.skipped :]]),))
+        desk.engine.check()
+    for name, taken in alone.items():
+        mean = statistics.fmean(taken.values)
+        ratio = mean / statistics.fmean(alone["once"].values)
+        yield _row(config, ("first token", "ms, mean"), alpha, name, taken, mean, ratio)
+    for name, taken in together.items():
+        ratio = together["once"].median / taken.median
+        label = ("throughput", "requests/s")
+        yield _row(config, label, alpha, name, taken, taken.median, ratio)
+
+
+def _first_token(desk: Desk, prompt: PromptParts) -> float:
+    start = time.perf_counter()
+    desk.ask(prompt, 1)
+    desk.finish()
+    return time.perf_counter() - start
+
+
+def _throughput(desk: Desk, prompts: Sequence[PromptParts]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    for prompt in prompts:
+        desk.ask(prompt, desk.config.output)
+    desk.finish()
+    return len(prompts) / (time.perf_counter() - start)
+
+
+def _breakdown(config: LazyConfig) -> Iterator[Row]:
+    """Five documents and a question: none, three and all of them cached; where the time goes."""
+    desk = Desk(config, config.breakdown_tokens, capacity=0)
+    hot = range(3)
+    whole = range(config.per_request)
+    cases: dict[str, Sequence[int] | None] = {"none cached": (), "3 cached": hot, "5 cached": whole}
+    for name, cached in cases.items():
+        taken: dict[str, list[float]] = {"documents": [], "question": [], "a token of output": []}
+        for turn in range(config.repetitions + 1):
+            desk.engine.store.evict_idle()
+            for number in cached or ():
+                desk.ask(desk.once([number]), 1)
+                desk.finish()
+            documents, question, token = _stages(desk, desk.once(list(whole)))
+            if turn:
+                taken["documents"].append(documents)
+                taken["question"].append(question)
+                taken["a token of output"].append(token)
+        for stage, seconds in taken.items():
+            figures = Repeated(tuple(1e3 * s for s in seconds))
+            label = (f"breakdown, {name}: {stage}", "ms")
+            yield _row(config, label, 0.0, "once", figures, figures.median, 1.0)
+
+
+def _stages(desk: Desk, prompt: PromptParts) -> tuple[float, float, float]:
+    """Seconds until all documents are there, from then to the first token, and a token after it."""
+    gc.collect()
+    start = time.perf_counter()
+    progress = desk.ask(prompt, desk.config.output)
+    ready = first = 0.0
+    while desk.engine.has_work:
+        desk.engine.step()
+        now = time.perf_counter() - start
+        reuse = progress.output().reuse
+        if not ready and all(document.seconds is not None for document in reuse.documents):
+            # what was cached is there at once; the rest when the step that finished it ends
+            cached = all(document.source == "cached" for document in reuse.documents)
+            ready = 1e-9 if cached else now
+        if not first and progress.metrics.first_token is not None:
+            first = now
+    end = time.perf_counter() - start
+    return min(ready, first), first - min(ready, first), (end - first) / (desk.config.output - 1)
+
+
+def _row(
+    config: LazyConfig,
+    what: tuple[str, str],
+    alpha: float,
+    arm: str,
+    taken: Repeated,
+    value: float,
+    once_faster: float,
+) -> Row:
+    label, unit = what
+    broken_down = label.startswith("breakdown")
+    return {
+        "model": f"{config.shape}, random",
+        "measurement": label,
+        "alpha": "" if broken_down else alpha,
+        "documents": config.documents,
+        "document_tokens": config.breakdown_tokens if broken_down else config.document_tokens,
+        "per_request": config.per_request,
+        "capacity": config.capacity,
+        "requests": len(taken.values),
+        "arm": arm,
+        "unit": unit,
+        "value": value,
+        "low": taken.range[0],
+        "high": taken.range[1],
+        "once_faster": once_faster,
+        "paper": PAPER.get((label, alpha), "") if arm == "copies per position" else "",
+    }

@@ -1,0 +1,278 @@
+"""``bench relay``: what a prompt that all requests begin with costs, against the two baselines of
+RelayAttention (arXiv 2402.14808): private copies of it, and shared pages that each row reads anew.
+
+The operator's speed-up stands beside the paper's model, (s + c + 2) / (s/b + c + 7) for s shared
+and c private keys and b rows (its equation 10), and beside what its authors measured. Throughput,
+and the request rate at a fixed latency per token, are of whole engines over random weights."""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+
+from looseleaf.bench.attention import AttentionConfig, Bench, seconds_of
+from looseleaf.bench.attention_cases import AttentionShape, Case, private, shared
+from looseleaf.bench.attention_check import Truth, check
+from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.timing import Repeated, measure_in_turn
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import Request, TextPart
+from looseleaf.sampling_params import SamplingParams
+
+Row = dict[str, str | int | float]
+Prompts = Sequence[tuple[TextPart]]
+
+_FASTEST = 1e4  # requests a second
+
+# A40, 52 heads of 128, 128 private keys, from the published code's own table: rows, then prefix
+PAPER_SPEEDUPS = {
+    1: {64: 0.85, 512: 0.73, 2048: 0.85, 8192: 0.94, 16384: 0.97},
+    4: {64: 1.01, 512: 1.88, 2048: 2.64, 8192: 3.54, 16384: 3.79},
+    16: {64: 1.33, 512: 3.02, 2048: 6.96, 8192: 12.2, 16384: 13.8},
+    32: {64: 1.42, 512: 3.63, 2048: 9.56, 8192: 19.9, 16384: 24.1},
+    64: {64: 1.36, 512: 4.00, 2048: 11.6, 8192: 29.5, 16384: 40.0},
+    128: {64: 1.42, 512: 4.29, 2048: 12.9, 8192: 36.4},
+}
+
+
+@dataclass(frozen=True)
+class RelayConfig:
+    """Prefixes and batches to sweep, ``private`` keys of each row. Engines of ``shape`` answer
+    ``requests`` prompts of ``private`` tokens behind a prefix by ``output`` tokens each. A rate is
+    that at which a token takes ``latency_factor`` times what it takes one request alone."""
+
+    heads: AttentionShape = field(default_factory=AttentionShape)
+    device: str = "cuda"
+    prefixes: tuple[int, ...] = (64, 512, 2048)
+    batches: tuple[int, ...] = (1, 4, 16, 32)
+    private: int = 128
+    shape: str = "llama-3.1-8b"
+    requests: int = 64
+    output: int = 64
+    shots: tuple[int, ...] = (1, 3, 5)
+    shot_tokens: int = 400
+    repetitions: int = 3
+    latency_factor: float = 3.0
+    halvings: int = 5
+
+
+def predicted(shared_keys: int, private_keys: int, rows: int) -> float:
+    """The paper's model of the speed-up over private copies, from elements moved."""
+    return (shared_keys + private_keys + 2) / (shared_keys / rows + private_keys + 7)
+
+
+def measure_operator(config: RelayConfig) -> Iterator[Row]:
+    """Decode attention of a layer: one row for each arm of each prefix and batch.
+
+    Raises BenchmarkRefused if an answer is wrong."""
+    for prefix in config.prefixes:
+        for rows in config.batches:
+            yield from _measure_cell(config, prefix, rows)
+
+
+def _measure_cell(config: RelayConfig, prefix: int, rows: int) -> Iterator[Row]:
+    together = shared(config.heads, rows, prefix, tail=config.private)
+    copies = private(config.heads, rows, prefix + config.private)
+    pages = max(together.num_pages, copies.num_pages)
+    sizes = AttentionConfig(config.heads, device=config.device)
+    bench = Bench(sizes, pages, max(together.longest, copies.longest))
+    arms = {
+        "relay": _arm(bench, together, grouping=True),
+        "shared pages": _arm(bench, together, grouping=False),
+        "private copies": _arm(bench, copies, grouping=False),
+    }
+    taken = measure_in_turn(arms, config.repetitions)
+    layers = config.heads.layers
+    ours = taken["relay"].median
+    for name, seconds in taken.items():
+        yield {
+            "measurement": "decode attention",
+            "model": f"{config.heads.num_qo_heads}/{config.heads.num_kv_heads} heads of "
+            f"{config.heads.head_dim}",
+            "prefix": prefix,
+            "private": config.private,
+            "batch": rows,
+            "output": 0,
+            "arm": name,
+            "unit": "us a layer",
+            **_spread(Repeated(tuple(1e6 * s / layers for s in seconds.values))),
+            "relay_faster": seconds.median / ours,
+            "predicted": predicted(prefix, config.private, rows)
+            if name == "private copies"
+            else "",
+            "paper": PAPER_SPEEDUPS.get(rows, {}).get(prefix, "")
+            if name == "private copies"
+            else "",
+        }
+
+
+def _arm(bench: Bench, case: Case, *, grouping: bool) -> Callable[[], float]:
+    q, plan = bench.query(case), bench.plan(case, grouping=grouping)
+    truth = Truth(bench.pools[0], bench.rotation, bench.rule)
+    check(case, q, bench.layer(q, plan, 0, bench.rotation), truth)
+    return seconds_of(bench.arm(q, plan), bench.device)
+
+
+def _spread(taken: Repeated) -> dict[str, float]:
+    low, high = taken.range
+    return {"median": taken.median, "low": low, "high": high}
+
+
+class Service:
+    """An engine that is asked for prompts of random tokens; ``grouping`` shares the reads."""
+
+    def __init__(self, config: RelayConfig, *, grouping: bool) -> None:
+        self.config = config
+        longest = max(*config.prefixes, *(n * config.shot_tokens for n in config.shots))
+        tokens = longest + config.private + config.output + 64
+        settings = EngineConfig(
+            device=config.device,
+            max_model_len=tokens,
+            cache=CacheConfig(num_pages=-(-tokens // 16) * (config.requests + 2)),
+            scheduler=SchedulerConfig(max_num_seqs=config.requests, grouping=grouping),
+        )
+        self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
+        self._names = count()
+
+    def add(self, prompt: tuple[TextPart], output: int) -> RequestProgress:
+        """A request with so many tokens of answer."""
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        return self.engine.add(Request(f"relay-{next(self._names)}", prompt, params))
+
+    def batch(self, prompts: Prompts, output: int) -> float:
+        """Requests a second when all come at once; the cache is empty but for the first's prompt,
+        as a service's system prompt is there before its users are."""
+        self.engine.store.evict_idle()
+        self.serve(prompts[:1], [0.0], 1)
+        gc.collect()
+        start = time.perf_counter()
+        for prompt in prompts:
+            self.add(prompt, output)
+        while self.engine.has_work:
+            self.engine.step()
+        return len(prompts) / (time.perf_counter() - start)
+
+    def serve(self, prompts: Prompts, arrivals: Sequence[float], output: int) -> float:
+        """Mean seconds per output token, from the arrival to the last token, of prompts that arrive
+        at these times."""
+        start, added, ends = time.perf_counter(), list[RequestProgress](), dict[int, float]()
+        while len(ends) < len(prompts):
+            now = time.perf_counter() - start
+            while len(added) < len(prompts) and arrivals[len(added)] <= now:
+                added.append(self.add(prompts[len(added)], output))
+            if self.engine.has_work:
+                self.engine.step()
+            for number, progress in enumerate(added):
+                if number not in ends and progress.finished:
+                    ends[number] = time.perf_counter() - start
+        waited = [(ends[n] - arrivals[n]) / output for n in range(len(prompts))]
+        return sum(waited) / len(waited)
+
+
+def make_prompts(config: RelayConfig, prefix: int, *, alike: bool, vocabulary: int) -> Prompts:
+    """Prompts behind one prefix, or each behind one of its own of the same length."""
+    rng = random.Random(f"{prefix} {alike}")
+
+    def tokens(length: int) -> tuple[int, ...]:
+        return tuple(rng.choices(range(2, vocabulary), k=length))
+
+    first = tokens(prefix)
+    return [
+        (TextPart((first if alike else tokens(prefix)) + tokens(config.private)),)
+        for _ in range(config.requests)
+    ]
+
+
+def measure_service(config: RelayConfig) -> Iterator[Row]:
+    """Throughput for every prefix and number of examples, and the request rate that keeps a latency
+    per token, for every prefix: one row an arm."""
+    together = Service(config, grouping=True)
+    apart = Service(config, grouping=False)
+    arms = {"relay": (together, True), "shared pages": (apart, True), "no sharing": (apart, False)}
+    vocabulary = together.engine.runner.model.config.vocab_size
+    lines = [("throughput", prefix, config.output) for prefix in config.prefixes]
+    lines += [(f"{n}-shot questions", n * config.shot_tokens, 32) for n in config.shots]
+    for label, prefix, output in lines:
+        asked = {
+            name: make_prompts(config, prefix, alike=alike, vocabulary=vocabulary)
+            for name, (_, alike) in arms.items()
+        }
+        timed = {
+            name: _batch_of(service, asked[name], output) for name, (service, _) in arms.items()
+        }
+        taken = measure_in_turn(timed, config.repetitions)
+        yield from _service_rows(config, (label, prefix, output), taken)
+    for prefix in config.prefixes:
+        limit = 0.0
+        rates: dict[str, Repeated] = {}
+        for name, (service, alike) in arms.items():
+            prompts = make_prompts(config, prefix, alike=alike, vocabulary=vocabulary)
+            if not limit:
+                service.serve(prompts[:1], [0.0], config.output)
+                limit = config.latency_factor * service.serve(prompts[:1], [0.0], config.output)
+            rates[name] = Repeated((highest_rate(service, prompts, limit),))
+        label = f"rate at {1e3 * limit:.1f} ms a token"
+        yield from _service_rows(config, (label, prefix, config.output), rates)
+
+
+def _batch_of(service: Service, prompts: Prompts, output: int) -> Callable[[], float]:
+    return lambda: service.batch(prompts, output)
+
+
+def highest_rate(service: Service, prompts: Prompts, limit: float) -> float:
+    """The most requests a second, arriving at random, whose mean latency per token is within
+    ``limit`` seconds: by halving between one that is and one that is not."""
+
+    def holds(rate: float) -> bool:
+        rng, at, arrivals = random.Random(0), 0.0, []
+        for _ in prompts:
+            at += rng.expovariate(rate)
+            arrivals.append(at)
+        service.engine.store.evict_idle()
+        service.serve(prompts[:1], [0.0], 1)
+        return service.serve(prompts, arrivals, service.config.output) <= limit
+
+    # one after the other, each at the limit
+    low, high = 0.0, 1 / (limit * service.config.output)
+    while holds(high) and high < _FASTEST:
+        low, high = high, 2 * high
+    for _ in range(service.config.halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _service_rows(
+    config: RelayConfig, line: tuple[str, int, int], taken: dict[str, Repeated]
+) -> Iterator[Row]:
+    label, prefix, output = line
+    ours = taken["relay"].median
+    for name, rates in taken.items():
+        yield {
+            "measurement": label,
+            "model": f"{config.shape}, random",
+            "prefix": prefix,
+            "private": config.private,
+            "batch": config.requests,
+            "output": output,
+            "arm": name,
+            "unit": "requests/s",
+            **_spread(rates),
+            "relay_faster": ours / rates.median if rates.median else "",
+            "predicted": "",
+            "paper": "",
+        }
+
+
+def small(device: str) -> RelayConfig:
+    """Sizes for a processor: eight heads of 64 in fp32, and the reference model's shape."""
+    heads = AttentionShape(8, 8, 64, layers=2, dtype=torch.float32)
+    return replace(
+        RelayConfig(heads, device), shape="small", requests=16, output=16, batches=(1, 4, 16, 32)
+    )

@@ -1,0 +1,27 @@
+"""How every ``looseleaf bench`` command ends: a table on the screen, rows in a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+OUTPUT = click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
+)
+
+
+def report(
+    rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
+) -> None:
+    """Show some columns of ``rows`` and append all to ``output``, or to ``results/<name>.csv``."""
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows, show_table
+
+    show_table(rows, title, shown)
+    target = output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)
+    if target is not None:
+        append_rows(target, rows, describe_origin())
+        click.echo(f"appended to {target}", err=True)

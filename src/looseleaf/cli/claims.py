@@ -1,0 +1,133 @@
+"""``looseleaf bench hits``, ``relay`` and ``lazy``: claims of the papers on sharing."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.errors import InvalidOption
+
+_DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+
+
+@click.command()
+@click.option("--budget", "budgets", multiple=True, type=float, help="GB [default: 1, 10, 50]")
+@click.option("--alpha", "alphas", multiple=True, type=float, help="[default: 1.1, 1.5, 2.1]")
+@click.option("--documents", default=1000, show_default=True, help="documents in the world")
+@click.option("--document-tokens", default=512, show_default=True)
+@click.option("--per-request", default=5, show_default=True, help="documents per request")
+@click.option("--requests", default=2000, show_default=True, help="a fifth fills the cache")
+@click.option("--kib-per-token", default=128.0, show_default=True, help="of keys and values")
+@click.option("--ragged", is_flag=True, help="documents of different lengths")
+@OUTPUT
+def hits(
+    budgets: tuple[float, ...], alphas: tuple[float, ...], output: Path | None, **sizes: Any
+) -> None:
+    """Hit ratios of documents stored once, once a position, or as prefixes (LazyAttention).
+
+    Without --budget and --alpha also the closed form's case: 20 positions, room for 100 documents,
+    where it promises 2.86 times the hits."""
+    from looseleaf.bench.hits import HitsConfig, gain_in_closed_form, measure
+
+    if min(sizes["documents"], sizes["document_tokens"] - 1, sizes["per_request"]) < 1:
+        raise InvalidOption("--documents, --document-tokens and --per-request must be positive")
+    if sizes["per_request"] > sizes["documents"] or sizes["requests"] < 10:
+        raise InvalidOption(
+            "--documents must be at least --per-request, and --requests at least 10"
+        )
+    config = HitsConfig(skipped=sizes["requests"] // 5, **sizes)
+    rows = list(measure(config, budgets or (1.0, 10.0, 50.0), alphas or (1.1, 1.5, 2.1)))
+    if not budgets and not alphas:
+        alpha, positions, held = 0.853, 20, 100
+        wide = dataclasses.replace(config, per_request=positions, ragged=False)
+        budget = held * config.document_tokens * config.kib_per_token / 2**20
+        special = list(measure(wide, (budget,), (alpha,)))
+        found = {row["cache"]: float(row["reused"]) for row in special}
+        click.echo(
+            f"{positions} positions, room for {held} documents, alpha {alpha}: "
+            f"{found['once'] / found['copies']:.2f} times the hits of copies per position; "
+            f"closed form {gain_in_closed_form(held, positions, alpha):.2f}",
+            err=True,
+        )
+        rows += special
+    shown = ("alpha", "budget_gb", "documents_held", "cache", "reused", "closed_form", "paper")
+    report(rows, "hits", shown, output, "hits")
+
+
+@click.command()
+@click.option("--shape", help="of the engines' model [default: llama-3.1-8b on a GPU, else small]")
+@click.option("--prefix", "prefixes", multiple=True, type=int, help="[default: 64, 512, 2048]")
+@click.option("--batch", "batches", multiple=True, type=int, help="rows of decode attention")
+@click.option("--heads", type=(int, int, int), help="query heads, KV heads, head dim")
+@click.option("--requests", type=int, help="asked of the engines at a time")
+@click.option("--shots", multiple=True, type=int, help="examples before a question [1, 3, 5]")
+@click.option("--repetitions", default=3, show_default=True)
+@click.option("--operator-only", is_flag=True, help="attention only, no engines")
+@_DEVICE
+@OUTPUT
+def relay(
+    device: str,
+    heads: tuple[int, int, int] | None,
+    operator_only: bool,
+    output: Path | None,
+    **sizes: Any,
+) -> None:
+    """A prompt that all requests share: attention, throughput, request rate (RelayAttention)."""
+    from looseleaf.bench.relay import RelayConfig, measure_operator, measure_service, small
+    from looseleaf.engine.loading import pick_device
+
+    chosen = pick_device(device)
+    config = small("cpu") if chosen.type == "cpu" else RelayConfig(device=str(chosen))
+    config = dataclasses.replace(config, **{k: v for k, v in sizes.items() if v})
+    if heads is not None:
+        asked, kept, width = heads
+        shape = dataclasses.replace(
+            config.heads, num_qo_heads=asked, num_kv_heads=kept, head_dim=width
+        )
+        config = dataclasses.replace(config, heads=shape)
+    if min((*config.prefixes, *config.batches, *config.shots, config.repetitions)) < 1:
+        raise InvalidOption("--prefix, --batch, --shots and --repetitions must be positive")
+    parts: list[Callable[[Any], Any]] = [measure_operator]
+    rows = _collect([*parts, *([] if operator_only else [measure_service])], config)
+    shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
+    report(rows, "relay", shown, output, "relay")
+
+
+@click.command()
+@click.option("--shape", help="of the engine's model [default: llama-3.1-8b on a GPU, else small]")
+@click.option("--alpha", "alphas", multiple=True, type=float, help="skew [default: 0, 2.1]")
+@click.option("--documents", type=int, help="documents in the world")
+@click.option("--document-tokens", type=int)
+@click.option("--capacity", type=int, help="documents that the pool holds")
+@click.option("--requests", type=int, help="asked in all, some of them to fill the cache")
+@click.option("--repetitions", default=3, show_default=True, help="of the breakdown")
+@_DEVICE
+@OUTPUT
+def lazy(device: str, output: Path | None, **sizes: Any) -> None:
+    """First tokens, throughput and a breakdown, documents stored once or often (LazyAttention)."""
+    from looseleaf.bench.lazy import LazyConfig, measure, small
+    from looseleaf.engine.loading import pick_device
+
+    chosen = pick_device(device)
+    config = small("cpu") if chosen.type == "cpu" else LazyConfig(device=str(chosen))
+    config = dataclasses.replace(config, **{k: v for k, v in sizes.items() if v})
+    if config.documents < config.per_request or config.requests < 10:
+        raise InvalidOption("--documents must be at least 5 and --requests at least 10")
+    config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
+    rows = _collect([measure], config)
+    shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
+    report(rows, f"lazy: {config.shape}", shown, output, "lazy")
+
+
+def _collect(parts: Sequence[Callable[[Any], Any]], config: Any) -> list[Any]:
+    """All rows, each told as it comes."""
+    rows = []
+    for part in parts:
+        for row in part(config):
+            rows.append(row)
+            figure = row.get("median", row.get("value"))
+            click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
+    return rows

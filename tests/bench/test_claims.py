@@ -1,0 +1,155 @@
+"""Claims of the papers on sharing: hit ratios by the engine's own store, relay, and lazy."""
+
+from dataclasses import replace
+
+import pytest
+
+from looseleaf.bench import hits, lazy, relay
+from looseleaf.bench.attention_cases import AttentionShape
+
+WORLD = hits.HitsConfig(documents=60, document_tokens=128, requests=200, skipped=40)
+PAGES = 40  # of 64 tokens: 20 documents
+
+
+@pytest.fixture(scope="module")
+def ratios() -> dict[str, float]:
+    requests = hits.trace(WORLD, 1.1)
+    return {name: hits.hit_ratio(WORLD, name, PAGES, requests) for name in hits.CACHES}
+
+
+def test_storing_once_hits_more_often_than_a_copy_a_position_and_that_than_prefixes(
+    ratios: dict[str, float],
+) -> None:
+    assert ratios["once"] > 1.3 * ratios["copies"] > 1.3 * ratios["prefix"]
+
+
+def test_no_cache_hits_more_than_the_best_that_holds_as_much(ratios: dict[str, float]) -> None:
+    assert ratios["once"] <= hits.closed_form(60, 20, 1.1)
+
+
+def test_with_room_for_all_only_first_sights_are_missed() -> None:
+    requests = hits.trace(replace(WORLD, skipped=0), 1.1)
+    everything = replace(WORLD, skipped=0)
+    seen: set[int] = set()
+    first = 0
+    for request in requests:
+        new = [placed for placed in request if placed.number not in seen]
+        first += sum(placed.length for placed in new)
+        seen |= {placed.number for placed in new}
+    total = sum(placed.length for request in requests for placed in request)
+    assert hits.hit_ratio(everything, "once", 1000, requests) == pytest.approx(1 - first / total)
+
+
+def test_at_one_document_a_request_a_copy_a_position_is_one_copy() -> None:
+    config = replace(WORLD, per_request=1)
+    requests = hits.trace(config, 1.1)
+    once = hits.hit_ratio(config, "once", PAGES, requests)
+    assert once == hits.hit_ratio(config, "copies", PAGES, requests)
+    assert once == hits.hit_ratio(config, "prefix", PAGES, requests)
+
+
+def test_documents_of_different_lengths_stand_at_more_positions() -> None:
+    ragged = replace(WORLD, ragged=True)
+    equal = hits.hit_ratio(WORLD, "copies", PAGES, hits.trace(WORLD, 1.1))
+    assert hits.hit_ratio(ragged, "copies", PAGES, hits.trace(ragged, 1.1)) < 0.6 * equal
+
+
+def test_a_prefix_ends_where_its_first_page_is_missing() -> None:
+    config = replace(WORLD, per_request=2, skipped=0)
+    one, two, other = (hits.Placed(n, 128, 0) for n in range(3))
+    moved = hits.Placed(1, 128, 128)
+    served = [[one, moved], [one, moved], [other, moved], [two, replace_offset(one)]]
+    assert hits.hit_ratio(config, "prefix", 1000, served) == pytest.approx(256 / (4 * 256))
+    assert hits.hit_ratio(config, "once", 1000, served) == pytest.approx((256 + 128 + 256) / 1024)
+    assert hits.hit_ratio(config, "copies", 1000, served) == pytest.approx((256 + 128) / 1024)
+
+
+def replace_offset(placed: hits.Placed) -> hits.Placed:
+    return hits.Placed(placed.number, placed.length, 128)
+
+
+def test_a_request_larger_than_the_pool_is_served_without_being_stored() -> None:
+    config = replace(WORLD, skipped=0)
+    requests = hits.trace(config, 1.1)
+    assert hits.hit_ratio(config, "once", 1, requests) == 0.0
+
+
+def test_the_closed_form_gives_the_papers_gain() -> None:
+    assert hits.gain_in_closed_form(100, 20, 0.853) == pytest.approx(2.86, abs=0.005)
+    assert hits.gain_in_closed_form(100, 1, 1.1) == 1.0
+
+
+def test_rows_stand_beside_the_papers_figures_and_cacheblend_is_what_the_paper_counts() -> None:
+    rows = {str(r["cache"]): r for r in hits.measure(replace(WORLD, requests=60), (1.0,), (2.1,))}
+    assert rows["once"]["paper"] == 13.57 and rows["blended once"]["paper"] == ""
+    assert rows["cacheblend"]["reused"] == pytest.approx(0.82 * float(rows["copies"]["reused"]))
+    assert rows["cacheblend"]["paper"] == pytest.approx(0.82 * 7.27, abs=0.005)
+    assert rows["once"]["documents_held"] == 8192 // 128
+
+
+def test_the_model_of_relay_is_the_papers() -> None:
+    assert relay.predicted(2048, 128, 32) == pytest.approx(2178 / 199)
+    assert relay.predicted(512, 128, 1) < 1.0
+
+
+def test_relay_measures_all_arms_of_every_cell_and_line() -> None:
+    heads = AttentionShape(2, 2, 16, layers=1, dtype=relay.small("cpu").heads.dtype)
+    config = relay.RelayConfig(
+        heads, "cpu", prefixes=(32,), batches=(2,), private=8, shape="tiny", requests=3,
+        output=4, shots=(1,), shot_tokens=16, repetitions=1, halvings=1,
+    )  # fmt: skip
+    operator = list(relay.measure_operator(config))
+    assert [row["arm"] for row in operator] == ["relay", "shared pages", "private copies"]
+    assert operator[2]["predicted"] == relay.predicted(32, 8, 2) and operator[1]["predicted"] == ""
+    service = list(relay.measure_service(config))
+    lines = [str(row["measurement"]).split(" at ")[0] for row in service[::3]]
+    assert lines == ["throughput", "1-shot questions", "rate"]
+    assert all(float(row["median"]) >= 0 for row in service)
+    assert {tuple(row) for row in operator} == {tuple(row) for row in service}
+
+
+def test_arms_of_relay_share_what_they_say() -> None:
+    config = relay.RelayConfig(
+        device="cpu", prefixes=(48,), private=8, shape="tiny", requests=3, output=4, shots=(1,)
+    )
+    service = relay.Service(config, grouping=True)
+    for alike, expected in ((True, 48), (False, 0)):
+        prompts = relay.make_prompts(config, 48, alike=alike, vocabulary=512)
+        service.engine.store.evict_idle()
+        cached = []
+        for prompt in prompts:
+            progress = service.add(prompt, 1)
+            while service.engine.has_work:
+                service.engine.step()
+            cached.append(progress.output().reuse.text_tokens_cached)
+        assert cached == [0, expected, expected]
+
+
+TINY = lazy.LazyConfig(
+    "tiny", "cpu", documents=12, document_tokens=32, per_request=3, capacity=6, question=8,
+    output=4, requests=24, skipped=8, alphas=(2.1,), breakdown_tokens=32, repetitions=1,
+)  # fmt: skip
+
+
+def test_lazy_measures_three_caches_and_where_the_time_goes() -> None:
+    rows = list(lazy.measure(TINY))
+    arms = ["once", "copies per position", "prefix caching"]
+    assert [row["arm"] for row in rows[:6]] == arms * 2
+    assert [row["paper"] for row in rows[:6]] == ["", 1.37, "", "", 1.4, ""]
+    stages = [str(row["measurement"]) for row in rows[6:]]
+    assert len(stages) == 9 and stages[3] == "breakdown, 3 cached: documents"
+    assert all(float(row["value"]) >= 0 for row in rows)
+
+
+def test_a_copy_serves_its_own_place_only() -> None:
+    desk = lazy.Desk(TINY, 32, 12)
+
+    def computed(prompt: lazy.PromptParts) -> list[str]:
+        progress = desk.ask(prompt, 1)
+        desk.finish()
+        return [document.source for document in progress.output().reuse.documents]
+
+    assert computed(desk.copies([1, 2, 3])) == ["computed"] * 3
+    assert computed(desk.copies([1, 3, 2])) == ["cached", "computed", "computed"]
+    assert computed(desk.once([1, 2, 3])) == ["computed"] * 3
+    assert computed(desk.once([3, 1, 2])) == ["cached"] * 3

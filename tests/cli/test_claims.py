@@ -1,0 +1,34 @@
+"""``looseleaf bench hits``, ``relay`` and ``lazy`` as a user calls them."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+
+def test_hits_writes_its_rows_and_tells_the_closed_form(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "hits.csv"
+    sizes = ("--documents", 30, "--requests", 20, "--document-tokens", 64)
+    result = run("bench", "hits", *sizes, "--output", output)
+    assert result.code == 0, result.err
+    assert "closed form 2.86" in result.err
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == (9 + 1) * 5
+    assert {row["per_request"] for row in rows} == {"5", "20"}
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("hits", "--per-request", 2000), "--documents must be at least --per-request"),
+        (("hits", "--document-tokens", 1), "must be positive"),
+        (("relay", "--shape", "none", "--operator-only", "--prefix", -1), "must be positive"),
+        (("lazy", "--documents", 2), "--documents must be at least 5"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(
+    run: Run, command: tuple[object, ...], reason: str
+) -> None:
+    assert reason in run("bench", *command).sentence()
