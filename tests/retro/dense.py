@@ -55,7 +55,7 @@ class DenseRetro:
     dense_layers: tuple[int, ...] = ()
     rows: list[int] = field(default_factory=list)
     first_output: int = 0
-    keys: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[tuple[int, int, int], Kept] = field(default_factory=dict)
     outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -73,8 +73,7 @@ class DenseRetro:
         return decoder.logits(decoder.forward(rows, self))[0]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        for row, position in enumerate(self.rows):
-            self.keys[layer, position] = k[row], v[row]
+        self.store(layer, k, v)
         heads = k.shape[1]
         grouped = q.unflatten(1, (heads, -1))
         if self.rows[0] < self.first_output or self.choose is None or layer in self.dense_layers:
@@ -85,6 +84,12 @@ class DenseRetro:
         for row, position in enumerate(self.rows):
             self.outputs[layer, position] = rows[row]
         return torch.stack(rows)
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keys and values ``[2, kv_heads, positions, head_dim]``, unrotated, with the rows' own."""
+        if layer not in self.keys:
+            self.keys[layer] = torch.zeros(2, k.shape[1], 1024, k.shape[2], dtype=k.dtype)
+        self.keys[layer][:, :, self.rows] = torch.stack([k, v]).transpose(1, 2)
 
     @property
     def pages(self) -> list[Page]:
@@ -146,8 +151,7 @@ class DenseRetro:
             at = [p for p in at if position - p < window]
         if not at:
             return before
-        keys = torch.stack([self.keys[layer, p][0][head] for p in at])
-        values = torch.stack([self.keys[layer, p][1][head] for p in at])
+        keys, values = self.keys[layer][:, head, at]
         turned = self.turn(q, torch.full((len(q),), position))
         scores = turned @ self.turn(keys, torch.tensor(at)).T * softmax_scale(self.config.rope)
         lse = torch.logaddexp(before[1], scores.logsumexp(-1))

@@ -117,29 +117,26 @@ def test_a_slot_is_nobody_elses_and_states_survive_growth() -> None:
     assert states.num_taken == 0
 
 
+def booked(reads: list[list[int]], sealed: list[int]) -> list[float]:
+    """The exposure of eight steps that read these of six pages."""
+    registers, exposure = torch.zeros(1, 1, 6, dtype=torch.uint8), Exposure()
+    for pages, num_sealed in zip(reads, sealed, strict=True):
+        read = torch.zeros(1, 1, 6, dtype=torch.bool)
+        read[..., pages] = True
+        registers = mark_read(registers, read)
+        exposure.book(registers, num_sealed)
+    return exposure_ratios(exposure.totals())
+
+
 def test_exposure_counts_the_union_of_the_steps_behind() -> None:
-    registers = torch.zeros(1, 1, 6, dtype=torch.uint8)
-    exposure = Exposure()
-    for read in ([0, 1], [1, 2], [1, 3]):
-        mask = torch.zeros(1, 1, 6, dtype=torch.bool)
-        mask[..., read] = True
-        registers = mark_read(registers, mask)
-        exposure.book(registers, 6)
-    ratios = exposure_ratios([exposure])
-    # rows with one later step read {0, 1, 2} and {1, 2, 3}, the row with two {0, 1, 2, 3}
-    assert ratios[:3] == [1.0, 6 / 4, 4 / 2]
-    assert ratios[3:] == [1.0] * 5
+    reads = [[0, 1], [1, 2], [1, 3], [0], [], [], [4], [1]]
+    assert booked(reads, [6] * 8) == [1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.5, 2.5]
+    assert booked(reads[:7], [6] * 7) == [1.0] * 8
 
 
 def test_pages_that_were_not_sealed_at_a_rows_step_are_not_its_exposure() -> None:
-    registers = torch.zeros(1, 1, 6, dtype=torch.uint8)
-    exposure = Exposure()
-    for read, sealed in (([0], 1), ([0, 1], 2)):
-        mask = torch.zeros(1, 1, 6, dtype=torch.bool)
-        mask[..., read] = True
-        registers = mark_read(registers, mask)
-        exposure.book(registers, sealed)
-    assert exposure_ratios([exposure])[1] == 1.0
+    reads = [[0], [0, 1], *[[1]] * 6]
+    assert booked(reads, [1, *[2] * 7]) == [1.0] * 8
 
 
 def test_the_window_falls_to_one_as_the_batch_grows() -> None:

@@ -125,7 +125,8 @@ class Readings:
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
         names: list[object] = []
         for row in rows:
-            names += [row.settled, row.tail.pages, row.sealed]
+            others = row.num_other(self.pool.page_size)
+            names += [row.settled, row.tail.pages, row.sealed, others]
         kept = self._tables.get(policy)
         if kept is None or not _same(kept[0], names):
             summaries = self.summaries(policy)

@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
-from looseleaf.config import Fuse, Select
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.llm import make_config
@@ -21,6 +20,7 @@ from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import (
     Document,
     Message,
+    Policies,
     Prompt,
     PromptParts,
     Request,
@@ -99,13 +99,12 @@ class AsyncLLM:
         *,
         salt: str = "",
         deadline: float | None = None,
-        fuse: Fuse | None = None,
-        select: Select | None = None,
+        **policies: Unpack[Policies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, fuse=fuse, select=select))
+        return self.stream(replace(request, **policies))
 
     def chat(
         self,
@@ -116,14 +115,13 @@ class AsyncLLM:
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        fuse: Fuse | None = None,
-        select: Select | None = None,
+        **policies: Unpack[Policies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, fuse=fuse, select=select))
+        return self.stream(replace(request, **policies))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.

@@ -21,6 +21,7 @@ from looseleaf.engine.intake import Intake
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
+from looseleaf.engine.revision import Revisions
 from looseleaf.engine.rows import awaited_token, logit_sequences
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import TokenLogprob
@@ -89,6 +90,7 @@ class Engine:
             self._admission,
             parts.max_model_len,
             parts.runner.model.config.num_layers,
+            Revisions.of(parts.runner.model, page_size, parts.config.scheduler.batch_invariant),
         )
         budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
         self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)

@@ -6,6 +6,7 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
+from looseleaf.engine.revision import Revisions
 from looseleaf.engine.sampling import SamplingState, StopChecker
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import InvalidOption, PoolTooSmall, PromptTooLong
@@ -21,6 +22,7 @@ class Intake:
     admission: Admission
     max_model_len: int
     num_layers: int
+    revisions: Revisions
 
     def take(self, request: Request, seed: int) -> RequestProgress:
         """The request with its outputs, none of them begun; ``seed`` is for one that names none.
@@ -51,6 +53,8 @@ class Intake:
         request, params = progress.request, progress.request.params
         eos_token_ids = self.tokenizer.eos_token_ids
         sequence = Sequence(request, index, self.admission.keys, self.admission.page_size)
+        if request.revise is not None:
+            sequence.revision = self.revisions.revision(request.revise, sequence.policy)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
         sampling = SamplingState(

@@ -4,15 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, Select
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Document, Message, Prompt, PromptParts, Request, SystemPrompt
+from looseleaf.engine.request import (
+    Document,
+    Message,
+    Policies,
+    Prompt,
+    PromptParts,
+    Request,
+    SystemPrompt,
+)
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -50,15 +58,15 @@ class LLM:
         *,
         salt: str = "",
         deadline: float | None = None,
-        fuse: Fuse | None = None,
-        select: Select | None = None,
+        **policies: Unpack[Policies],
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
         A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat
         template is applied: use `chat` for instruct models. What has one ``salt`` shares nothing
-        with what has another. ``fuse`` says which tokens of reused documents are computed again,
-        ``select`` which keys decoding reads. Raises InvalidRequest before anything runs,
+        with what has another. ``policies`` are by name: ``fuse``, which tokens of reused documents
+        are computed again, ``select``, which keys decoding reads, and ``revise``, which earlier
+        rows profit from that. Raises InvalidRequest before anything runs,
         DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
         lost."""
         if isinstance(prompts, str):
@@ -70,7 +78,7 @@ class LLM:
                     "their own, as in llm.generate([[document, 'question']])"
                 )
         parts = [self.engine.prompts.from_parts(prompt) for prompt in prompts]
-        return self._run(parts, sampling_params, salt, deadline, fuse, select)
+        return self._run(parts, sampling_params, salt, deadline, policies)
 
     def chat(
         self,
@@ -80,14 +88,13 @@ class LLM:
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        fuse: Fuse | None = None,
-        select: Select | None = None,
+        **policies: Unpack[Policies],
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the checkpoint's chat template.
 
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
         ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
-        ``deadline``, ``fuse``, ``select`` and errors as in `generate`."""
+        ``deadline``, ``policies`` and errors as in `generate`."""
         several = [c for c in conversations if not isinstance(c, dict)]
         if several and len(several) != len(conversations):
             raise InvalidRequest(
@@ -96,7 +103,7 @@ class LLM:
         batch: Any = several or [conversations]
         first = system_prompt or self.system_prompt
         parts = [self.engine.prompts.from_messages(c, first) for c in batch]
-        return self._run(parts, sampling_params, salt, deadline, fuse, select)
+        return self._run(parts, sampling_params, salt, deadline, policies)
 
     def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
@@ -136,21 +143,14 @@ class LLM:
         parts: PromptParts,
         sampling_params: SamplingParams | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
-        fuse: Fuse | None = None,
-        select: Select | None = None,
+        **policies: Unpack[Policies],
     ) -> Iterator[RequestOutput]:
         """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
 
         ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
         is there."""
         progress = self.engine.add(
-            Request(
-                self._next_id(),
-                parts,
-                sampling_params or SamplingParams(),
-                fuse=fuse,
-                select=select,
-            )
+            Request(self._next_id(), parts, sampling_params or SamplingParams(), **policies)
         )
         sequence = progress.outputs[0].sequence
         try:
@@ -174,8 +174,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         salt: str,
         deadline: float | None,
-        fuse: Fuse | None,
-        select: Select | None,
+        policies: Policies,
     ) -> list[RequestOutput]:
         params = sampling_params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -186,9 +185,7 @@ class LLM:
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
-                request = Request(
-                    self._next_id(), parts, one, salt, deadline, fuse=fuse, select=select
-                )
+                request = Request(self._next_id(), parts, one, salt, deadline, **policies)
                 added.append(self.engine.add(request))
             self._finish(*added)
         finally:

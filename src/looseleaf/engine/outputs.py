@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Revise
 from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.retro import exposure_ratios
 
 DocumentSource = Literal["cached", "computed", "awaited"]
 
@@ -121,8 +122,25 @@ class AttentionPath:
 
 
 @dataclass(frozen=True)
+class RevisionReport:
+    """How much revision added to what rows read.
+
+    ``pages_read[n]`` are pages that the rows looked at, one in eight, read at their own step or one
+    of the ``n`` steps behind it, summed over layers and KV heads; only sealed pages count."""
+
+    revise: Revise
+    pages_read: tuple[int, ...]
+
+    @property
+    def exposure(self) -> list[float]:
+        """The effective KV budget with 0 to 7 later rows, as a multiple of a row's own."""
+        return exposure_ratios(self.pages_read)
+
+
+@dataclass(frozen=True)
 class RequestOutput:
-    """The state of a request after a step; final if ``finished``."""
+    """The state of a request after a step; final if ``finished``. ``revision`` is None until then,
+    and where nothing is revised."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -131,6 +149,7 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool
     attention: AttentionPath = AttentionPath()
+    revision: RevisionReport | None = None
 
     @property
     def text(self) -> str:

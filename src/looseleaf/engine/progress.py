@@ -10,6 +10,7 @@ from looseleaf.engine.outputs import (
     RequestMetrics,
     RequestOutput,
     ReuseReport,
+    RevisionReport,
 )
 from looseleaf.engine.request import Request
 from looseleaf.engine.sampling import SamplingState, StopChecker, TokenLogprob
@@ -126,6 +127,7 @@ class RequestProgress:
             attention=AttentionPath(
                 self.decode_steps, self.grouped_steps, self.keys_read, self.keys_shared
             ),
+            revision=self._revision() if self.finished else None,
         )
 
     def count_decode(self, keys: int, shared: int) -> None:
@@ -134,6 +136,14 @@ class RequestProgress:
         self.grouped_steps += shared > 0
         self.keys_read += keys
         self.keys_shared += shared
+
+    def _revision(self) -> RevisionReport | None:
+        found = [output.sequence.revision for output in self.outputs]
+        totals = [revision.exposure.totals() for revision in found if revision is not None]
+        if not totals or self.request.revise is None:
+            return None
+        pages = tuple(sum(counts) for counts in zip(*totals, strict=True))
+        return RevisionReport(self.request.revise, pages)
 
     def _report(self) -> ReuseReport:
         # settled with the first token: until then its times change, and later it costs nothing

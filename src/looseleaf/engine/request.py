@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from looseleaf.config import Fuse, Select
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.sampling_params import SamplingParams
 
@@ -91,6 +91,17 @@ class SystemPrompt:
     tokens: tuple[int, ...] = field(repr=False)
 
 
+class Policies(TypedDict, total=False):
+    """How a request is computed, by name; what is left out changes nothing.
+
+    ``fuse`` says which tokens of reused documents are computed again, ``select`` which keys
+    decoding reads, ``revise`` which of its earlier rows profit from that."""
+
+    fuse: Fuse | None
+    select: Select | None
+    revise: Revise | None
+
+
 @dataclass(frozen=True)
 class Request:
     """A tokenized prompt with its sampling parameters, under a caller's id.
@@ -99,7 +110,8 @@ class Request:
     is the most seconds it may take from its arrival to its last token; after that it ends with
     DeadlineExceeded. ``warms`` requests end as soon as their prompt is stored, and have no output.
     ``fuse`` says which tokens of its documents are computed again; None is plain reuse. ``select``
-    says which keys its decoding rows read; None is all.
+    says which keys its decoding rows read; None is all. ``revise`` says how many earlier rows go on
+    to read with the newest; None is none. Raises InvalidOption for what has no meaning together.
     """
 
     request_id: str
@@ -110,11 +122,17 @@ class Request:
     warms: bool = False
     fuse: Fuse | None = None
     select: Select | None = None
+    revise: Revise | None = None
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not 0.0 < self.deadline < math.inf:
             raise InvalidOption(
                 f"a deadline is a positive number of seconds, or None, not {self.deadline}"
+            )
+        if self.revise is not None and (self.select is None or self.select.policy == "all"):
+            raise InvalidOption(
+                "revise lets earlier rows read what the newest one selects, but this request reads "
+                "everything: give select with a policy, or leave revise out"
             )
 
     @property

@@ -4,13 +4,14 @@ A token may be *awaited*: the device has it, as row ``r`` of what the step befor
 host does not know it yet. A negative number stands for it."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.engine.scheduler import StepWork
@@ -37,10 +38,11 @@ class RowInputs:
     """Token, slot (``page * page_size + slot``) and place in its segment of every row of a step.
 
     ``table`` is int64 ``[3, rows]``; ``wanted`` lists the rows whose logits are wanted, None for
-    all."""
+    all. ``past`` are rows that are revised: they go through all layers, and yield no logits."""
 
     table: IntArray
     wanted: list[int] | None
+    past: range = range(0)
 
     @property
     def num_rows(self) -> int:
@@ -51,11 +53,23 @@ class RowInputs:
         table = to_device(torch.from_numpy(self.table), device)
         return table[0], table[1], table[2]
 
-    def wanted_on(self, device: torch.device) -> Tensor:
-        """The rows whose logits are wanted, as an index on ``device``."""
-        every = range(self.num_rows) if self.wanted is None else self.wanted
-        # a step may end no prompt: an empty list alone would be of floats
-        return to_device(torch.tensor(every, dtype=torch.int64), device)
+    @property
+    def asked(self) -> list[int] | None:
+        """The rows that the last layer has queries of, None for all: those wanted, and revised
+        ones."""
+        return None if self.wanted is None else sorted([*self.wanted, *self.past])
+
+    def asked_on(self, device: torch.device) -> Tensor:
+        """The rows that are asked for, as an index on ``device``."""
+        return to_device(torch.tensor(self.asked, dtype=torch.int64), device)
+
+    def without_past(
+        self, hidden: Float[Tensor, "asked hidden_size"]
+    ) -> Float[Tensor, "wanted hidden_size"]:
+        """Of the rows that are asked for those that are wanted."""
+        if not self.past:
+            return hidden
+        return torch.cat([hidden[: self.past.start], hidden[self.past.stop :]])
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -94,23 +108,33 @@ def logit_sequences(work: StepWork) -> list[Sequence]:
     return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
 
 
-def step_rows(work: StepWork, page_size: int) -> RowInputs:
-    """The rows of ``work``: one for each sequence that decodes, then those of the chunks."""
-    tokens = [sequence.tail.tokens[-1] for sequence in work.decode]
-    places = [sequence.tail.num_tokens - 1 for sequence in work.decode]
-    slots = [
-        sequence.tail.pages[place // page_size] * page_size + place % page_size
-        for sequence, place in zip(work.decode, places, strict=True)
+def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
+    """The rows of ``work``: one for each sequence that decodes, then ``num_past`` earlier ones of
+    each, then those of the chunks."""
+    decode = [_tail_row(sequence, 0, page_size) for sequence in work.decode]
+    decode += [
+        _tail_row(sequence, age, page_size)
+        for sequence, past in zip(work.decode, num_past, strict=True)
+        for age in range(1, past + 1)
     ]
-    decode = np.array([tokens, slots, places], dtype=np.int64).reshape(3, -1)
-    columns = [decode, *(chunk.table(page_size) for chunk in work.chunks)]
-    wanted = list(_wanted(work)) if work.chunks else None
-    return RowInputs(np.concatenate(columns, axis=1), wanted)
+    columns = [np.array(decode, dtype=np.int64).reshape(-1, 3).T]
+    columns += [chunk.table(page_size) for chunk in work.chunks]
+    wanted = list(_wanted(work, len(decode))) if work.chunks or any(num_past) else None
+    past = range(len(work.decode), len(decode))
+    return RowInputs(np.concatenate(columns, axis=1), wanted, past)
 
 
-def _wanted(work: StepWork) -> Iterator[int]:
-    row = len(work.decode)
-    yield from range(row)
+def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
+    """Token, slot and place of the token ``age`` before the newest."""
+    tail = sequence.tail
+    place = tail.num_tokens - 1 - age
+    slot = tail.pages[place // page_size] * page_size + place % page_size
+    return tail.tokens[place], slot, place
+
+
+def _wanted(work: StepWork, row: int) -> Iterator[int]:
+    """The rows whose logits are wanted, if those of the chunks begin with ``row``."""
+    yield from range(len(work.decode))
     for chunk in work.chunks:
         row += chunk.stop - chunk.start
         if chunk.ends_prompt:

@@ -112,8 +112,10 @@ class Runner:
         for chunk in work.chunks:
             if isinstance(chunk.target, Fusion) and chunk.start == 0:
                 self.pool.place(chunk.target.pages, chunk.target.positions or [])
-        rows = step_rows(work, self.pool.page_size)
-        decode = [sequence.decode_row() for sequence in work.decode]
+        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
+        each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
+        decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
+        rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
         if self.graphs is not None:
             logits = self.graphs.run(rows, decode, chunks, previous)
@@ -122,9 +124,13 @@ class Runner:
         tokens, slots, places = rows.to(self.model.device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
-        attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.wanted))
-        asked = None if rows.wanted is None else rows.wanted_on(self.model.device)
-        return self.model.logits(self.model.forward(tokens, attend, asked=asked))
+        attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.asked))
+        asked = None if rows.asked is None else rows.asked_on(self.model.device)
+        hidden = self.model.forward(tokens, attend, asked=asked)
+        for sequence in work.decode:
+            if sequence.revision is not None:
+                sequence.revision.book()
+        return self.model.logits(rows.without_past(hidden))
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:

@@ -18,6 +18,7 @@ from looseleaf.attention.selection import SelectingRow
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.request import DocumentPart, Request
+from looseleaf.engine.revision import Revision
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.sparse import make_policy
 
@@ -118,6 +119,7 @@ class Sequence:
         self.fusion = make_fusion(request.fuse, self.parts, page_size)
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
+        self.revision: Revision | None = None
         self._dense_below = request.select.dense_below if request.select else 0
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -206,6 +208,13 @@ class Sequence:
                 return row
         return DecodeRow(position, self._settled, own)
 
+    def decode_rows(self, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
+        """The rows of a step in which ``num_outputs`` decode beside ``num_new_rows`` of prompts:
+        that of the newest token, then those of earlier ones that are revised.
+        """
+        row, revision = self.decode_row(), self.revision
+        return [row] if revision is None else revision.rows(row, num_outputs, num_new_rows)
+
     def pending(self) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
         it.
@@ -272,4 +281,6 @@ class Sequence:
         self._settled = None
         if self.fusion is not None:
             self.fusion.reset()
+        if self.revision is not None:
+            self.revision.release()
         self.phase = Phase.WAITING

@@ -99,10 +99,12 @@ class SharedKeys:
         if groups is not self._groups:
             keys = [0] * num_rows
             for item in groups.items:
-                if len(item.entries) > 1:
+                # rows behind the newest are revised ones, of outputs that are counted already
+                readers = [entry for entry in item.entries if entry.row < num_rows]
+                if len(readers) > 1:
                     first = item.first_page * self.page_size
                     length = len(item.pages) * self.page_size
-                    for entry in item.entries:
+                    for entry in readers:
                         keys[entry.row] += max(0, min(entry.bound - first, length))
             self._groups, self._keys = groups, keys
         return self._keys

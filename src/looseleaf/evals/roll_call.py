@@ -1,0 +1,101 @@
+"""Many questions answered one after another in one long output, so that errors can add up.
+
+The reference model was trained on conversations, not on long answers. So the conversation is one
+output: a grammar writes the questions, and the model every word of the answers. What it made of
+earlier questions and answers is never computed again, as it would be if each were a request."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from looseleaf.engine.request import Document
+from looseleaf.evals.arms import EngineArm
+from looseleaf.evals.task import Answer, Item
+from looseleaf.evals.world import WorldConfig, make_world
+from looseleaf.evals.world.tasks import Question, ask
+from looseleaf.sampling_params import Grammar, SamplingParams
+
+USER, ASSISTANT = "<|user|>", "<|assistant|>"
+# a fact and its question take about 25 tokens
+_TOKENS_PER_QUESTION = 60
+_TRIES = 40
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """``questions`` lookups over ``documents`` of one world, all in one output."""
+
+    questions: int = 36
+    documents: int = 8
+    name: str = "roll-call"
+
+    @property
+    def setting(self) -> str:
+        """Questions and documents."""
+        return f"{self.questions} questions, {self.documents} documents"
+
+    def items(self, seeds: range) -> Sequence[Item]:
+        """One world an item; the questions are its lines."""
+        return [self._item(seed) for seed in seeds]
+
+    def score(self, item: Item, text: str) -> dict[str, float]:
+        """The share of the questions whose whole answer is right, word for word; of the first and
+        the last third of them, too.
+        """
+        turns = text.split(ASSISTANT)[: len(item.answers)]
+        said = [" ".join(turn.split(USER)[0].split()) for turn in turns]
+        said += [""] * (len(item.answers) - len(said))
+        right = [a == " ".join(b.split()) for a, b in zip(said, item.answers, strict=True)]
+        third = max(1, len(right) // 3)
+        return {
+            "exact": sum(right) / len(right),
+            "exact_first_third": sum(right[:third]) / third,
+            "exact_last_third": sum(right[-third:]) / third,
+        }
+
+    def _item(self, seed: int) -> Item:
+        rng = random.Random(f"roll-call {seed}")
+        world = make_world(seed, WorldConfig(num_documents=self.documents, facts=(4, 6)))
+        asked: dict[str, Question] = {}
+        for _ in range(_TRIES * self.questions):
+            question = ask(world, "lookup", rng)
+            if question is not None:
+                asked.setdefault(question.text, question)
+            if len(asked) == self.questions:
+                break
+        else:
+            raise ValueError(f"a world of {self.documents} documents has fewer questions: ask less")
+        texts = tuple(document.text for document in world.documents)
+        answers = tuple(question.answer for question in asked.values())
+        length = _TOKENS_PER_QUESTION * self.questions
+        return Item(str(seed), texts, "\n".join(asked), answers, length)
+
+
+class RollCallArm(EngineArm):
+    """Answers items of `RollCall`, with a grammar that writes all questions but the first."""
+
+    def answer(self, items: Sequence[Item]) -> list[Answer]:
+        """One long output an item, in one batch."""
+        conversations, params = [], []
+        for item in items:
+            first, *others = item.question.split("\n")
+            documents = [Document(text, context=self.context) for text in item.documents]
+            conversations.append([{"role": "user", "content": [*documents, first]}])
+            params.append(
+                SamplingParams(
+                    temperature=0.0,
+                    max_tokens=item.max_tokens,
+                    ignore_eos=True,
+                    skip_special_tokens=False,
+                    grammar=Grammar("lark", conversation_grammar(others)),
+                )
+            )
+        outputs = self.llm.chat(conversations, params, **self.policies)
+        return [Answer(output.text, self.report(output)) for output in outputs]
+
+
+def conversation_grammar(questions: Sequence[str]) -> str:
+    """An answer of one sentence, then each question with an answer behind it."""
+    turns = "".join(f" {USER} {json.dumps(question)} {ASSISTANT} answer" for question in questions)
+    return f"start: answer{turns}\nanswer: /[^.?<]+[.]/\n"

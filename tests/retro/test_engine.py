@@ -1,0 +1,239 @@
+"""The engine against the plainest form: the same pages, the same states, the same logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from looseleaf import LLM, Document, SamplingParams, Select
+from looseleaf.config import Revise
+from looseleaf.engine.request import Prompt, PromptParts, Request
+from looseleaf.errors import InvalidOption
+from looseleaf.rope import softmax_scale
+from tests.engine.harness import Folder, assert_idle, make_llm, words, worst
+from tests.retro.dense import Choose, DenseRetro, Page
+
+PAGE_SIZE = 16
+TOLERANCE = 1e-4
+
+
+def quest(tokens: int, sink: int = 4, recent: int = 16) -> Choose:
+    """Quest's rule over sealed pages with the budget of `Select`, group by the largest."""
+
+    def choose(retro: DenseRetro, layer: int, q: Tensor, sealed: int) -> list[set[int]]:
+        pages, heads = retro.pages, retro.config.num_kv_heads
+        others = len(pages) - sealed
+        limit = max(1, -(-tokens // PAGE_SIZE) - others)
+        first, last = -(-sink // PAGE_SIZE), max(0, -(-recent // PAGE_SIZE) - others)
+        forced = {n for n in range(sealed) if n < first or n >= sealed - last}
+        chosen = []
+        for head in range(heads):
+            scores = torch.stack([bound(retro, layer, q, page, head) for page in pages[:sealed]])
+            scores[sorted(forced)] = torch.inf
+            best = scores.sort(descending=True, stable=True).indices[:limit]
+            chosen.append(set(best.tolist()))
+        return chosen
+
+    return choose
+
+
+def bound(retro: DenseRetro, layer: int, q: Tensor, page: Page, head: int) -> Tensor:
+    """The most that a key of the page could score for a query head of the KV head."""
+    at = torch.arange(page.start, page.stop)
+    keys = retro.turn(retro.keys[layer][0, head, at], at - page.offset)
+    queries = q.unflatten(0, (retro.config.num_kv_heads, -1))[head]
+    here = torch.full((len(queries),), retro.rows[0] - page.offset)
+    turned = retro.turn(queries, here)
+    most = torch.maximum(turned[:, None] * keys.amax(0), turned[:, None] * keys.amin(0)).sum(-1)
+    return most.max() * softmax_scale(retro.config.rope)
+
+
+def expected(llm: LLM, prompt: Prompt, output: Sequence[int], **how: Any) -> Tensor:
+    """The logits of every output token by the plainest form."""
+    parts: PromptParts = llm.engine.prompts.from_parts(prompt)
+    decoder = llm.engine.runner.model
+    settled: list[Page] = []
+    start = 0
+    for part in parts[:-1]:
+        stop = start + len(part.tokens)
+        settled += [Page(p, min(p + PAGE_SIZE, stop), start) for p in range(start, stop, PAGE_SIZE)]
+        start = stop
+    tokens = [token for part in parts for token in part.tokens]
+    retro = DenseRetro(decoder.config, PAGE_SIZE, settled, start, **how)
+    logits = [retro.prefill(decoder, tokens)]
+    for n in range(1, len(output)):
+        logits.append(retro.step(decoder, [*tokens, *output[:n]]))
+    return torch.stack(logits)
+
+
+def answer(llm: LLM, prompt: Prompt, length: int, **policies: Any) -> tuple[list[int], Tensor]:
+    params = SamplingParams(max_tokens=length, seed=3, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, **policies)
+    assert_idle(llm)
+    recorder: Any = llm.engine.runner
+    return list(output.token_ids), torch.stack(recorder.logits[output.request_id, 0])
+
+
+PROMPT = [words(1, 40), Document(words(2, 41), context="prompt"), words(3, 30)]
+SELECT = Select("quest", tokens=80, dense_layers=(0,))
+
+
+@pytest.mark.parametrize(
+    ("window", "kernels"), [(1, "native"), (2, "native"), (4, "torch"), (9, "native")]
+)
+def test_the_engine_revises_like_the_plainest_form(
+    checkpoint: Folder, window: int, kernels: str
+) -> None:
+    llm = make_llm(checkpoint(), cpu_kernels=kernels)
+    tokens, logits = answer(llm, PROMPT, 28, select=SELECT, revise=Revise(window))
+    mine = expected(llm, PROMPT, tokens, choose=quest(80), window=window, dense_layers=(0,))
+    assert worst(logits, mine) <= TOLERANCE
+
+
+def test_a_window_of_one_is_the_base_policy_to_the_bit(checkpoint: Folder) -> None:
+    base, revised = (
+        answer(make_llm(checkpoint()), PROMPT, 30, select=SELECT, **more)
+        for more in ({}, {"revise": Revise(1)})
+    )
+    assert base[0] == revised[0] and torch.equal(base[1], revised[1])
+
+
+@pytest.mark.parametrize("window", [2, 9])
+def test_a_full_budget_equals_dense_decode(checkpoint: Folder, window: int) -> None:
+    """The budget holds all but what is taken over, so that rows do choose, and are revised."""
+    llm = make_llm(checkpoint())
+    dense, chosen = (
+        answer(llm, PROMPT, 40, **policies)
+        for policies in (
+            {},
+            {"select": Select("quest", mass=1.0, dense_layers=()), "revise": Revise(window)},
+        )
+    )
+    assert dense[0] == chosen[0] and worst(dense[1], chosen[1]) <= TOLERANCE
+
+
+def test_revision_changes_what_a_small_budget_answers(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    small = Select("quest", tokens=48, dense_layers=())
+    base, revised = (
+        answer(llm, PROMPT, 30, select=small, **more) for more in ({}, {"revise": Revise(4)})
+    )
+    assert (base[1][:8] - revised[1][:8]).abs().max() > 100 * TOLERANCE
+
+
+MIXED: list[dict[str, Any]] = [
+    {"select": SELECT, "revise": Revise(4)},
+    {"select": SELECT},
+    {},
+    {"select": SELECT, "revise": Revise(2)},
+    {"select": Select("window", tokens=64), "revise": Revise(4)},
+    {"select": SELECT, "revise": Revise(4)},
+]
+
+
+def test_a_batch_of_mixed_policies_equals_one_at_a_time(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), num_pages=200)
+    prompts = [[words(n, 60 + 9 * n), Document(words(50, 41)), words(n, 20)] for n in range(6)]
+    together = ask_together(llm, prompts, MIXED)
+    alone = [ask_together(llm, [p], [how])[0] for p, how in zip(prompts, MIXED, strict=True)]
+    for mine, other in zip(together, alone, strict=True):
+        assert mine[0] == other[0] and worst(mine[1], other[1]) <= TOLERANCE
+
+
+def ask_together(
+    llm: LLM, prompts: Sequence[Prompt], policies: Sequence[dict[str, Any]], length: int = 24
+) -> list[tuple[list[int], Tensor]]:
+    """One batch in which every request has its own policies."""
+    engine: Any = llm.engine
+    params = SamplingParams(max_tokens=length, seed=5, ignore_eos=True)
+    added = []
+    for number, (prompt, how) in enumerate(zip(prompts, policies, strict=True)):
+        parts = engine.prompts.from_parts(prompt)
+        added.append(engine.add(Request(f"{id(prompts)}-{number}", parts, params, **how)))
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    assert_idle(llm)
+    logits = engine.runner.logits
+    return [
+        (list(p.output().token_ids), torch.stack(logits.pop((p.request.request_id, 0))))
+        for p in added
+    ]
+
+
+def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder) -> None:
+    prompts = [[words(n, 90)] for n in range(3)]
+    policies = [{"select": SELECT, "revise": Revise(4)}] * 3
+    roomy = ask_together(make_llm(checkpoint(), num_pages=96), prompts, policies, 40)
+    tight = make_llm(checkpoint(), num_pages=20)
+    narrow = ask_together(tight, prompts, policies, 40)
+    assert tight.engine.counters.preemptions > 0
+    for (tokens, _), (others, _) in zip(roomy, narrow, strict=True):
+        assert tokens == others
+
+
+def test_what_outputs_kept_is_given_back(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), num_pages=200)
+    engine: Any = llm.engine
+    prompts = [[words(n, 100)] for n in range(5)]
+    ask_together(llm, prompts, [{"select": SELECT, "revise": Revise(3)}] * 5, 8)
+    states = engine._intake.revisions.states(3)
+    assert states.num_taken == 0 and states.num_bytes > 0
+
+
+def test_a_page_is_not_published_that_came_of_a_choice(checkpoint: Folder) -> None:
+    """The next request with the same beginning computes it by itself."""
+    llm = make_llm(checkpoint())
+    tokens, _ = answer(llm, PROMPT, 40, select=SELECT, revise=Revise(4))
+    prompt = [*PROMPT[:2], [*llm.engine.prompts.from_parts(PROMPT)[-1].tokens, *tokens]]
+    mine, fresh = (answer(engine, prompt, 4)[1] for engine in (llm, make_llm(checkpoint())))
+    assert worst(mine, fresh) <= TOLERANCE
+
+
+def test_exposure_is_one_at_its_own_step_and_grows(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True)
+    small = Select("quest", tokens=64, dense_layers=())
+    (output,) = llm.generate([PROMPT], params, select=small, revise=Revise(2))
+    assert output.revision is not None and output.revision.pages_read[0] > 0
+    ratios = output.revision.exposure
+    assert ratios[0] == 1.0 and ratios[7] > 1.0
+    assert ratios == sorted(ratios)
+
+
+def test_an_adaptive_window_falls_as_the_batch_grows(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), num_pages=400)
+    engine: Any = llm.engine
+    widths: dict[int, set[int]] = {}
+    run = engine.runner.run
+
+    def watched(work: Any, previous: Any = None) -> Any:
+        logits = run(work, previous)
+        if work.decode and not work.chunks:
+            rows = {s.revision.window.num_rows for s in work.decode}
+            widths.setdefault(len(work.decode), set()).update(rows)
+        return logits
+
+    engine.runner.run = watched
+    wide = {"select": SELECT, "revise": Revise(4, adaptive=True)}
+    for count in (1, 30):
+        prompts = [[words(n, 100)] for n in range(count)]
+        ask_together(llm, prompts, [wide] * count, 6)
+    assert max(widths[1]) == 4 and widths[30] == {1}
+
+
+@pytest.mark.parametrize("select", [None, Select("all")])
+def test_revision_of_what_reads_everything_is_refused(
+    checkpoint: Folder, select: Select | None
+) -> None:
+    llm = make_llm(checkpoint())
+    with pytest.raises(InvalidOption, match="give select with a policy"):
+        llm.generate(["a"], select=select, revise=Revise(2))
+
+
+def test_an_adaptive_window_is_refused_where_batches_must_not_matter(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), batch_invariant=True)
+    with pytest.raises(InvalidOption, match="batch_invariant"):
+        llm.generate(["a"], select=SELECT, revise=Revise(2, adaptive=True))
