@@ -5,6 +5,7 @@
 #   make test       all tests that need no GPU          (WORKERS=2)
 #   make check      format, lint, types, imports, size limits
 #   make format     let ruff rewrite what it can
+#   make docs       the site, in build/site
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
 #   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
 #   make clean      remove .venv and all caches
@@ -38,7 +39,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo venv test check format test-gpu gpu-report clean
+.PHONY: help demo venv test check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,6 +63,10 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# the variables silence advice about other generators, which has nothing to do with this site
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 test-gpu: $(GPU_READY)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \

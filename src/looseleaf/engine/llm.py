@@ -36,7 +36,7 @@ class LLM:
     that can't be used and InvalidOption for an option that is unknown or out of range.
 
         llm = LLM()
-        handbook = Document(open("handbook.txt").read())
+        handbook = Document(Path("handbook.txt").read_text())
         outputs = llm.generate([[handbook, "Who signs travel requests?"]])
 
     ``system_prompt`` stands before every conversation; it is computed here and stays in the cache.

@@ -1,0 +1,82 @@
+"""A hook of the site: pages that live elsewhere in the repository, and links that leave docs/.
+
+The same files are read on a forge, where links to them work as they stand. On the site a link to a
+file that is a page goes to that page, and one to any other file shows its path.
+"""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+ELSEWHERE = {
+    "src/looseleaf/assets/MODEL_CARD.md": "model-card.md",
+    "training/NOTES.md": "training-notes.md",
+    "CHANGELOG.md": "changelog.md",
+}
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of `ELSEWHERE`, and that of all options."""
+    from mkdocs.structure.files import File
+
+    for source, page in ELSEWHERE.items():
+        text = rewrite((ROOT / source).read_text("utf-8"), source, page)
+        files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "reference/options.md", content=options_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Rewrite the links of a page of docs/."""
+    name = page.file.src_uri
+    return markdown if name in ELSEWHERE.values() else rewrite(markdown, f"docs/{name}", name)
+
+
+def rewrite(text: str, source: str, page: str) -> str:
+    """``text`` of the file ``source``, shown as ``page``, with links that work there."""
+
+    def replaced(match: re.Match[str]) -> str:
+        label, target, anchor = match[1], match[2], match[3] or ""
+        if re.match(r"[a-z]+:", target):
+            return match[0]
+        path = os.path.normpath(os.path.join(os.path.dirname(source), target))
+        if path in ELSEWHERE:
+            shown = ELSEWHERE[path]
+        elif path.startswith("docs/"):
+            shown = path.removeprefix("docs/")
+        else:
+            # the label may be the path already
+            return f"`{path}`" if label.strip("`") in path else f"{label} (`{path}`)"
+        return f"[{label}]({os.path.relpath(shown, os.path.dirname(page) or '.')}{anchor})"
+
+    return _LINK.sub(replaced, text)
+
+
+def options_page() -> str:
+    """Every option of the configuration with its default and help, from the dataclasses."""
+    from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+
+    sections = {
+        "Engine": EngineConfig,
+        "Cache": CacheConfig,
+        "Scheduler": SchedulerConfig,
+        "Server": ServerConfig,
+    }
+    lines = [
+        "# Options",
+        "",
+        "Fields of the configuration. In Python they are arguments of `LLM` and `AsyncLLM`, on the",
+        "command line flags with dashes, for `looseleaf serve` also variables `LOOSELEAF_NAME` and",
+        "names in the file of `--config`.",
+    ]
+    for title, section in sections.items():
+        lines += ["", f"## {title}", "", "| option | default | meaning |", "|---|---|---|"]
+        for field in dataclasses.fields(section):
+            if "help" in field.metadata:
+                told = field.metadata["help"].replace("|", "\\|").replace("{", "&#123;")
+                lines.append(f"| `{field.name}` | `{field.default!r}` | {told} |")
+    return "\n".join(lines) + "\n"
