@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from looseleaf.bench.ceilings import Ceilings
-from looseleaf.bench.serving import ServingSizes, Workbench, measure
+from looseleaf.bench.serving import ServingSizes, ServingVariant, Workbench, measure
 from looseleaf.errors import InvalidOption
 
 CPU = torch.device("cpu")
@@ -37,6 +37,19 @@ def test_cached_documents_are_computed_once() -> None:
     before = bench.engine.counters.prompt_tokens
     bench.run([bench.shuffled(documents, 5)], 1)
     assert bench.engine.counters.prompt_tokens - before == sizes.question
+
+
+def test_a_variant_is_what_the_engine_is_made_with_and_stands_in_its_rows() -> None:
+    variant = ServingVariant(kv_dtype="fp8", batch_invariant=True)
+    bench = Workbench.create("tiny", ServingSizes.small(), CPU, variant)
+    assert bench.name == "tiny, random, fp8 pages, batch-invariant"
+    runner = bench.engine.runner
+    assert runner.pool.kv.dtype is torch.float8_e4m3fn
+    assert runner.attention.batch_invariant
+    usual = Workbench.create("tiny", ServingSizes.small(), CPU)
+    usual.ceilings = bench.ceilings
+    # a key is a quarter of what it is in fp32
+    assert bench.floor(1, 10**9, 1.0) == pytest.approx(usual.floor(1, 10**9, 1.0) / 4, rel=0.01)
 
 
 def test_an_unknown_shape_is_refused() -> None:

@@ -8,6 +8,10 @@ import torch
 from looseleaf import LLM, Document, SamplingParams
 from tests.checkpoints import FAMILIES, make_checkpoint
 
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
+)
+
 PROMPTS = [
     [
         "Notes on a house. ",
@@ -125,3 +129,38 @@ def test_warming_up_captures_what_later_steps_replay(tmp_path):
     llm.generate(PROMPTS * 3, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert llm.engine.runner.graphs.replays == llm.engine.counters.steps
     assert captured > 0
+
+
+def test_measured_costs_are_found_again_and_change_no_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = make_checkpoint(tmp_path, "llama")
+    params = [SamplingParams(max_tokens=20, seed=n, ignore_eos=True) for n in range(len(PROMPTS))]
+    answers = []
+    for attention_costs in ("built-in", "measured", "measured"):
+        options = {"device": "cuda", "dtype": "float32", "attention_costs": attention_costs}
+        llm = LLM(folder, num_pages=128, **options)
+        answers.append([output.token_ids for output in llm.generate(PROMPTS, params)])
+    assert answers[0] == answers[1] == answers[2]
+    assert len([*(tmp_path / "cache" / "looseleaf" / "costs").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_pages_of_e4m3_answer_as_on_the_cpu(tmp_path, page_size):
+    folder = make_checkpoint(tmp_path, "llama")
+    options = {"kv_dtype": "fp8", "page_size": page_size}
+    on_gpu = _logprobs(folder, "float32", device="cuda", **options)
+    on_cpu = _logprobs(folder, "float32", device="cpu", **options)
+    for gpu, cpu in zip(on_gpu, on_cpu, strict=True):
+        # a last bit of a key decides which of two numbers of e4m3 it becomes
+        assert abs(gpu[0].logprob - cpu[0].logprob) < 0.05
+
+
+def test_a_prompt_in_chunks_is_as_one_that_is_computed_whole(tmp_path):
+    """The last layer computes the rows that are asked for: none, of chunks that end no prompt."""
+    folder = make_checkpoint(tmp_path, "llama")
+    whole = _logprobs(folder, "float32", device="cuda", cuda_graphs=False)
+    options = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "cuda_graphs": False}
+    chunked = _logprobs(folder, "float32", device="cuda", **options)
+    for one, other in zip(whole, chunked, strict=True):
+        assert [entry.token_id for entry in one] == [entry.token_id for entry in other]
+        assert max(abs(a.logprob - b.logprob) for a, b in zip(one, other, strict=True)) < 1e-3

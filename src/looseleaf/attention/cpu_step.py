@@ -30,13 +30,14 @@ Key = tuple[bool, ...]
 _CPU = torch.device("cpu")
 # enough work for a thread's turn, few enough keys that a short batch feeds many threads; always the
 # same, so that a row's sums do not depend on its batch
-_SPLIT_KEYS = 256
+SPLIT_KEYS = 256
 
 
 @dataclass(eq=False)
 class CpuAttention:
     """The CPU's attention over one pool; ``native`` says whether decode rows go through C,
-    ``row_dtype`` what queries, keys and values come in."""
+    ``row_dtype`` what queries, keys and values come in. With ``invariant`` a row's sums are cut at
+    the same places whether or not rows are grouped."""
 
     pool: PagePool
     rotation: Rotation
@@ -44,6 +45,7 @@ class CpuAttention:
     num_qo_heads: int
     native: bool
     row_dtype: torch.dtype
+    invariant: bool = False
     # by the key of the reading; plans by window too
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
@@ -111,8 +113,9 @@ class CpuAttention:
                 continue
             if lists is None or lists.groups is not reading.groups or not lists.move_to(rows):
                 lists = DecodeLists(
-                    rows, reading.groups, page_size=self.pool.page_size, split_keys=_SPLIT_KEYS
-                )
+                    rows, reading.groups, page_size=self.pool.page_size, split_keys=SPLIT_KEYS,
+                    invariant=self.invariant,
+                )  # fmt: skip
             kept[key] = lists
         self._plans = {
             (key, window): plan

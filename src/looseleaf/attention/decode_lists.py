@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
-from looseleaf.attention.lists import make_work_list, split_item
+from looseleaf.attention.lists import make_work_list, split_at_multiples, split_item
 
 # pages by which a tail can grow before the lists are written anew
 _ROOM = 16
@@ -21,16 +21,24 @@ _ROOM = 16
 class DecodeLists:
     """The lists of ``rows``, grouped as ``groups`` say, in items of at most ``split_keys`` keys.
 
-    ``split_keys`` is a multiple of ``page_size``. A tail's last item may grow past it.
+    ``split_keys`` is a multiple of ``page_size``. A tail's last item may grow past it. With
+    ``invariant`` segments are cut at multiples of it, whoever reads what part of them together.
     """
 
     def __init__(
-        self, rows: Sequence[DecodeRow], groups: Groups, *, page_size: int, split_keys: int
+        self,
+        rows: Sequence[DecodeRow],
+        groups: Groups,
+        *,
+        page_size: int,
+        split_keys: int,
+        invariant: bool = False,
     ) -> None:
         self.groups = groups
         most = split_keys // page_size
-        settled = [part for item in groups.items for part in split_item(item, most)]
-        tails = [split_item(item, most) for item in tail_items(rows, groups)]
+        split = split_at_multiples if invariant else split_item
+        settled = [part for item in groups.items for part in split(item, most)]
+        tails = [split(item, most) for item in tail_items(rows, groups)]
         items = [*settled, *(part for tail in tails for part in tail)]
         last_places = _last_places(len(settled), tails)
         for place in last_places:

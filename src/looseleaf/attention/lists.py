@@ -283,6 +283,16 @@ def split_item(item: Item, max_pages: int) -> list[Item]:
     ]
 
 
+def split_at_multiples(item: Item, step: int) -> list[Item]:
+    """``item`` cut where its segment has read a multiple of ``step`` pages: at the same places
+    whatever part of the segment it is.
+    """
+    start, stop = item.first_page, item.first_page + len(item.pages)
+    inner = range((start // step + 1) * step, stop, step)
+    bounds = [0, *(place - start for place in inner), len(item.pages)]
+    return [replace(item, pages=item.pages[a:b], first_page=start + a) for a, b in pairwise(bounds)]
+
+
 def make_work_list(
     items: Sequence[Item], rows: Sequence[DecodeRow], *, page_size: int, device: torch.device
 ) -> WorkList:

@@ -8,12 +8,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from looseleaf.attention.cost_model import CostModel, cost_model_of
-from looseleaf.attention.cpu_step import CpuAttention
+from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
@@ -102,9 +103,10 @@ class PagedAttention:
         if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
             native = asked == "native" or (asked == "auto" and self._can_compile())
             shape = self.pool, self.rotation, self.rules, self.num_qo_heads
-            self._cpu = CpuAttention(*shape, native, self._row_dtype)
+            self._cpu = CpuAttention(*shape, native, self._row_dtype, self.batch_invariant)
         # what the planner knows of costs is about GPUs
-        group = self.planner.group if self._cpu is None else group_rows
+        step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
+        group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
         self._readings = Readings(
             self.pool, self.rotation, self.rules, lambda rows: group(rows, grouping=self.grouping)
         )

@@ -22,6 +22,7 @@ from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.random_model import random_engine
 from looseleaf.bench.timing import Repeated
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.config.engine import AttentionCosts, KvDType
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
@@ -68,6 +69,22 @@ class ServingSizes:
         return (max(private, short, shared) + others) // 16 + 4 * self.short_prompts + 64
 
 
+@dataclass(frozen=True)
+class ServingVariant:
+    """Options of the engine that a run compares with the defaults."""
+
+    attention_costs: AttentionCosts = "built-in"
+    kv_dtype: KvDType = "auto"
+    batch_invariant: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """What is not as usual."""
+        words = ["measured costs"] if self.attention_costs == "measured" else []
+        words += ["fp8 pages"] if self.kv_dtype == "fp8" else []
+        return words + (["batch-invariant"] if self.batch_invariant else [])
+
+
 class Moments(NamedTuple):
     """Seconds until all requests had their first token, of a step in which all decode, and in all.
 
@@ -90,17 +107,28 @@ class Workbench:
     _names: Iterator[int] = field(default_factory=count)
 
     @classmethod
-    def create(cls, shape: str, sizes: ServingSizes, device: torch.device) -> "Workbench":
+    def create(
+        cls,
+        shape: str,
+        sizes: ServingSizes,
+        device: torch.device,
+        variant: ServingVariant | None = None,
+    ) -> "Workbench":
+        variant = variant or ServingVariant()
         config = EngineConfig(
             device=str(device),
             max_model_len=6 * sizes.document + sizes.prefix + 1024,
-            cache=CacheConfig(num_pages=sizes.pages),
+            attention_costs=variant.attention_costs,
+            cache=CacheConfig(num_pages=sizes.pages, kv_dtype=variant.kv_dtype),
             scheduler=SchedulerConfig(
-                max_num_seqs=max(256, sizes.short_prompts), max_num_batched_tokens=sizes.step_tokens
+                max_num_seqs=max(256, sizes.short_prompts),
+                max_num_batched_tokens=sizes.step_tokens,
+                batch_invariant=variant.batch_invariant,
             ),
         )
         engine = random_engine(shape, config, device)
-        return cls(shape, engine, measure_ceilings(device, engine.runner.model.dtype), sizes)
+        name = ", ".join([shape, "random", *variant.words])
+        return cls(name, engine, measure_ceilings(device, engine.runner.model.dtype), sizes)
 
     def text(self, length: int) -> TextPart:
         vocab = self.engine.runner.model.config.vocab_size
@@ -156,13 +184,16 @@ class Workbench:
         head = weights.lm_head.weight.numel()
         attention = shape.num_layers * shape.num_qo_heads * shape.head_dim
         key = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        num_bytes = (matrices + head + key * keys_read) * model.dtype.itemsize
+        pages = self.engine.runner.pool.kv
+        num_bytes = (matrices + head) * model.dtype.itemsize + key * keys_read * pages.itemsize
         return self.ceilings.floor(num_bytes, 2 * matrices * rows + 4 * attention * scores)
 
 
-def measure(shape: str, sizes: ServingSizes, device: torch.device) -> Iterator[Row]:
+def measure(
+    shape: str, sizes: ServingSizes, device: torch.device, variant: ServingVariant | None = None
+) -> Iterator[Row]:
     """The rows of the table as they are measured."""
-    bench = Workbench.create(shape, sizes, device)
+    bench = Workbench.create(shape, sizes, device, variant)
     bench.engine.runner.warm_up()
     for line in (
         _cached_documents, _cold_documents, _shared_prefix, _private_prompts, _short_prompts,
@@ -187,7 +218,7 @@ def _row(
         share = taken.median / floor if unit.endswith("/s") else floor / taken.median
     dtype = str(bench.engine.runner.model.dtype).removeprefix("torch.")
     return {
-        "model": f"{bench.name}, random",
+        "model": bench.name,
         "dtype": dtype,
         "measurement": label,
         "unit": unit,

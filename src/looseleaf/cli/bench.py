@@ -143,19 +143,24 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 )
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
 @click.option("--repetitions", type=int, help="of every line [default: 5]")
+@click.option("--attention-costs", default="built-in", type=click.Choice(["built-in", "measured"]))
+@click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
+@click.option("--batch-invariant/--no-batch-invariant", default=False)
 @OUTPUT
-def serving(shape: str, device: str, repetitions: int | None, output: Path | None) -> None:
+def serving(
+    shape: str, device: str, repetitions: int | None, output: Path | None, **variant: Any
+) -> None:
     """First tokens, time per token and throughput of a server's work, beside their floors."""
     import dataclasses
 
-    from looseleaf.bench.serving import ServingSizes, measure
+    from looseleaf.bench.serving import ServingSizes, ServingVariant, measure
     from looseleaf.engine.loading import pick_device
 
     sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     rows = []
-    for row in measure(shape, sizes, pick_device(device)):
+    for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant)):
         rows.append(row)
         click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
     shown = (

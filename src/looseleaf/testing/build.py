@@ -91,7 +91,7 @@ class SceneBuilder:
                 row = len(row_positions)
                 row_positions.append(position)
                 readings += [causal(row, position, placement) for placement in placements]
-        return self._scene(row_positions, readings)
+        return self.scene(row_positions, readings)
 
     def prefill(self) -> tuple[Scene, list[list[int]], list[list[Placement]]]:
         """Rows anywhere in their requests; also the rows and the placements of each request."""
@@ -109,9 +109,10 @@ class SceneBuilder:
                 readings += [causal(row, position, placement) for placement in placements]
             rows_of.append(rows)
             spans_of.append(placements)
-        return self._scene(row_positions, readings), rows_of, spans_of
+        return self.scene(row_positions, readings), rows_of, spans_of
 
-    def _scene(self, row_positions: list[int], readings: list[Reading]) -> Scene:
+    def scene(self, row_positions: list[int], readings: list[Reading]) -> Scene:
+        """The scene of these rows and readings, over all segments drawn so far."""
         shape = self.shape
         k_pages, v_pages, slot_positions = self._pages()
         q = self.normal(len(row_positions), shape.num_qo_heads, shape.head_dim)

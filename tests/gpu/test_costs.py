@@ -1,0 +1,31 @@
+"""Costs of attention measured on the card are of the size of the built-in ones."""
+
+import time
+
+import pytest
+import torch
+
+from looseleaf.attention.calibration import Shape, costs_of
+from looseleaf.attention.cost_model import cost_model_of
+from looseleaf.attention.probe import DeviceProbe
+from looseleaf.ops.page_dtypes import FP8
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
+)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"), [(128, torch.bfloat16), (64, torch.bfloat16), (256, None), (128, FP8)]
+)
+def test_costs_are_measured_in_seconds_and_are_plausible(head_dim, kv_dtype, tmp_path):
+    device = torch.device("cuda")
+    shape = Shape(32, 8, head_dim, 16, torch.bfloat16, kv_dtype or torch.bfloat16)
+    start = time.perf_counter()
+    found = costs_of(device, shape, make_probe=DeviceProbe, folder=tmp_path)
+    taken = time.perf_counter() - start
+    built_in = cost_model_of(device, head_dim, shape.kv_dtype.itemsize)
+    print(f"\n{shape}: {taken:.2f} s, {found}\nbuilt in: {built_in}")
+    assert found.source == "measured", found.reason
+    # compiling other tiles is most of it
+    assert taken < 120
