@@ -24,7 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # with less than this left a part is not begun
 LEAST_SECONDS = 10.0
-BENCHMARKS = ("attention", "serving", "select", "retro", "fuse", "tiers", "index", "relay", "hits")
+BENCHMARKS = (
+    "attention", "serving", "select", "retro", "fuse", "tiers", "index", "relay", "lazy",
+)  # fmt: skip
 SANITIZED = "address or repeated or hundreds or carried or rotated"
 TINY = {
     "attention": ["--longest", "128", "--rows", "4", "--head-dim", "32", "--repetitions", "1"],
