@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.evaluate_more import card, from_file, ruler
+from looseleaf.cli.evaluate_more import card, from_file, report, ruler
 from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
 from looseleaf.errors import InvalidOption
 
@@ -61,3 +61,4 @@ def world(
 evaluate.add_command(card)
 evaluate.add_command(ruler)
 evaluate.add_command(from_file)
+evaluate.add_command(report)

@@ -95,3 +95,27 @@ def from_file(
     for task in files:
         number = min(questions, -(-len(task.entries) // join))
         evaluation.run_these([Joined(task, join) if join > 1 else task], range(number))
+
+
+@click.command()
+@click.option(
+    "--results",
+    default="results",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="folder of the rows",
+)
+@click.option(
+    "--output",
+    default="build/report",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="folder for the page, its plots and tables",
+)
+@click.option("--format", "kind", type=click.Choice(("svg", "png")), default="svg")
+def report(results: Path, output: Path, kind: Any) -> None:
+    """Draw tables, plots and one static page from the rows in results/."""
+    from looseleaf.evals.report import write_report
+
+    for path in write_report(results, output, kind):
+        click.echo(path)

@@ -1,0 +1,103 @@
+"""Plots by matplotlib (``pip install 'looseleaf[evals]'``), imported when one is drawn."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from looseleaf.errors import InvalidOption
+from looseleaf.evals.report.rows import Series
+
+Format = Literal["svg", "png"]
+_COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#4a5568", "#319795")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One plot: bars over named groups if ``groups`` are given, else lines over numbers.
+
+    ``points`` are drawn as marks without a line: figures that others published."""
+
+    name: str
+    title: str
+    y_label: str
+    series: tuple[Series, ...]
+    groups: tuple[str, ...] = ()
+    x_label: str = ""
+    points: tuple[Series, ...] = field(default=())
+    log_x: bool = False
+    log_y: bool = False
+
+
+def draw(chart: Chart, kind: Format = "svg") -> bytes:
+    """The picture. Raises InvalidOption if matplotlib is not installed."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidOption("plots need matplotlib: pip install 'looseleaf[evals]'") from error
+    width = max(6.4, 1.6 + 0.28 * len(chart.groups) * len(chart.series))
+    settings = {"svg.hashsalt": chart.name, "font.size": 9, "svg.fonttype": "none"}
+    with rc_context(settings):
+        figure = Figure(figsize=(min(width, 14), 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        (_bars if chart.groups else _lines)(axes, chart)
+        axes.set_title(chart.title, loc="left", fontsize=10)
+        axes.set_ylabel(chart.y_label)
+        axes.set_xlabel(chart.x_label)
+        axes.grid(axis="y", color="#e2e8f0")
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.legend(loc="outside right upper", frameon=False)
+        buffer = io.BytesIO()
+        # without a date, the same rows make the same bytes
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=110)
+    return buffer.getvalue()
+
+
+def _bars(axes: Any, chart: Chart) -> None:
+    """Groups of bars; a series' x is the number of the group."""
+    share = 0.8 / len(chart.series)
+    for number, series in enumerate(chart.series):
+        color = _COLORS[number % len(_COLORS)]
+        places = [x + (number - (len(chart.series) - 1) / 2) * share for x in series.x]
+        axes.bar(places, series.y, share * 0.92, label=series.name, color=color)
+        _whiskers(axes, places, series, "#1a202c", "none")
+        for points in chart.points:
+            if points.name == series.name:
+                marks = [x + (number - (len(chart.series) - 1) / 2) * share for x in points.x]
+                axes.plot(marks, points.y, "D", color="#1a202c", markersize=4)
+    if chart.points:
+        axes.plot([], [], "D", color="#1a202c", markersize=4, label="published")
+    axes.set_xticks(range(len(chart.groups)), chart.groups, rotation=20, ha="right")
+    if chart.log_y:
+        axes.set_yscale("log")
+
+
+def _lines(axes: Any, chart: Chart) -> None:
+    for number, series in enumerate(chart.series):
+        color = _COLORS[number % len(_COLORS)]
+        axes.plot(series.x, series.y, "o-", label=series.name, color=color, markersize=4)
+        _whiskers(axes, series.x, series, color, "none")
+    for number, points in enumerate(chart.points):
+        color = _COLORS[number % len(_COLORS)]
+        axes.plot(points.x, points.y, "--", label=points.name, color=color, linewidth=1)
+    if chart.log_x:
+        axes.set_xscale("log", base=2)
+        ticks = sorted({x for series in chart.series for x in series.x})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.minorticks_off()
+    if chart.log_y:
+        axes.set_yscale("log")
+
+
+def _whiskers(axes: Any, places: Sequence[float], series: Series, color: str, line: str) -> None:
+    if series.low:
+        below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
+        above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
+        errors = [below, above]
+        axes.errorbar(
+            places, series.y, errors, ecolor=color, linestyle=line, capsize=2, linewidth=1
+        )

@@ -1,0 +1,71 @@
+"""The report: every plot as a file, all tables in Markdown, and one page that holds them all."""
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from looseleaf.errors import InvalidOption
+from looseleaf.evals.report.charts import Chart, Format, draw
+from looseleaf.evals.report.quality import quality_charts, quality_table
+from looseleaf.evals.report.rows import Row, origin_of, read_rows
+from looseleaf.evals.report.sharing import hits_charts, lazy_charts, relay_charts
+from looseleaf.evals.report.tables import Table
+
+_CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
+    {
+        "evals": ("How often answers are right", quality_charts),
+        "hits": ("What a cache holds", hits_charts),
+        "relay": ("A prompt that all requests share", relay_charts),
+        "lazy": ("Documents stored once", lazy_charts),
+    }
+)
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;
+padding:0 1rem;color:#1a202c}table{border-collapse:collapse;font-size:13px;display:block;
+overflow-x:auto}td,th{border-bottom:1px solid #e2e8f0;padding:.25rem .6rem;text-align:left;vertical-align:top}svg{
+max-width:100%;height:auto}p.origin{color:#4a5568;font-size:13px}"""
+
+
+def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path]:
+    """Draw what is in the folder ``results`` into the folder ``output``; returns the files.
+
+    Raises InvalidOption if there is nothing to draw."""
+    sections, written = [], []
+    tables: list[Table] = []
+    output.mkdir(parents=True, exist_ok=True)
+    for name, (title, charts_of) in _CHARTS.items():
+        path = results / f"{name}.csv"
+        if not path.is_file():
+            continue
+        rows = read_rows(path)
+        parts = [f"<h2>{html.escape(title)}</h2>"]
+        for chart in charts_of(rows):
+            picture = output / f"{chart.name}.{kind}"
+            picture.write_bytes(draw(chart, kind))
+            written.append(picture)
+            svg = draw(chart, "svg").decode()
+            parts.append(svg[svg.index("<svg") :])
+        if name == "evals":
+            tables.append(quality_table(rows))
+            parts.append(tables[-1].html())
+        parts.append(f'<p class="origin">{html.escape(origin_of(rows))}.</p>')
+        sections.append("\n".join(parts))
+    if not sections:
+        raise InvalidOption(
+            f"{results} has none of {', '.join(f'{name}.csv' for name in _CHARTS)}: run looseleaf "
+            "eval or looseleaf bench first, or name another folder with --results"
+        )
+    page = output / "index.html"
+    page.write_text(_page(sections), encoding="utf-8")
+    markdown = output / "tables.md"
+    markdown.write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    return [page, markdown, *written]
+
+
+def _page(sections: Sequence[str]) -> str:
+    body = "\n".join(sections)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>Looseleaf: figures</title><style>{_STYLE}</style>'
+        f"</head><body><h1>Looseleaf: figures</h1>\n{body}\n</body></html>\n"
+    )

@@ -1,0 +1,143 @@
+"""The report shows what the rows say, the newest of each kind, and draws the same bytes twice."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from looseleaf.bench import hits, relay
+from looseleaf.bench.results import append_rows
+from looseleaf.errors import InvalidOption
+from looseleaf.evals.figures import Figure
+from looseleaf.evals.report import write_report
+from looseleaf.evals.report.charts import Chart, draw
+from looseleaf.evals.report.quality import quality_charts, quality_table
+from looseleaf.evals.report.rows import Series, policy_of, read_rows
+from looseleaf.evals.report.sharing import hits_charts, relay_charts
+
+ORIGIN = {
+    "date": "2026-11-21", "commit": "abc", "hardware": "a <machine>", "python_version": "3",
+    "torch_version": "2", "transformers_version": "5",
+}  # fmt: skip
+
+
+def _figure(value: float, arm: str = "full attention", setting: str = "6 documents") -> Figure:
+    return Figure("causal", "lookup", setting, arm, "0-9", "exact", 10, value, value - 0.1, value)
+
+
+def _write(folder: Path, figures: Sequence[Figure]) -> Path:
+    path = folder / "evals.csv"
+    for figure in figures:
+        append_rows(path, [asdict(figure)], ORIGIN)
+    return path
+
+
+def test_of_rows_that_measure_the_same_the_newest_counts(tmp_path: Path) -> None:
+    path = _write(tmp_path, [_figure(0.5), _figure(0.7, "documents reused"), _figure(0.6)])
+    rows = read_rows(path)
+    assert [(row["arm"], row["value"]) for row in rows] == [
+        ("documents reused", "0.7"),
+        ("full attention", "0.6"),
+    ]
+
+
+def test_a_table_has_a_line_a_task_and_a_column_an_arm(tmp_path: Path) -> None:
+    figures = [_figure(0.5), _figure(0.25, "documents reused"), _figure(1.0, setting="2 | 3")]
+    table = quality_table(read_rows(_write(tmp_path, figures)))
+    assert table.columns[2:] == ("causal, full attention", "causal, documents reused")
+    assert table.lines[0][2:] == ("50.0 (40.0 to 50.0; 10)", "25.0 (15.0 to 25.0; 10)")
+    assert table.lines[1] == ("lookup", "2 | 3", "100.0 (90.0 to 100.0; 10)", "")
+    assert "2 / 3" in table.markdown() and "<td>2 | 3</td>" in table.html()
+
+
+def test_figures_about_how_an_arm_answered_are_no_right_answers(tmp_path: Path) -> None:
+    other = Figure("causal", "lookup", "6 documents", "links", "0-9", "share", 10, 0.1, 0.1, 0.1)
+    table = quality_table(read_rows(_write(tmp_path, [_figure(0.5), other])))
+    assert table.columns[2:] == ("causal, full attention",)
+
+
+def test_lengths_and_budgets_are_drawn_as_lines(tmp_path: Path) -> None:
+    figures = [_figure(0.9, setting=f"{tokens} tokens") for tokens in (512, 256)]
+    figures += [_figure(0.1 * n, f"links, ratio 0.{n}") for n in (1, 2)] + [_figure(0.9)]
+    charts = {c.name: c for c in quality_charts(read_rows(_write(tmp_path, figures)))}
+    lengths = charts["lengths_causal_lookup"]
+    assert lengths.series[0].x == (256.0, 512.0) and not lengths.groups
+    budgets = charts["budgets_causal_lookup_6_documents"]
+    assert (budgets.series[0].name, budgets.series[0].x) == ("links", (0.1, 0.2))
+    assert budgets.series[0].y == pytest.approx((10.0, 20.0))
+    assert [points.name for points in budgets.points] == ["full attention"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ("links, ratio 0.15", ("links", 0.15)),
+        ("first, tokens 16", ("first", 16.0)),
+        ("quest, budget 0.1, w 4", ("quest, w 4", 0.1)),
+        ("full attention", None),
+    ],
+)
+def test_an_arms_budget_is_read_from_its_name(arm: str, expected: object) -> None:
+    assert policy_of({"arm": arm}) == expected
+
+
+def test_hits_are_drawn_with_the_published_figures_as_marks(tmp_path: Path) -> None:
+    config = hits.HitsConfig(documents=30, document_tokens=64, requests=20, skipped=4)
+    append_rows(tmp_path / "hits.csv", list(hits.measure(config, (1.0,), (2.1,))), ORIGIN)
+    (chart,) = hits_charts(read_rows(tmp_path / "hits.csv"))
+    assert chart.groups == ("α 2.1, 1 GB",)
+    assert {points.name: points.y for points in chart.points}["stored once"] == (13.57,)
+    assert len(chart.series) == 4
+
+
+def test_relay_is_drawn_beside_its_model(tmp_path: Path) -> None:
+    rows = []
+    for prefix in (512, 64):
+        for arm, faster in (("relay", 1.0), ("private copies", prefix / 100)):
+            rows.append(
+                {
+                    "measurement": "decode attention", "model": "m", "prefix": prefix, "batch": 4,
+                    "arm": arm, "median": 1.0, "relay_faster": faster,
+                    "predicted": relay.predicted(prefix, 128, 4),
+                }
+            )  # fmt: skip
+    append_rows(tmp_path / "relay.csv", rows, ORIGIN)
+    (chart,) = relay_charts(read_rows(tmp_path / "relay.csv"))
+    assert chart.series == (Series("4 rows", (64.0, 512.0), (0.64, 5.12)),)
+    assert chart.points[0].y == pytest.approx(
+        (relay.predicted(64, 128, 4), relay.predicted(512, 128, 4)), rel=1e-3
+    )
+
+
+def test_the_page_holds_plots_tables_and_origin_and_is_the_same_each_time(tmp_path: Path) -> None:
+    _write(tmp_path, [_figure(0.5), _figure(0.25, "documents reused")])
+    paths = write_report(tmp_path, tmp_path / "one")
+    page = (tmp_path / "one" / "index.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 1 and "50.0 (40.0 to 50.0; 10)" in page
+    assert "a &lt;machine&gt;; 2026-11-21; commit abc." in page and "<script" not in page
+    assert all(path.stat().st_size > 0 for path in paths)
+    write_report(tmp_path, tmp_path / "two")
+    for path in paths:
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_pictures_come_as_png_too() -> None:
+    chart = Chart("a", "t", "y", (Series("s", (0.0, 1.0), (1.0, 2.0), (0.5, 1.5), (1.5, 2.5)),))
+    assert draw(chart, "png").startswith(b"\x89PNG")
+
+
+def test_without_rows_there_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"has none of evals\.csv"):
+        write_report(tmp_path, tmp_path / "out")
+
+
+def test_the_rows_of_this_repository_can_be_drawn(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "results"
+    paths = write_report(results, tmp_path / "out")
+    assert len(paths) > 3
+    with (results / "evals.csv").open(encoding="utf-8") as file:
+        assert all(
+            float(r["low"]) <= float(r["value"]) <= float(r["high"]) for r in csv.DictReader(file)
+        )
