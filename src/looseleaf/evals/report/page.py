@@ -20,10 +20,14 @@ _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = 
         "lazy": ("Documents stored once", lazy_charts),
     }
 )
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;
-padding:0 1rem;color:#1a202c}table{border-collapse:collapse;font-size:13px;display:block;
-overflow-x:auto}td,th{border-bottom:1px solid #e2e8f0;padding:.25rem .6rem;text-align:left;vertical-align:top}svg{
-max-width:100%;height:auto}p.origin{color:#4a5568;font-size:13px}"""
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
+body { color: #1a202c }
+table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto }
+td, th { border-bottom: 1px solid #e2e8f0; padding: .25rem .6rem; text-align: left }
+svg { max-width: 100%; height: auto }
+p.origin { color: #4a5568; font-size: 13px }
+"""
 
 
 def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path]:
