@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from looseleaf.cli.evaluate_long import interview
 from looseleaf.cli.evaluate_more import card, from_file, report, ruler
 from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
 from looseleaf.errors import InvalidOption
@@ -60,5 +61,6 @@ def world(
 
 evaluate.add_command(card)
 evaluate.add_command(ruler)
+evaluate.add_command(interview)
 evaluate.add_command(from_file)
 evaluate.add_command(report)

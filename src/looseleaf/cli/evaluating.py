@@ -110,7 +110,7 @@ class Evaluation:
                     rows = summarize(model, task, arm, seeds, scored, baseline)
                     baseline = baseline or (arm.name, scored)
                     figures += rows
-                    _show(rows)
+                    show_figures(rows)
                     self._append(rows)
         return figures
 
@@ -199,7 +199,8 @@ def _counter(llm: Any) -> Callable[[str], int]:
     return lambda text: len(llm.engine.tokenizer.encode(text))
 
 
-def _show(rows: Sequence[Any]) -> None:
+def show_figures(rows: Sequence[Any]) -> None:
+    """Say what one arm came to: its first metric with its gain, then the others."""
     first, *others = rows
     gain = (
         f", {100 * first.gain:+.1f} points over {first.against} "

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document
 from looseleaf.evals.arms import EngineArm
 from looseleaf.evals.task import Answer, Item
@@ -17,18 +18,18 @@ from looseleaf.evals.world.tasks import Question, ask
 from looseleaf.sampling_params import Grammar, SamplingParams
 
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
-# a fact and its question take about 25 tokens
+# an answer and a question take about 25 tokens
 _TOKENS_PER_QUESTION = 60
 _TRIES = 40
 
 
 @dataclass(frozen=True)
-class RollCall:
+class Interview:
     """``questions`` lookups over ``documents`` of one world, all in one output."""
 
     questions: int = 36
     documents: int = 8
-    name: str = "roll-call"
+    name: str = "interview"
 
     @property
     def setting(self) -> str:
@@ -55,7 +56,7 @@ class RollCall:
         }
 
     def _item(self, seed: int) -> Item:
-        rng = random.Random(f"roll-call {seed}")
+        rng = random.Random(f"interview {seed}")
         world = make_world(seed, WorldConfig(num_documents=self.documents, facts=(4, 6)))
         asked: dict[str, Question] = {}
         for _ in range(_TRIES * self.questions):
@@ -72,8 +73,16 @@ class RollCall:
         return Item(str(seed), texts, "\n".join(asked), answers, length)
 
 
-class RollCallArm(EngineArm):
-    """Answers items of `RollCall`, with a grammar that writes all questions but the first."""
+def report_revision(output: RequestOutput) -> dict[str, float]:
+    """The effective KV exposure with 1 to 7 later rows, where rows were revised."""
+    if output.revision is None:
+        return {}
+    ratios = output.revision.exposure
+    return {f"exposure_{later}": ratios[later] for later in range(1, len(ratios))}
+
+
+class InterviewArm(EngineArm):
+    """Answers items of `Interview`, with a grammar that writes all questions but the first."""
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
         """One long output an item, in one batch."""

@@ -1,0 +1,71 @@
+"""Interview: one output, many questions, and a score that looks at each answer alone."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from looseleaf import LLM, Select
+from looseleaf.config import Revise
+from looseleaf.evals.interview import (
+    ASSISTANT,
+    USER,
+    Interview,
+    InterviewArm,
+    report_revision,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a busy machine spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def said(item, wrong=()):  # type: ignore[no-untyped-def]
+    lines = item.question.split("\n")
+    answers = ["Nothing." if n in wrong else a for n, a in enumerate(item.answers)]
+    later = (f"{USER}{q}{ASSISTANT} {a}" for q, a in zip(lines[1:], answers[1:], strict=True))
+    return answers[0] + "".join(later)
+
+
+def test_the_same_seed_gives_the_same_item_and_no_question_twice() -> None:
+    task = Interview(questions=12, documents=4)
+    (one,), (other,) = task.items(range(3, 4)), task.items(range(3, 4))
+    assert one == other
+    assert len(set(one.question.split("\n"))) == len(one.answers) == 12
+
+
+def test_each_answer_is_scored_by_itself() -> None:
+    (item,) = Interview(questions=12, documents=4).items(range(1))
+    task = Interview(questions=12, documents=4)
+    assert set(task.score(item, said(item)).values()) == {1.0}
+    scores = task.score(item, said(item, wrong=(0, 11)))
+    assert scores == {
+        "exact": 10 / 12,
+        "exact_first_third": 3 / 4,
+        "exact_last_third": 3 / 4,
+    }
+    assert task.score(item, said(item)[:-200])["exact"] < 1.0
+
+
+def test_a_world_with_too_few_facts_is_refused() -> None:
+    with pytest.raises(ValueError, match="ask less"):
+        Interview(questions=500, documents=1).items(range(1))
+
+
+@pytest.mark.parametrize("revised", [False, True])
+def test_the_model_answers_and_the_grammar_asks(revised: bool) -> None:
+    task = Interview(questions=4, documents=2)
+    policies = {"select": Select("quest", ratio=0.5), "revise": Revise(2)} if revised else {}
+    (item,) = task.items(range(1))
+    llm = LLM(device="cpu", num_pages=100)
+    arm = InterviewArm(llm, "full", "prompt", report=report_revision, **policies)
+    (answer,) = arm.answer([item])
+    asked = [turn.split(ASSISTANT)[0] for turn in answer.text.split(USER)[1:]]
+    assert asked == item.question.split("\n")[1:]
+    assert task.score(item, answer.text)["exact"] == 1.0
+    assert ("exposure_7" in answer.report) == revised
