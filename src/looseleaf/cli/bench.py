@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from looseleaf.cli.bench_index import index
 from looseleaf.cli.bench_report import OUTPUT, report
 from looseleaf.cli.claims import hits, lazy, relay
 from looseleaf.errors import InvalidOption
@@ -201,5 +202,5 @@ def _require_transformers() -> None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
-for _command in (hits, lazy, relay):
+for _command in (hits, index, lazy, relay):
     bench.add_command(_command)

@@ -79,53 +79,55 @@ def search(
 def search_each(
     indexes: Sequence[KVIndex],
     queries: Float[Tensor, "queries head_dim"],
-    count: int,
+    count: int | Sequence[int],
     *,
     values: Sequence[KeyVectors] | None = None,
     softmax_scale: float = 1.0,
     effort: int | None = None,
     threads: int = 1,
 ) -> tuple[Hits, AttnState | None]:
-    """Query i in ``indexes[i]``, for the ``count`` best keys.
+    """Query i in ``indexes[i]``, for the ``count`` best keys, or the ``count[i]`` best.
 
     With ``values`` (for each query those of its keys) also the attention over its hits: ``out`` is
     fp32 ``[queries, 1, head_dim]`` and ``lse`` ``[queries, 1]``. All keys have one dim and dtype.
     Raises InvalidOption for a ``count`` below 1 and for queries that are not finite."""
-    if count < 1:
-        raise InvalidOption(f"a search is for at least one key, not {count}")
+    wanted = [count] * len(indexes) if isinstance(count, int) else list(count)
+    if min(wanted, default=1) < 1:
+        raise InvalidOption(f"a search is for at least one key, not {min(wanted)}")
     if not indexes:
-        empty = torch.empty(0, count)
+        empty = torch.empty(0, 0)
         return Hits(empty.int(), empty, torch.empty(0, dtype=torch.int64)), None
     wide = require_queries(queries, indexes[0].keys.head_dim)
     library = try_native(indexes[0].keys)
     efforts = [index.effort if effort is None else effort for index in indexes]
     if library is None:
-        return _search_torch(indexes, wide, count, efforts, values, softmax_scale)
+        return _search_torch(indexes, wide, (wanted, efforts), values, softmax_scale)
     same = {(index.keys.vectors.dtype, index.keys.head_dim) for index in indexes}
     if len(same) > 1:
         raise InvalidOption(f"one call searches keys of one dtype and dim, not {same}")
-    return _search_native(library, indexes, wide, (count, efforts, threads), values, softmax_scale)
+    return _search_native(library, indexes, wide, (wanted, efforts, threads), values, softmax_scale)
 
 
 def _search_native(
     library: ctypes.CDLL,
     indexes: Sequence[KVIndex],
     queries: Tensor,
-    how: tuple[int, Sequence[int], int],
+    how: tuple[Sequence[int], Sequence[int], int],
     values: Sequence[KeyVectors] | None,
     softmax_scale: float,
 ) -> tuple[Hits, AttnState | None]:
-    (count, efforts, threads), num, dim = how, len(queries), queries.shape[1]
+    (wanted, efforts, threads), num, dim = how, len(queries), queries.shape[1]
+    most = max(wanted)
     made = {id(index): _IndexPointer.of(index) for index in indexes}
     hits = Hits(
-        torch.empty(num, count, dtype=torch.int32),
-        torch.empty(num, count),
+        torch.full((num, most), -1, dtype=torch.int32),
+        torch.full((num, most), -torch.inf),
         torch.empty(num, dtype=torch.int64),
     )
     searches = np.zeros(num, dtype=_SEARCH)
     searches["index"] = [ctypes.addressof(made[id(index)]) for index in indexes]
     searches["query"] = _rows(queries)
-    searches["want"], searches["effort"] = count, efforts
+    searches["want"], searches["effort"] = wanted, efforts
     for name, tensor in zip(("ids", "scores", "scanned"), hits, strict=True):
         searches[name] = _rows(tensor)
     state = None
@@ -159,15 +161,15 @@ def _require_values(indexes: Sequence[KVIndex], values: Sequence[KeyVectors]) ->
 def _search_torch(
     indexes: Sequence[KVIndex],
     queries: Tensor,
-    count: int,
-    efforts: Sequence[int],
+    how: tuple[Sequence[int], Sequence[int]],
     values: Sequence[KeyVectors] | None,
     softmax_scale: float,
 ) -> tuple[Hits, AttnState | None]:
-    found = [_search_one(*each, count) for each in zip(indexes, queries, efforts, strict=True)]
+    found = [_search_one(*each) for each in zip(indexes, queries, *how, strict=True)]
+    pad = torch.nn.utils.rnn.pad_sequence
     hits = Hits(
-        torch.stack([ids for ids, _, _ in found]),
-        torch.stack([scores for _, scores, _ in found]),
+        pad([ids for ids, _, _ in found], batch_first=True, padding_value=-1),
+        pad([scores for _, scores, _ in found], batch_first=True, padding_value=-torch.inf),
         torch.tensor([scanned for _, _, scanned in found]),
     )
     if values is None:
@@ -182,7 +184,7 @@ def _search_torch(
 
 
 def _search_one(
-    index: KVIndex, query: Tensor, effort: int, count: int
+    index: KVIndex, query: Tensor, count: int, effort: int
 ) -> tuple[Tensor, Tensor, int]:
     keys, built = index.keys, index.built
     candidates, scanned = torch.empty(0, dtype=torch.int64), 0

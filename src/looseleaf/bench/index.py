@@ -1,0 +1,149 @@
+"""``bench index``: recall@100 against the share of keys compared, for our indexes and others.
+
+Compared keys count alike, centroids and the steps inside other libraries' graphs too; times are of
+one thread. Everybody gets the same keys, the same queries to build from and others to answer."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looseleaf.bench.index_layers import Layer
+from looseleaf.bench.results import Row
+from looseleaf.bench.roargraph import build_roargraph
+from looseleaf.config import IndexConfig, IndexKind
+from looseleaf.errors import InvalidOption
+from looseleaf.index import KeyVectors, KVIndex, build_index, choose_index, search
+from looseleaf.index.base import Hits
+from looseleaf.index.choosing import recall_of
+from looseleaf.ops.nearest_keys import NearestKeys, nearest_keys
+
+Ask = Callable[[Tensor, int], Hits]
+_COUNT = 100
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to search: ``ask`` takes queries and an effort of ``efforts``."""
+
+    name: str
+    efforts: Sequence[int]
+    build: Callable[[Layer], tuple[Ask, float]]
+
+
+def measure(layers: Iterator[Layer], config: IndexConfig) -> Iterator[Row]:
+    """Rows of every layer, arm and effort. Raises InvalidOption without faiss, for HNSW."""
+    if find_spec("faiss") is None:
+        raise InvalidOption("bench index needs faiss for HNSW: pip install 'looseleaf[bench]'")
+    for layer in layers:
+        exact = nearest_keys(layer.asked, layer.keys, _COUNT)
+        for arm in _arms(config):
+            start = time.perf_counter()
+            ask, bytes_per_key = arm.build(layer)
+            seconds = time.perf_counter() - start
+            for effort in arm.efforts:
+                row = _ask(layer, ask, effort, exact)
+                yield {
+                    "layer": layer.name,
+                    "keys": len(layer.keys),
+                    "head_dim": layer.keys.shape[1],
+                    "mismatch": layer.mismatch,
+                    "index": arm.name,
+                    "effort": effort,
+                    **row,
+                    "build_s": seconds,
+                    "bytes_per_token": bytes_per_key,
+                }
+        yield _chosen(layer, config, exact)
+
+
+def _ask(layer: Layer, ask: Ask, effort: int, exact: NearestKeys) -> dict[str, float]:
+    start = time.perf_counter()
+    hits = ask(layer.asked, effort)
+    seconds = time.perf_counter() - start
+    return {
+        "recall": recall_of(hits, exact),
+        "scanned": float(hits.scanned.double().mean()) / len(layer.keys),
+        "ms_per_query": 1e3 * seconds / len(layer.asked),
+    }
+
+
+def _chosen(layer: Layer, config: IndexConfig, exact: NearestKeys) -> Row:
+    """What the default takes: chosen on queries held out of those to build from."""
+    start = time.perf_counter()
+    choice = choose_index(KeyVectors.create(layer.keys), layer.queries, config)
+    seconds = time.perf_counter() - start
+    index = choice.index
+    return {
+        "layer": layer.name,
+        "keys": len(layer.keys),
+        "head_dim": layer.keys.shape[1],
+        "mismatch": layer.mismatch,
+        "index": f"chosen: {index.kind}",
+        "effort": index.effort,
+        **_ask(layer, lambda q, effort: search(index, q, _COUNT, effort), index.effort, exact),
+        "build_s": seconds,
+        "bytes_per_token": index.num_bytes / len(index),
+    }
+
+
+def _arms(config: IndexConfig) -> list[Arm]:
+    def ours(kind: IndexKind, **options: Any) -> Callable[[Layer], tuple[Ask, float]]:
+        def build(layer: Layer) -> tuple[Ask, float]:
+            changed = replace(config, kind=kind, **options)
+            keys = KeyVectors.create(layer.keys, changed.keys)
+            return _asking(build_index(keys, changed, layer.queries))
+
+        return build
+
+    def roargraph(enhanced: bool) -> Callable[[Layer], tuple[Ask, float]]:
+        def build(layer: Layer) -> tuple[Ask, float]:
+            wanted = round(0.1 * len(layer.keys))
+            keys = KeyVectors.create(layer.keys)
+            return _asking(build_roargraph(keys, layer.queries[:wanted], enhanced=enhanced))
+
+        return build
+
+    beams = (100, 150, 200, 300, 400, 800)
+    return [
+        Arm("flat", (0,), ours("flat")),
+        Arm("ivf", (8, 16, 32, 64, 128, 256, 512), ours("ivf")),
+        Arm("graph", beams, ours("graph")),
+        Arm("graph, int8 keys", (100, 200), ours("graph", keys="int8")),
+        Arm("HNSW (faiss)", beams, _build_hnsw),
+        Arm("RoarGraph, projection", (100, 400), roargraph(False)),
+        Arm("RoarGraph, enhanced", beams, roargraph(True)),
+    ]
+
+
+def _asking(index: KVIndex) -> tuple[Ask, float]:
+    def ask(queries: Tensor, effort: int) -> Hits:
+        return search(index, queries, _COUNT, effort)
+
+    return ask, index.num_bytes / len(index)
+
+
+def _build_hnsw(layer: Layer) -> tuple[Ask, float]:
+    faiss: Any = import_module("faiss")
+
+    faiss.omp_set_num_threads(1)
+    dim, edges = layer.keys.shape[1], 32
+    graph = faiss.IndexHNSWFlat(dim, edges, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction = 200
+    graph.add(layer.keys.numpy())
+
+    def ask(queries: Tensor, effort: int) -> Hits:
+        graph.hnsw.efSearch = effort
+        faiss.cvar.hnsw_stats.reset()
+        scores, ids = graph.search(queries.numpy(), _COUNT)
+        compared = faiss.cvar.hnsw_stats.ndis / len(queries)
+        scanned = torch.full((len(queries),), int(compared))
+        return Hits(torch.from_numpy(ids).int(), torch.from_numpy(scores), scanned)
+
+    # two neighbours' lists on the lowest level, as int32
+    return ask, 4.0 * 2 * edges

@@ -1,0 +1,61 @@
+"""``looseleaf bench index``: recall of vector indexes against what they compare."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.bench_report import OUTPUT, report
+
+
+@click.command()
+@click.option(
+    "--layer",
+    "kinds",
+    multiple=True,
+    type=click.Choice(["clustered", "unclustered", "reference"]),
+    help="[default: all three]",
+)
+@click.option("--keys", default=65536, show_default=True, help="keys of a made layer")
+@click.option("--tokens", default=4096, show_default=True, help="tokens that the model reads")
+@click.option("--queries", default=500, show_default=True, help="queries that are answered")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw")
+@OUTPUT
+def index(
+    kinds: tuple[str, ...],
+    keys: int,
+    tokens: int,
+    queries: int,
+    seed: int,
+    plot: Path | None,
+    output: Path | None,
+) -> None:
+    """Recall of vector indexes against the keys they compare, beside HNSW and RoarGraph."""
+    from looseleaf.bench.index import measure
+    from looseleaf.bench.index_layers import made_layer, reference_layers
+    from looseleaf.bench.index_plot import draw
+    from looseleaf.config import IndexConfig
+    from looseleaf.evals.world import make_example
+
+    def layers() -> Any:
+        for kind in kinds or ("clustered", "unclustered", "reference"):
+            if kind == "reference":
+                examples = [make_example("lookup", seed + n) for n in range(tokens // 256 + 1)]
+                texts = [document for e in examples for document in e.documents]
+                yield from reference_layers(texts, tokens, (0, 3, 7), queries, seed)
+            else:
+                yield made_layer(kind, keys, queries, seed)
+
+    rows: list[Any] = []
+    for row in measure(layers(), IndexConfig()):
+        rows.append(row)
+        click.echo(
+            f"{row['layer']}, {row['index']} {row['effort']}: recall {row['recall']:.3f}, "
+            f"{100 * float(row['scanned']):.2f} % scanned",
+            err=True,
+        )
+    shown = ("layer", "index", "effort", "recall", "scanned", "ms_per_query", "bytes_per_token")
+    report(rows, "index: recall@100", shown, output, "index")
+    if plot is not None:
+        draw(rows, plot)

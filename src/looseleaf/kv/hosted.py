@@ -1,0 +1,73 @@
+"""Segments whose keys and values stay in the host's memory, beside the pool, with their index.
+
+A document may be longer than the pool. Its keys stand in its frame, as in pages, head by head in
+one run of memory, so that a search reads them where they lie; one copy serves every request."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.index import KeyVectors, SegmentIndex
+from looseleaf.kv.keys import SegmentKey
+
+
+@dataclass(eq=False)
+class HostedSegment:
+    """``layers[i]`` is ``[2, kv_heads, tokens, head_dim]``: keys turned into the frame, values.
+
+    ``queries`` is a sample of the segment's own queries of each layer, ``[qo_heads, sampled,
+    head_dim]``, in the frame, kept until the index is built. ``filled`` tokens are computed;
+    ``index`` is there once it is built, and a segment without one is read whole."""
+
+    key: SegmentKey
+    num_tokens: int
+    layers: list[Float[Tensor, "2 kv_heads tokens head_dim"]]
+    queries_of: list[Float[Tensor, "qo_heads sampled head_dim"]] = field(default_factory=list)
+    filled: int = 0
+    index: SegmentIndex | None = None
+    _vectors: dict[tuple[int, int], KeyVectors] = field(default_factory=dict)
+
+    @classmethod
+    def empty(
+        cls,
+        key: SegmentKey,
+        num_tokens: int,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> "HostedSegment":
+        """Room for a segment that is yet to be computed."""
+        shape = (2, num_kv_heads, num_tokens, head_dim)
+        return cls(key, num_tokens, [torch.zeros(shape, dtype=dtype) for _ in range(num_layers)])
+
+    @property
+    def ready(self) -> bool:
+        """Whether all keys and values are there."""
+        return self.filled == self.num_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values, and of the index."""
+        stored = sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return stored + (self.index.num_bytes if self.index else 0)
+
+    def keys(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
+        """The keys of a head, in the frame."""
+        return self.layers[layer][0, kv_head]
+
+    def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
+        """Some of the segment's own queries, in the frame."""
+        return self.queries_of[layer][qo_head].float()
+
+    def values(self, layer: int, kv_head: int) -> KeyVectors:
+        """The values of the indexed tokens, to be weighed with a search's hits."""
+        if (layer, kv_head) not in self._vectors:
+            assert self.index is not None
+            tokens = self.index.indexed
+            values = self.layers[layer][1, kv_head, tokens.start : tokens.stop]
+            self._vectors[layer, kv_head] = KeyVectors(values, len(values))
+        return self._vectors[layer, kv_head]
