@@ -82,7 +82,7 @@ def test_c_and_torch_find_the_same_keys_and_states(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_c_and_numpy_project_the_same_edges(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, queries = layer(400, 200)
-    config = IndexConfig(keys=dtype, degree=6, top=20)  # type: ignore[arg-type]
+    config = IndexConfig("graph", keys=dtype, degree=6, top=20)  # type: ignore[arg-type]
     vectors = KeyVectors.create(keys, config.keys)
     fast = build_index(vectors, config, queries)
     monkeypatch.setattr("looseleaf.index.projection.try_native", lambda keys: None)
@@ -167,8 +167,8 @@ def test_keys_in_pages_are_read_where_they_lie(per_page: int) -> None:
 
 def test_the_choice_follows_the_measurement() -> None:
     keys, queries = layer(8000, 3000)
-    options = IndexConfig(sink=0, local=0)
-    chosen = choose_index(KeyVectors.create(keys), queries, options, count=40, cost="scanned")
+    options = IndexConfig(sink=0, local=0, top=40)
+    chosen = choose_index(KeyVectors.create(keys), queries, options, cost="scanned")
     able = [t for t in chosen.trials if t.recall >= 0.95]
     assert [t.kind for t in chosen.trials] == ["flat", "ivf", "graph"]
     best = min(able, key=lambda trial: trial.scanned)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.decode_lists import DecodeLists
+from looseleaf.attention.hosted import HostedAttention, HostedRead, merge_all
 from looseleaf.attention.plan import PrefillChunk, make_span_list
-from looseleaf.attention.readings import Reading, SelectedRows
+from looseleaf.attention.readings import HostedRows, Reading, SelectedRows
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
@@ -23,7 +24,7 @@ from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepa
 from looseleaf.ops.partial_attention.native import NativePlan, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
-from looseleaf.types import Attend, Rotation, ScoreRule
+from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
@@ -46,6 +47,7 @@ class CpuAttention:
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
+    hosted: HostedAttention | None = None
     # by the key of the reading; plans by window too
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
@@ -73,21 +75,29 @@ class CpuAttention:
 
         ``asked`` are the chunks of the last layer, None if it has queries of every row."""
         prefill = self._prefill(chunks, self.rules)
+        hosted = [hosted_chunks(chunks)] * len(self.rules)
         if asked is not None:
             prefill[-1] = self._prefill(asked, self.rules[-1:])[0]
+            hosted[-1] = hosted_chunks(asked)
         self._move_lists({reading.key: reading for reading in readings})
         num_rows = len(readings[0].rows)
         if not self.native:
             turn = self.table.at(frame_positions)
             return _TorchStep(
-                self, num_rows, prefill, self._torch_decode(readings), readings, slots, turn
+                self,
+                num_rows,
+                Prompts(self, prefill, hosted),
+                self._torch_decode(readings),
+                readings,
+                slots,
+                turn,
             )
         plans = [
             self._plan(rule, reading) for rule, reading in zip(self.rules, readings, strict=True)
         ]
         for plan in set(plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, num_rows, prefill, plans, readings)
+        return _NativeStep(self, num_rows, Prompts(self, prefill, hosted), plans, readings)
 
     def _prefill(
         self, chunks: Sequence[PrefillChunk], rules: Sequence[ScoreRule]
@@ -165,20 +175,66 @@ class CpuAttention:
 
 
 @dataclass(frozen=True)
+class HostedChunk:
+    """The rows of a chunk, as a slice of a step's new rows, and what they read outside the pool."""
+
+    rows: slice
+    positions: Tensor
+    reads: tuple[HostedRead, ...]
+
+
+def hosted_chunks(chunks: Sequence[PrefillChunk]) -> list[HostedChunk]:
+    """The chunks that read hosted segments."""
+    start, found = 0, []
+    for chunk in chunks:
+        rows = slice(start, start + len(chunk.positions))
+        if chunk.hosted:
+            found.append(HostedChunk(rows, torch.tensor(list(chunk.positions)), chunk.hosted))
+        start = rows.stop
+    return found
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The new rows of a step, as every layer attends with them."""
+
+    owner: CpuAttention
+    prefill: list[Prefill | None]
+    hosted: list[list[HostedChunk]]
+
+    def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
+        """The output of the new rows ``q``."""
+        prefill, rule = self.prefill[layer], self.owner.rules[layer]
+        if prefill is None:
+            return
+        state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
+        out[:] = state.out
+        for chunk in self.hosted[layer]:
+            assert self.owner.hosted is not None
+            rows = chunk.rows
+            read = self.owner.hosted.chunk(layer, q[rows], chunk.positions, chunk.reads, rule)
+            out[rows] = merge_all([AttnState(state.out[rows], state.lse[rows]), read]).out.to(
+                out.dtype
+            )
+
+
+@dataclass(frozen=True)
 class _NativeStep:
     """What the model's layers call when decode rows go through C."""
 
     owner: CpuAttention
     num_decode_rows: int
-    prefill: list[Prefill | None]
+    prompts: Prompts
     plans: list[NativePlan]
     readings: Sequence[Reading]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        plan, split, prefill = self.plans[layer], self.num_decode_rows, self.prefill[layer]
+        plan, split = self.plans[layer], self.num_decode_rows
         plan.point_pages(*self.owner.pool.layer(layer))
         out = torch.empty(q.shape, dtype=q.dtype)
         if self.readings[layer].selected:
+            for selected in self.readings[layer].selected:
+                selected.begin(layer, q)
             plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v))
             indptr = self.owner.row_state_indptr(self.readings[layer])
             for selected in self.readings[layer].selected:
@@ -188,9 +244,7 @@ class _NativeStep:
             plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
         else:
             plan.run(Phase.STORE, kv=(k, v))
-        if prefill is not None:
-            rule = self.owner.rules[layer]
-            out[split:] = run_prefill(q[split:], *self.owner.memory[layer], prefill, rule).out
+        self.prompts.attend(layer, q[split:], out[split:])
         return out
 
 
@@ -207,10 +261,12 @@ class _TorchDecode:
         layer: int,
         q: Tensor,
         owner: CpuAttention,
-        selected: Sequence[SelectedRows],
+        selected: Sequence[SelectedRows | HostedRows],
         out: Tensor,
     ) -> None:
         """One output a row."""
+        for some in selected:
+            some.begin(layer, q)
         states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
         for some in selected:
             some.join(layer, q, states, self.row_state_indptr)
@@ -223,7 +279,7 @@ class _TorchStep:
 
     owner: CpuAttention
     num_decode_rows: int
-    prefill: list[Prefill | None]
+    prompts: Prompts
     decode: list[_TorchDecode | None]
     readings: Sequence[Reading]
     slots: Tensor
@@ -236,11 +292,9 @@ class _TorchStep:
         index = (page, owner.heads, (self.slots % size)[:, None])
         k_pages.index_put_(index, to_pages(turn_heads(k, self.turn), k_pages.dtype))
         v_pages.index_put_(index, to_pages(v, v_pages.dtype))
-        memory, rule = owner.memory[layer], owner.rules[layer]
-        decode, prefill = self.decode[layer], self.prefill[layer]
+        decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:
             decode.run(layer, q, owner, self.readings[layer].selected, out[:split])
-        if prefill is not None:
-            out[split:] = run_prefill(q[split:], *memory, prefill, rule).out
+        self.prompts.attend(layer, q[split:], out[split:])
         return out

@@ -6,11 +6,13 @@ when their content and context are the same, so page numbers are all that must b
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from looseleaf.attention.hosted import HostedRead
 
 Bitmap = npt.NDArray[np.int32]
 """One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
@@ -45,12 +47,13 @@ class DecodeRow:
 
     ``settled`` and the tail's ``pages`` are the same objects at every step of the row's life, so
     that a grouping can be kept from step to step; the tail grows. All of both is visible to the
-    row.
+    row. ``hosted`` is what it reads besides, outside of the pool.
     """
 
     position: int
     settled: tuple[ReadSpan, ...]
     tail: ReadSpan
+    hosted: tuple[HostedRead, ...] = field(default=(), kw_only=True)
 
 
 class Entry(NamedTuple):

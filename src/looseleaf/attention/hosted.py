@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.index import KeyVectors, KVIndex, search_each
+from looseleaf.index import KeyVectors, KVIndex, SegmentIndex, search_each
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.ops.flash_cpu import attend_dense
 from looseleaf.ops.rotate import rotate
@@ -27,12 +27,18 @@ class HostedRead:
     """A row's or a chunk's read of a segment at ``offset`` (Δ).
 
     ``count`` keys of each query head are found by the index, besides the first and last ones; 0
-    reads all of it, as does a segment that has no index. ``effort`` overrides the index's own."""
+    reads all of it, as do ``dense_layers``, and every layer of a segment that has no index."""
 
     segment: HostedSegment
     offset: int
     count: int = 0
-    effort: int | None = None
+    dense_layers: frozenset[int] = frozenset()
+
+    def index_at(self, layer: int) -> SegmentIndex | None:
+        """The index that is searched in ``layer``, None where all keys are read."""
+        if self.count == 0 or layer in self.dense_layers:
+            return None
+        return self.segment.index
 
 
 @dataclass
@@ -132,14 +138,14 @@ class HostedAttention:
         states = []
         for read in reads:
             turned = rotate(q.float(), positions - read.offset, self.rotation)
-            states.append(attend_segment(turned, read.segment.layers[layer], rule))
+            states.append(attend_segment(turned, read.segment.kv[layer], rule))
         return merge_all(states)
 
     def _always(self, layer: int, q: Tensor, read: HostedRead, rule: ScoreRule) -> AttnState:
         """The keys that are read without a search."""
-        kv = read.segment.layers[layer]
-        index = read.segment.index
-        if read.count == 0 or index is None:
+        kv = read.segment.kv[layer]
+        index = read.index_at(layer)
+        if index is None:
             self._count(q.shape[1], kv.shape[2], kv.shape[2], 0)
             return attend_segment(q, kv, rule)
         tokens = index.indexed
@@ -156,16 +162,20 @@ class HostedAttention:
         indexes: list[KVIndex] = []
         values: list[KeyVectors] = []
         counts: list[int] = []
+        efforts: list[int] = []
         asking = []
         for number, read in enumerate(reads):
-            index = read.segment.index
-            if read.count == 0 or index is None or not len(index.indexed):
+            index = read.index_at(layer)
+            if index is None or not len(index.indexed):
                 continue
             asking.append(number)
             for head in range(q.shape[1]):
                 indexes.append(index.at(layer, head))
                 values.append(read.segment.values(layer, head // index.heads.group))
                 counts.append(min(read.count, len(index.indexed)))
+                # an index is as thorough as it takes to find `top` keys
+                more = max(1.0, counts[-1] / index.config.top)
+                efforts.append(round(indexes[-1].effort * more))
         if not asking:
             return {}
         heads = q.shape[1]
@@ -176,7 +186,7 @@ class HostedAttention:
             counts,
             values=values,
             softmax_scale=rule.softmax_scale,
-            effort=reads[asking[0]].effort,
+            effort=efforts,
             threads=self.threads,
         )
         assert state is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
+from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
@@ -62,7 +63,7 @@ class StepRows:
             rows = range(bisect_left(self.asked, start), bisect_left(self.asked, stop))
             if rows:
                 positions = [chunk.positions[self.asked[n] - start] for n in rows]
-                found.append(PrefillChunk(positions, chunk.spans))
+                found.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
             start = stop
         return found
 
@@ -110,6 +111,10 @@ class PagedAttention:
         self._readings = Readings(
             self.pool, self.rotation, self.rules, lambda rows: group(rows, grouping=self.grouping)
         )
+        self.hosted = None
+        if self._cpu is not None:
+            self.hosted = HostedAttention(self.rotation, torch.get_num_threads())
+            self._cpu.hosted = self._readings.hosted = self.hosted
 
     @property
     def groups(self) -> Groups:

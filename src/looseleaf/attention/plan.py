@@ -22,6 +22,7 @@ from looseleaf.attention.groups import (
     group_rows,
     tail_items,
 )
+from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.lists import (
     FlatItems,
     HostWork,
@@ -62,11 +63,13 @@ _MOST_KEPT = 4096
 class PrefillChunk:
     """New rows of one part of a request: their positions, rising, and the spans they may read.
 
-    A span may hold keys behind a row's position; the causal rule hides them.
+    A span may hold keys behind a row's position; the causal rule hides them. ``hosted`` segments
+    stand before all of the rows, outside of the pool.
     """
 
     positions: Sequence[int]
     spans: tuple[ReadSpan, ...]
+    hosted: tuple[HostedRead, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ joins as one more state.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
+from looseleaf.attention.hosted import HostedAttention, HostedRead
 from looseleaf.attention.selected import attend_chosen, merged
 from looseleaf.attention.selection import (
     Candidates,
@@ -39,6 +41,9 @@ class SelectedRows:
     rows: Tensor
     candidates: Candidates
 
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Nothing: what is chosen is read by `join`."""
+
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write what the rows choose in ``layer`` as the last of their ``states``."""
         queries = q[self.rows]
@@ -48,6 +53,31 @@ class SelectedRows:
             state = merged(state, choice.join())
         if choice.done is not None:
             choice.done(state)
+        place = row_state_indptr[self.rows + 1].long() - 1
+        states.out[place] = state.out
+        states.lse[place] = state.lse
+
+
+@dataclass(eq=False)
+class HostedRows:
+    """The rows of one step, by their place in it, that read segments outside of the pool."""
+
+    rows: Tensor
+    positions: Sequence[int]
+    reads: Sequence[tuple[HostedRead, ...]]
+    attention: HostedAttention
+    rules: Sequence[ScoreRule]
+    _pending: "Future[AttnState] | None" = None
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Begin the reads of ``layer`` on another thread, while the pool is read."""
+        rule = self.rules[layer]
+        self._pending = self.attention.start(layer, q[self.rows], self.positions, self.reads, rule)
+
+    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
+        """Write what was read as the last of the rows' ``states``."""
+        assert self._pending is not None, "reads begin before they join"
+        state, self._pending = self._pending.result(), None
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
         states.lse[place] = state.lse
@@ -63,7 +93,7 @@ class Reading:
     key: tuple[bool, ...]
     rows: Sequence[DecodeRow]
     groups: Groups
-    selected: tuple[SelectedRows, ...] = ()
+    selected: tuple[SelectedRows | HostedRows, ...] = ()
 
 
 @dataclass(eq=False)
@@ -74,6 +104,7 @@ class Readings:
     rotation: Rotation
     rules: Sequence[ScoreRule]
     group: Grouping
+    hosted: HostedAttention | None = None
     _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
     _tables: dict[PagePolicy, tuple[list[object], CandidateTable]] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
@@ -81,9 +112,10 @@ class Readings:
     def of(self, rows: Sequence[DecodeRow]) -> list[Reading]:
         """The reading of every layer; layers that read alike have the same object."""
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
+        hosted = self._hosted(rows)
         if not selecting:
             self._tables = {}
-            return [Reading((), rows, self._grouped((), rows, rows))] * len(self.rules)
+            return [Reading((), rows, self._grouped((), rows, rows), hosted)] * len(self.rules)
         chosen = self._selected(selecting)
         made: dict[tuple[bool, ...], Reading] = {}
         readings = []
@@ -93,7 +125,8 @@ class Readings:
             if key not in made:
                 parts = tuple(s for s in chosen if layer not in s.policy.dense_layers)
                 others = [_others(r) if i in choosing else r for i, r in enumerate(rows)]
-                made[key] = Reading(key, others, self._grouped(key, rows, others), parts)
+                groups = self._grouped(key, rows, others)
+                made[key] = Reading(key, others, groups, parts + hosted)
             readings.append(made[key])
         self._groups = {key: kept for key, kept in self._groups.items() if key in made}
         return readings
@@ -106,6 +139,15 @@ class Readings:
         if summary.name not in self._summaries:
             self._summaries[summary.name] = PageSummaries(self.pool, summary)
         return self._summaries[summary.name]
+
+    def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[HostedRows, ...]:
+        reading = [index for index, row in enumerate(rows) if row.hosted]
+        if not reading:
+            return ()
+        assert self.hosted is not None, "hosted segments are read on a CPU only"
+        places = torch.tensor(reading)
+        positions, reads = zip(*((rows[n].position, rows[n].hosted) for n in reading), strict=True)
+        return (HostedRows(places, positions, reads, self.hosted, self.rules),)
 
     def _selected(self, selecting: dict[int, SelectingRow]) -> list[SelectedRows]:
         by_policy: dict[PagePolicy, list[int]] = {}
@@ -157,6 +199,10 @@ class Readings:
                 groups.tail_starts[index] = row.sealed
                 entry = Entry(index, row.position, 0)
                 groups.items.append(Item([], _LAST, [entry]))
+            for index, row in enumerate(rows):
+                if row.hosted:
+                    assert index not in choosing, "a row chooses pages or reads by an index"
+                    groups.items.append(Item([], _LAST, [Entry(index, row.position, 0)]))
             kept = names, groups
             self._groups = {**self._groups, key: kept} if key else {key: kept}
         return kept[1]

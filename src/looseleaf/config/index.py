@@ -5,7 +5,7 @@ from typing import Literal
 
 from looseleaf.config.option import option, require
 
-IndexKind = Literal["flat", "ivf", "graph"]
+IndexKind = Literal["auto", "flat", "ivf", "graph"]
 IndexKeys = Literal["stored", "float32", "float16", "bfloat16", "int8"]
 IndexPer = Literal["kv_head", "query_head"]
 
@@ -17,7 +17,12 @@ class IndexConfig:
     Sizes of clusters are RetroInfer's, those of the graph from RetrievalAttention and our own
     measurements (docs/retrieval.md)."""
 
-    kind: IndexKind = option("graph", "flat (reads all keys), ivf (clusters) or graph")
+    kind: IndexKind = option(
+        "auto",
+        "flat (compares all keys), ivf (clusters), graph, or auto: what is fastest at the recall "
+        "that is wanted, measured head by head",
+    )
+    recall: float = option(0.95, "auto: the share of the nearest keys that must be found")
     per: IndexPer = option("kv_head", "kv_head: one index a KV head; query_head: one a query head")
     keys: IndexKeys = option(
         "stored",
@@ -26,7 +31,9 @@ class IndexConfig:
     sink: int = option(16, "first tokens of a segment, which are always read and not indexed")
     local: int = option(64, "last tokens of a segment, which are always read and not indexed")
     sample: float = option(0.2, "graph: queries to learn from, as a share of the keys")
-    top: int = option(100, "graph: keys that each of these queries finds")
+    top: int = option(
+        100, "graph: keys that each of these queries finds; auto: keys that are to be found"
+    )
     readers: int = option(8, "graph: queries whose finds become a key's candidates")
     degree: int = option(32, "graph: edges that a key chooses; reverse ones come on top")
     cluster_size: int = option(16, "ivf: keys of a cluster on average")
@@ -36,8 +43,8 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         require(
-            self.kind in ("flat", "ivf", "graph"),
-            f"unknown index {self.kind!r}: use flat, ivf or graph",
+            self.kind in ("auto", "flat", "ivf", "graph"),
+            f"unknown index {self.kind!r}: use auto, flat, ivf or graph",
         )
         require(
             self.per in ("kv_head", "query_head"),
@@ -48,6 +55,7 @@ class IndexConfig:
             f"unknown keys {self.keys!r}: use stored, float32, float16, bfloat16 or int8",
         )
         require(self.sink >= 0 and self.local >= 0, "sink and local must not be negative")
+        require(0 < self.recall <= 1, f"recall must be above 0 and at most 1, not {self.recall}")
         require(0 < self.sample <= 1, f"sample must be above 0 and at most 1, not {self.sample}")
         for name in ("top", "readers", "degree", "cluster_size", "span", "iterations"):
             require(getattr(self, name) > 0, f"{name} must be positive")

@@ -5,16 +5,19 @@ from typing import Literal, get_args
 
 from looseleaf.config.option import require
 
-SelectPolicy = Literal["all", "window", "quest", "representatives", "partial"]
+SelectPolicy = Literal["all", "window", "quest", "representatives", "partial", "retrieval"]
 """Which pages are read: all; the first and the newest (StreamingLLM); those whose bounds promise
 most (Quest); those whose representative keys do (after InfLLM); those that a few dims of their
-keys speak for (after InfiniGen)."""
+keys speak for (after InfiniGen); of hosted documents those that a vector index finds
+(RetrievalAttention), key by key."""
 
 GroupRule = Literal["max", "sum"]
 """How query heads that share a KV head agree: a page is worth its largest score, or the sum of the
 shares of attention that each of them expects of it."""
 
 _DEFAULT_TOKENS = 2048
+# of each hosted document and query head: the ends that are always read, and about 100 by the index
+_RETRIEVED_TOKENS = 192
 # the first two layers attend to everything, as Quest has it
 _DEFAULT_DENSE_LAYERS = (0, 1)
 
@@ -53,6 +56,11 @@ class Select:
             self.policy != "window" or self.mass is None,
             "policy 'window' looks at no key, so it can't tell its mass: give tokens or ratio",
         )
+        require(
+            self.policy != "retrieval" or self.mass is None,
+            "policy 'retrieval' can't tell the mass of keys that it does not look at: give tokens "
+            "or ratio",
+        )
         require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")
         require(self.tokens is None or self.tokens > 0, "tokens must be positive")
         require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
@@ -62,7 +70,7 @@ class Select:
         require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
         layers = self.dense_layers
         if layers is None:
-            default = () if self.policy == "window" else _DEFAULT_DENSE_LAYERS
+            default = () if self.policy in ("window", "retrieval") else _DEFAULT_DENSE_LAYERS
             object.__setattr__(self, "dense_layers", default)
         else:
             require(
@@ -70,7 +78,8 @@ class Select:
                 f"dense_layers rise and begin at 0 or later, not {layers}",
             )
         if not budget and self.policy != "all":
-            object.__setattr__(self, "tokens", _DEFAULT_TOKENS)
+            least = self.policy == "retrieval"
+            object.__setattr__(self, "tokens", _RETRIEVED_TOKENS if least else _DEFAULT_TOKENS)
 
     def __str__(self) -> str:
         names = ("tokens", "ratio", "mass")

@@ -17,6 +17,7 @@ from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Draw, Drawing
 from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.intake import Intake
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
@@ -77,23 +78,20 @@ class Engine:
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None
-        vocab_size = parts.runner.model.config.vocab_size
-        self.prompts = PromptBuilder(parts.tokenizer, vocab_size)
-        self.grammars = GrammarCompiler(parts.tokenizer, vocab_size)
+        shape = parts.runner.model.config
+        self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
+        self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
         self.documents = Documents(self.store, parts.keys, self.warm, self.abort)
-        page_size = parts.config.cache.page_size
-        self._books = Books(parts.runner.attention, self.documents, page_size)
+        self.hosting = Hosting.create(parts.runner, parts.keys, parts.config)
+        self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
         self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
+        page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
+        revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
+        limits = parts.max_model_len, shape.num_layers
         self._intake = Intake(
-            parts.tokenizer,
-            self.grammars,
-            self._admission,
-            parts.max_model_len,
-            parts.runner.model.config.num_layers,
-            Revisions.of(parts.runner.model, page_size, parts.config.scheduler.batch_invariant),
+            parts.tokenizer, self.grammars, self._admission, *limits, revisions, self.hosting.find
         )
-        budget = parts.config.batched_tokens(parts.runner.model.device.type == "cuda")
-        self._scheduler = Scheduler(parts.config.scheduler, self._admission, budget)
+        self._scheduler = Scheduler(scheduling, self._admission, self.hosting.chunk_tokens)
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
@@ -110,7 +108,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self.hosting.has_work
 
     def knows(self, request_id: str) -> bool:
         """Whether the request was added and has not ended."""
@@ -200,6 +198,7 @@ class Engine:
         plan = self.runner.attention.counters
         before = replace(plan)
         changed = self._expire(begun)
+        self.hosting.step()
         launched = self._take_ahead() or self._launch_next(changed)
         if launched is not None:
             self._finish(launched, changed)

@@ -8,8 +8,8 @@ from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.engine.revision import Revisions
 from looseleaf.engine.sampling import SamplingState, StopChecker
-from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import InvalidOption, PoolTooSmall, PromptTooLong
+from looseleaf.engine.sequence import FindHosted, Sequence
+from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
 from looseleaf.models.tokenizer import Tokenizer
 
 
@@ -23,6 +23,7 @@ class Intake:
     max_model_len: int
     num_layers: int
     revisions: Revisions
+    find_hosted: FindHosted = lambda key: None
 
     def take(self, request: Request, seed: int) -> RequestProgress:
         """The request with its outputs, none of them begun; ``seed`` is for one that names none.
@@ -41,10 +42,33 @@ class Intake:
                 f"check_layers {fuse.check_layers} go past the model's {self.num_layers} layers, "
                 f"0 to {self.num_layers - 1}: leave out those it does not have"
             )
+        self._check_retrieval(request)
         progress = RequestProgress(request)
         for index in range(request.params.n):
             progress.outputs.append(self._output(progress, index, room, seed))
         return progress
+
+    def _check_retrieval(self, request: Request) -> None:
+        """Raise InvalidRequest where ``select`` is ``retrieval`` and that has no meaning."""
+        if request.select is None or request.select.policy != "retrieval":
+            return
+        if request.fuse is not None and request.fuse.selector != "none":
+            raise InvalidRequest(
+                "fuse can't be combined with select='retrieval': tokens that are computed again "
+                "would have to be hidden from the document's index; leave one of them out"
+            )
+        if request.revise is not None:
+            raise InvalidRequest(
+                "revise can't be combined with select='retrieval': it remembers pages that were "
+                "seen, and an index finds keys; leave one of them out"
+            )
+        keys, page_size = self.admission.keys, self.admission.page_size
+        if not Sequence(request, 0, keys, page_size, self.find_hosted).hosted:
+            raise InvalidRequest(
+                "select='retrieval' reads hosted documents by their index, and none of this "
+                "request's documents is hosted (under its salt, behind this beginning): host it "
+                "first, or leave select out"
+            )
 
     def _output(
         self, progress: RequestProgress, index: int, room: int, seed: int
@@ -52,7 +76,9 @@ class Intake:
         """Output ``index`` of a request for whose answers the context has ``room`` tokens."""
         request, params = progress.request, progress.request.params
         eos_token_ids = self.tokenizer.eos_token_ids
-        sequence = Sequence(request, index, self.admission.keys, self.admission.page_size)
+        sequence = Sequence(
+            request, index, self.admission.keys, self.admission.page_size, self.find_hosted
+        )
         if request.revise is not None:
             sequence.revision = self.revisions.revision(request.revise, sequence.policy)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

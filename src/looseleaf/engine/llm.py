@@ -6,9 +6,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
-from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.hosting import OnProgress
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
@@ -22,6 +23,7 @@ from looseleaf.engine.request import (
     SystemPrompt,
 )
 from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.kv.hosted import HostedSegment
 from looseleaf.sampling_params import SamplingParams
 
 _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig)
@@ -137,6 +139,32 @@ class LLM:
         if error is not None:
             raise error
         return info
+
+    def host(
+        self,
+        document: Document,
+        *,
+        index: IndexConfig | None = None,
+        salt: str = "",
+        system_prompt: SystemPrompt | None = None,
+        system: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> HostedSegment:
+        """Compute a document into the host's memory and index it, for requests with
+        ``select=Select("retrieval")``. It may be longer than the pool.
+
+        Its context is as in `register`. ``on_progress`` hears a stage, how much is done and of how
+        much, from any thread. Raises as `Hosting.add` does, and what ended the work."""
+        first = system_prompt or self.system_prompt
+        parts = self.engine.prompts.from_document(document, first, system)
+        hosting = self.engine.hosting
+        job = hosting.add(parts, salt, index or IndexConfig(), on_progress)
+        while job.stage == "computing":
+            self.engine.step()
+        job.finished.wait()
+        if job.error is not None:
+            raise job.error
+        return job.segment
 
     def stream(
         self,

@@ -1,9 +1,13 @@
 """The parts of one sequence with their pages: runs of text, and uses of documents."""
 
+import math
 from dataclasses import dataclass, field
 
 from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.hosted import HostedRead
+from looseleaf.config import Select
 from looseleaf.engine.request import DocumentPart
+from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment
 
@@ -67,6 +71,34 @@ class TextRun:
     def span(self, length: int) -> ReadSpan:
         """The first ``length`` keys of the run."""
         return ReadSpan(self.pages, self.start, length, self.num_shared_pages())
+
+
+@dataclass(eq=False)
+class HostedUse:
+    """A hosted document at position ``start``, which takes no page: it is read where it lies."""
+
+    start: int
+    part: DocumentPart
+    segment: HostedSegment
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.part.tokens)
+
+    def read(self, select: Select) -> HostedRead:
+        """What rows behind it read of it, under a ``retrieval`` policy.
+
+        The budget holds the tokens that are always read; at least one is found besides."""
+        dense = frozenset(select.dense_layers or ())
+        index = self.segment.index
+        if index is None or self.start + self.num_tokens <= select.dense_below:
+            return HostedRead(self.segment, self.start)
+        tokens = select.tokens
+        if tokens is None:
+            assert select.ratio is not None
+            tokens = math.ceil(select.ratio * self.num_tokens)
+        always = self.num_tokens - len(index.indexed)
+        return HostedRead(self.segment, self.start, max(1, tokens - always), dense)
 
 
 @dataclass(eq=False)

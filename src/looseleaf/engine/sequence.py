@@ -5,7 +5,7 @@ it owns, which see the lead only, then its other text, each run once all documen
 ready. Where documents are blended, all text behind the first of them is one pass, with the tokens
 that are computed again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -13,16 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.engine.fusion import Fusion, make_fusion
-from looseleaf.engine.parts import DocumentUse, TextRun
+from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.engine.revision import Revision
+from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.sparse import make_policy
 
 IntArray = npt.NDArray[np.int64]
+FindHosted = Callable[[SegmentKey], HostedSegment | None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Chunk:
         positions = range(target.position(self.start), target.position(self.stop))
         if isinstance(target, TextRun):
             spans = self.sequence.spans_before(target)
-            return PrefillChunk(positions, (*spans, target.span(self.stop)))
+            hosted = self.sequence.hosted_before(target)
+            return PrefillChunk(positions, (*spans, target.span(self.stop)), hosted)
         own = ReadSpan(target.write_pages, target.part.context_length, self.stop, 0)
         lead = self.sequence.lead
         if lead is None or target.part.context_length == 0:
@@ -82,18 +86,27 @@ class Sequence:
     that was preempted starts over with its output as part of the tail. One that ``warms`` computes
     its prompt and no more; its tail is empty."""
 
-    def __init__(self, request: Request, index: int, keys: KeySpace, page_size: int) -> None:
-        """``keys`` are the engine's; the request's salt joins them here."""
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        keys: KeySpace,
+        page_size: int,
+        find_hosted: FindHosted = lambda key: None,
+    ) -> None:
+        """``keys`` are the engine's; the request's salt joins them here. With policy ``retrieval``
+        the documents that ``find_hosted`` knows are read where they lie."""
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
-        self.parts: list[TextRun | DocumentUse] = []
+        self.parts: list[TextRun | DocumentUse | HostedUse] = []
         self.owned: list[DocumentUse] = []
         self.num_prompt_tokens = 0
         self._settled: tuple[ReadSpan, ...] | None = None
         self._num_shared = 0
+        retrieves = request.select is not None and request.select.policy == "retrieval"
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
         for part in request.parts:
@@ -103,8 +116,14 @@ class Sequence:
                         part.context_length, keys, page_size
                     )
                 key = keys.document(contexts[part.context_length], part.tokens)
-                self.parts.append(DocumentUse(self.num_prompt_tokens, part, key))
-                chain = keys.placed(chain, key)
+                hosted = find_hosted(key) if retrieves else None
+                if hosted is not None:
+                    self.parts.append(HostedUse(self.num_prompt_tokens, part, hosted))
+                else:
+                    self.parts.append(DocumentUse(self.num_prompt_tokens, part, key))
+                # what stands behind was not computed from all of it
+                policy = repr(request.select).encode() if hosted is not None else b""
+                chain = keys.placed(chain, key, policy)
             else:
                 run = TextRun(
                     self.num_prompt_tokens, list(part.tokens), chain, num_shared=part.num_shared
@@ -116,7 +135,10 @@ class Sequence:
         assert isinstance(tail, TextRun), "a prompt ends with text"
         self.tail = tail
         self._num_prompt_tail = tail.num_tokens
-        self.fusion = make_fusion(request.fuse, self.parts, page_size)
+        pooled = [part for part in self.parts if not isinstance(part, HostedUse)]
+        self.fusion = make_fusion(request.fuse, pooled, page_size)
+        self._select = request.select
+        self._hosted: tuple[HostedRead, ...] | None = None
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
@@ -143,6 +165,11 @@ class Sequence:
         return [part for part in self.parts if isinstance(part, DocumentUse)]
 
     @property
+    def hosted(self) -> list[HostedUse]:
+        """The documents that are read outside of the pool."""
+        return [part for part in self.parts if isinstance(part, HostedUse)]
+
+    @property
     def output_token_ids(self) -> list[int]:
         """What was produced so far."""
         return self.tail.tokens[self._num_prompt_tail :]
@@ -157,6 +184,9 @@ class Sequence:
         """Tokens of prompt and output whose keys and values are there, computed or reused."""
         total = 0
         for part in self.parts:
+            if isinstance(part, HostedUse):
+                total += part.num_tokens
+                continue
             ready = (
                 isinstance(part, DocumentUse) and part.segment is not None and part.segment.ready
             )
@@ -185,10 +215,18 @@ class Sequence:
         for part in self.parts:
             if part is run:
                 break
+            if isinstance(part, HostedUse):
+                continue
             spans.append(
                 part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens)
             )
         return tuple(spans)
+
+    def hosted_before(self, run: TextRun) -> tuple[HostedRead, ...]:
+        """The reads of hosted documents before ``run``."""
+        if self._select is None:
+            return ()
+        return tuple(use.read(self._select) for use in self.hosted if use.start < run.start)
 
     def decode_row(self) -> DecodeRow:
         """The row of the newest token, which sees everything up to itself, or chooses from it."""
@@ -196,6 +234,7 @@ class Sequence:
             fusion = self.fusion
             self._settled = fusion.settled() if fusion else self.spans_before(self.tail)
             self._num_shared = self.tail.num_shared_pages()
+            self._hosted = self.hosted_before(self.tail)
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
         position = self.num_tokens - 1
@@ -206,7 +245,7 @@ class Sequence:
             most = row.num_candidates
             if self.policy.limit(most, row.num_other(self.page_size)) < most:
                 return row
-        return DecodeRow(position, self._settled, own)
+        return DecodeRow(position, self._settled, own, hosted=self._hosted or ())
 
     def decode_rows(self, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
         """The rows of a step in which ``num_outputs`` decode beside ``num_new_rows`` of prompts:
@@ -235,7 +274,7 @@ class Sequence:
             if isinstance(part, TextRun):
                 if part.scheduled < part.num_tokens:
                     yield part
-            elif not self._ready(part):
+            elif isinstance(part, DocumentUse) and not self._ready(part):
                 return
 
     @property
@@ -272,6 +311,8 @@ class Sequence:
     def reset(self) -> None:
         """Forget all pages: back to the state before admission, with the output kept as text."""
         for part in self.parts:
+            if isinstance(part, HostedUse):
+                continue
             part.computed = part.scheduled = 0
             if isinstance(part, TextRun):
                 part.pages, part.segments = [], []

@@ -53,11 +53,9 @@ def choose_index(
     queries: Float[Tensor, "queries head_dim"],
     config: IndexConfig,
     *,
-    recall: float = 0.95,
-    count: int = 100,
     cost: Cost = "time",
 ) -> Choice:
-    """The cheapest index over ``keys`` whose recall@``count`` is at least ``recall``.
+    """The cheapest index over ``keys`` that finds ``config.recall`` of the ``config.top`` nearest.
 
     A part of ``queries`` is held out to measure with. Flat is always among the trials and always
     reaches it. Raises InvalidOption with fewer than two queries."""
@@ -65,7 +63,7 @@ def choose_index(
         raise InvalidOption("to measure an index takes at least two queries")
     step = max(2, len(queries) // _HELD_OUT)
     held = torch.arange(len(queries)) % step == 0
-    exact = nearest_keys(queries[held], keys.gather(slice(0, None)), count)
+    exact = nearest_keys(queries[held], keys.gather(slice(0, None)), config.top)
     best: tuple[float, KVIndex] | None = None
     trials = []
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
@@ -73,11 +71,11 @@ def choose_index(
         start = time.perf_counter()
         index = build_index(keys, replace(config, kind=kind), queries[~held])
         seconds = time.perf_counter() - start
-        trial = _least_effort(index, queries[held], exact, recall, seconds)
+        trial = _least_effort(index, queries[held], exact, config.recall, seconds)
         trials.append(trial)
         index.effort = trial.effort
         price = trial.milliseconds if cost == "time" else trial.scanned
-        if trial.recall >= recall and (best is None or price < best[0]):
+        if trial.recall >= config.recall and (best is None or price < best[0]):
             best = price, index
     assert best is not None
     return Choice(best[1], tuple(trials))

@@ -18,7 +18,9 @@ def build_index(
 ) -> KVIndex:
     """An index over ``keys``; a graph learns from ``queries``, which stand in the keys' frame.
 
-    Raises InvalidOption for a graph without queries."""
+    Kind ``auto`` is `choose_index`'s to build. Raises InvalidOption for a graph without queries."""
+    if config.kind == "auto":
+        raise InvalidOption("kind 'auto' is chosen by measurement: call choose_index")
     if config.kind == "flat":
         return FlatIndex.build(keys, config)
     if config.kind == "ivf":
@@ -34,7 +36,7 @@ def load_index(arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> KVIndex
     try:
         kind = bytes(np.asarray(arrays["kind"], dtype=np.uint8)).decode()
         built, _, head_dim = (int(n) for n in arrays["sizes"])
-        if kind != config.kind:
+        if config.kind not in ("auto", kind):
             raise InvalidOption(f"these are the arrays of an index {kind!r}, not {config.kind!r}")
         if head_dim != keys.head_dim or built > len(keys):
             raise InvalidOption(

@@ -83,7 +83,7 @@ def search_each(
     *,
     values: Sequence[KeyVectors] | None = None,
     softmax_scale: float = 1.0,
-    effort: int | None = None,
+    effort: int | Sequence[int] | None = None,
     threads: int = 1,
 ) -> tuple[Hits, AttnState | None]:
     """Query i in ``indexes[i]``, for the ``count`` best keys, or the ``count[i]`` best.
@@ -99,7 +99,9 @@ def search_each(
         return Hits(empty.int(), empty, torch.empty(0, dtype=torch.int64)), None
     wide = require_queries(queries, indexes[0].keys.head_dim)
     library = try_native(indexes[0].keys)
-    efforts = [index.effort if effort is None else effort for index in indexes]
+    efforts = [index.effort for index in indexes]
+    if effort is not None:
+        efforts = [effort] * len(indexes) if isinstance(effort, int) else list(effort)
     if library is None:
         return _search_torch(indexes, wide, (wanted, efforts), values, softmax_scale)
     same = {(index.keys.vectors.dtype, index.keys.head_dim) for index in indexes}

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import Arrays, KVIndex
+from looseleaf.index.choosing import choose_index
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
 
@@ -147,7 +148,7 @@ def build_segment(
         part = None if folder is None else folder / _part_name(place, keys, config)
         found = None if part is None else _read_part(part, keys, config)
         if found is None:
-            found = build_index(keys, config, _queries(vectors, place, heads, config))
+            found = _build(keys, config, _queries(vectors, place, heads, config))
             if part is not None:
                 _write_part(part, found.arrays())
         units[place] = found
@@ -170,13 +171,21 @@ def _keys(
 def _queries(
     vectors: SegmentVectors, place: Place, heads: Heads, config: IndexConfig
 ) -> Float[Tensor, "queries head_dim"] | None:
-    if config.kind != "graph":
+    if config.kind not in ("auto", "graph"):
         return None
     layer, head = place
     group: Sequence[int] = [head]
     if config.per == "kv_head":
         group = range(head * heads.group, (head + 1) * heads.group)
     return torch.cat([vectors.queries(layer, qo_head) for qo_head in group])
+
+
+def _build(keys: KeyVectors, config: IndexConfig, queries: Tensor | None) -> KVIndex:
+    if config.kind != "auto":
+        return build_index(keys, config, queries)
+    if queries is None or len(queries) < 2 or len(keys) <= config.top:
+        return build_index(keys, replace(config, kind="flat"))
+    return choose_index(keys, queries, config).index
 
 
 def _part_name(place: Place, keys: KeyVectors, config: IndexConfig) -> str:

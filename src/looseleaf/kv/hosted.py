@@ -15,7 +15,7 @@ from looseleaf.kv.keys import SegmentKey
 
 @dataclass(eq=False)
 class HostedSegment:
-    """``layers[i]`` is ``[2, kv_heads, tokens, head_dim]``: keys turned into the frame, values.
+    """``kv[layer]`` has keys, turned into the frame, and values, for each KV head and token.
 
     ``queries`` is a sample of the segment's own queries of each layer, ``[qo_heads, sampled,
     head_dim]``, in the frame, kept until the index is built. ``filled`` tokens are computed;
@@ -23,7 +23,7 @@ class HostedSegment:
 
     key: SegmentKey
     num_tokens: int
-    layers: list[Float[Tensor, "2 kv_heads tokens head_dim"]]
+    kv: Float[Tensor, "layers 2 kv_heads tokens head_dim"]
     queries_of: list[Float[Tensor, "qo_heads sampled head_dim"]] = field(default_factory=list)
     filled: int = 0
     index: SegmentIndex | None = None
@@ -41,8 +41,13 @@ class HostedSegment:
         dtype: torch.dtype,
     ) -> "HostedSegment":
         """Room for a segment that is yet to be computed."""
-        shape = (2, num_kv_heads, num_tokens, head_dim)
-        return cls(key, num_tokens, [torch.zeros(shape, dtype=dtype) for _ in range(num_layers)])
+        shape = (num_layers, 2, num_kv_heads, num_tokens, head_dim)
+        return cls(key, num_tokens, torch.zeros(shape, dtype=dtype))
+
+    @property
+    def layers(self) -> list[Float[Tensor, "2 kv_heads tokens head_dim"]]:
+        """Keys and values, layer by layer."""
+        return list(self.kv)
 
     @property
     def ready(self) -> bool:
@@ -52,12 +57,12 @@ class HostedSegment:
     @property
     def num_bytes(self) -> int:
         """Bytes of keys and values, and of the index."""
-        stored = sum(layer.numel() * layer.element_size() for layer in self.layers)
+        stored = self.kv.numel() * self.kv.element_size()
         return stored + (self.index.num_bytes if self.index else 0)
 
     def keys(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
         """The keys of a head, in the frame."""
-        return self.layers[layer][0, kv_head]
+        return self.kv[layer, 0, kv_head]
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
         """Some of the segment's own queries, in the frame."""
@@ -68,6 +73,7 @@ class HostedSegment:
         if (layer, kv_head) not in self._vectors:
             assert self.index is not None
             tokens = self.index.indexed
-            values = self.layers[layer][1, kv_head, tokens.start : tokens.stop]
-            self._vectors[layer, kv_head] = KeyVectors(values, len(values))
+            values = self.kv[layer, 1, kv_head, tokens.start : tokens.stop]
+            # of the dtype that keys are compared in
+            self._vectors[layer, kv_head] = KeyVectors.create(values, self.index.config.keys)
         return self._vectors[layer, kv_head]

@@ -14,8 +14,9 @@ __all__ = ["Budget", "Quest", "Scorer", "SparsePolicy", "Window", "make_policy"]
 
 
 def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
-    """The policy that ``select`` names, None if it reads everything."""
-    if select is None or select.policy == "all":
+    """The policy that ``select`` names, None if it reads all pages: so does ``retrieval``, which is
+    about documents that have none."""
+    if select is None or select.policy in ("all", "retrieval"):
         return None
     scorers: dict[str, Scorer] = {"window": Window(), "quest": Quest()}
     assert select.dense_layers is not None, "a select policy has its dense layers"

@@ -1,0 +1,217 @@
+"""Hosted documents: read where they lie, at any place, longer than the pool, back after a restart.
+
+Random weights: these laws are about plumbing, not quality."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from looseleaf import LLM, Document, SamplingParams
+from looseleaf.config import Fuse, IndexConfig, Revise, Select
+from looseleaf.engine.hosting import Hosting
+from looseleaf.errors import InvalidRequest, PoolTooSmall
+from looseleaf.kv.hosted import HostedSegment
+from looseleaf.tiers import DiskTier, Ledger
+from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document
+
+LONG = 700
+INDEX = IndexConfig("graph", sink=4, local=12, degree=8, top=20)
+ALL = Select("retrieval", ratio=1.0)
+FEW = Select("retrieval", tokens=40)
+
+
+def make(folder: Path, **options: Any) -> LLM:
+    options = {"num_pages": 256, "max_model_len": 1024, **options}
+    return LLM(folder, device="cpu", dtype="float32", **options)
+
+
+def logits(llm: LLM, prompt: Any, select: Select | None, **options: Any) -> Tensor:
+    """Of all tokens of the answer."""
+    kept = llm.engine.runner
+    recorder = Recorder(kept)
+    llm.engine.runner = recorder  # type: ignore[assignment]
+    try:
+        llm.generate([prompt], GREEDY, select=select, **options)
+    finally:
+        llm.engine.runner = kept
+    (rows,) = recorder.logits.values()
+    return torch.stack(rows)
+
+
+def prompt(seed: int = 0, before: str = "Read this. ") -> list[Any]:
+    return [before, document(seed, LONG, context="alone"), "What stands in it?"]
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> DiskTier:
+    return DiskTier(tmp_path / "tier", Ledger(1 << 30))
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_full_budget_equals_dense_attention(checkpoint: Folder, kind: str, kernels: str) -> None:
+    llm = make(checkpoint("llama", "dynamic"), cpu_kernels=kernels)
+    expected = logits(llm, prompt(), None)
+    config = IndexConfig(kind, sink=4, local=12, degree=8)  # type: ignore[arg-type]
+    llm.host(document(0, LONG, context="alone"), index=config)
+    torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
+    llm.engine.check()
+
+
+def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:
+    llm = make(checkpoint("qwen3", "dynamic"))
+    llm.host(document(0, LONG, context="alone"), index=INDEX)
+    expected = logits(make(checkpoint("qwen3", "dynamic")), prompt(), None)
+    torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_small_budget_reads_few_keys_and_says_so(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    llm.host(document(0, LONG, context="alone"), index=INDEX)
+    hosted = llm.engine.runner.attention.hosted
+    assert hosted is not None
+    hosted.sample = 1.0
+    llm.generate([prompt()], GREEDY, select=FEW)
+    counters = hosted.counters
+    assert counters.share_read == pytest.approx(40 / LONG, abs=0.01)
+    assert counters.share_scanned is not None and 0 < counters.share_scanned < 1
+    assert counters.sampled > 0 and counters.recall is not None and counters.recall > 0.5
+
+
+def test_two_places_share_one_index_and_find_the_same(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    segment = llm.host(document(0, LONG, context="alone"), index=INDEX)
+    found: list[Tensor] = []
+    from looseleaf.attention import hosted as module
+
+    plain = module.search_each
+
+    def watched(indexes: Any, queries: Tensor, *args: Any, **options: Any) -> Any:
+        hits, state = plain(indexes, queries, *args, **options)
+        found.append(torch.cat((queries.flatten(), hits.ids.flatten())))
+        assert all(index in segment.index.units.values() for index in indexes)
+        return hits, state
+
+    monkeypatch.setattr(module, "search_each", watched)
+    attention = llm.engine.runner.attention
+    assert attention.hosted is not None
+    q = torch.randn(1, 4, segment.kv.shape[-1])
+    for offset in (0, 3, 170):
+        read = module.HostedRead(segment, offset, 20)
+        attention.hosted.decode(1, q, [offset + LONG + 9], [(read,)], attention.rules[1])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    llm.generate([prompt(0, "One. "), prompt(0, "A longer beginning. ")], GREEDY, select=FEW)
+    assert llm.engine.hosting.built == 1
+
+
+def test_a_document_longer_than_the_pool_is_answered(checkpoint: Folder) -> None:
+    small = make(checkpoint("llama", "dynamic"), num_pages=5, max_num_batched_tokens=64)
+    assert LONG > 8 * 5 * 16
+    with pytest.raises(PoolTooSmall):
+        small.generate([prompt()], GREEDY)
+    stages: list[str] = []
+    small.host(
+        document(0, LONG, context="alone"), index=INDEX,
+        on_progress=lambda stage, done, total: stages.append(f"{stage} {done}/{total}"),
+    )  # fmt: skip
+    assert "computing 64/" in stages[0] and stages[-1].startswith("indexing")
+    expected = logits(make(checkpoint("llama", "dynamic")), prompt(), None)
+    torch.testing.assert_close(logits(small, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
+    assert small.generate([prompt()], GREEDY, select=FEW)[0].finished
+    small.engine.check()
+
+
+def test_a_restart_takes_keys_and_index_from_the_tier(
+    checkpoint: Folder, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(checkpoint("llama", "dynamic"))
+    first.engine.hosting.tier = tier
+    first.host(document(0, LONG, context="alone"), index=INDEX)
+    expected = logits(first, prompt(), FEW)
+    again = make(checkpoint("llama", "dynamic"), num_pages=5)
+    again.engine.hosting.tier = DiskTier(tier.folder, Ledger(1 << 30))
+    with monkeypatch.context() as patch:
+        patch.setattr(Hosting, "_index", lambda self, job: pytest.fail("it was built again"))
+        again.host(document(0, LONG, context="alone"), index=INDEX)
+    hosting = again.engine.hosting
+    assert (hosting.loaded, hosting.built, again.engine.counters.steps) == (1, 0, 0)
+    assert torch.equal(logits(again, prompt(), FEW), expected)
+
+
+@pytest.mark.parametrize("suffix", [".segment", ".sidecar"])
+def test_a_damaged_store_costs_time_and_no_answer(
+    checkpoint: Folder, tier: DiskTier, suffix: str
+) -> None:
+    first = make(checkpoint("llama", "dynamic"))
+    first.engine.hosting.tier = tier
+    first.host(document(0, LONG, context="alone"), index=INDEX)
+    expected = logits(first, prompt(), FEW)
+    (path,) = tier.folder.glob(f"*{suffix}")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(bytes(raw))
+    again = make(checkpoint("llama", "dynamic"))
+    again.engine.hosting.tier = DiskTier(tier.folder, Ledger(1 << 30))
+    again.host(document(0, LONG, context="alone"), index=INDEX)
+    assert (again.engine.hosting.loaded, again.engine.hosting.built) == (0, 1)
+    torch.testing.assert_close(logits(again, prompt(), FEW), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_requests_go_on_while_a_document_is_hosted(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"), max_num_batched_tokens=64)
+    expected = llm.generate(["Once"], GREEDY)[0].token_ids
+    parts = llm.engine.prompts.from_document(document(0, LONG, context="alone"))
+    job = llm.engine.hosting.add(parts, "", INDEX)
+    assert llm.generate(["Once"], GREEDY)[0].token_ids == expected
+    assert job.stage == "computing" and 0 < job.segment.filled < LONG
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert job.finished.wait(60) and job.error is None
+
+
+def test_mixed_requests_equal_one_at_a_time(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    llm.host(document(0, LONG, context="alone"), index=INDEX)
+    one = [llm.generate([prompt(0, b)], GREEDY, select=FEW)[0].token_ids for b in ("One. ", "Or. ")]
+    both = llm.generate([prompt(0, "One. "), prompt(0, "Or. ")], GREEDY, select=FEW)
+    assert [output.token_ids for output in both] == one
+
+
+def test_what_has_no_meaning_is_refused(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    with pytest.raises(InvalidRequest, match="none of this request's documents is hosted"):
+        llm.generate([prompt()], GREEDY, select=FEW)
+    llm.host(document(0, LONG, context="alone"), index=INDEX)
+    with pytest.raises(InvalidRequest, match="fuse can't be combined"):
+        llm.generate([prompt()], GREEDY, select=FEW, fuse=Fuse("first", tokens=3))
+    with pytest.raises(InvalidRequest, match="revise can't be combined"):
+        llm.generate([prompt()], GREEDY, select=FEW, revise=Revise(2))
+    with pytest.raises(InvalidRequest, match="none of this request's documents is hosted"):
+        llm.generate([prompt()], GREEDY, select=FEW, salt="another")
+    with pytest.raises(InvalidRequest, match="sliding windows"):
+        make(checkpoint("qwen2", "dynamic")).host(document(0, LONG, context="alone"))
+    with pytest.raises(InvalidRequest, match="the context holds"):
+        llm.host(document(1, 100_000, context="alone"))
+
+
+def test_a_fault_while_hosting_ends_that_job_only(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("looseleaf.engine.hosting.build_segment", broken)
+        with pytest.raises(RuntimeError, match="no memory"):
+            llm.host(document(0, LONG, context="alone"), index=INDEX)
+    assert isinstance(llm.host(document(0, LONG, context="alone"), index=INDEX), HostedSegment)
+    params = SamplingParams(max_tokens=2)
+    assert llm.generate([prompt()], params, select=FEW)[0].finished
+    assert isinstance(document(0), Document)
