@@ -1,5 +1,6 @@
 """Running a task: what is kept is not asked again, what changed is; what rows say is what came."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_an_arm_of_another_name_is_asked_anew(tmp_path: Path) -> None:
     Runner(SOURCE, answers).run(Sums(), Knower(), SEEDS)
     arm = Knower(name="other")
     Runner(SOURCE, answers).run(Sums(), arm, SEEDS)
+    assert len(arm.asked) == len(SEEDS)
+
+
+def test_an_item_of_the_same_name_with_another_prompt_is_asked_anew(tmp_path: Path) -> None:
+    answers = AnswerFile(tmp_path / "answers.jsonl")
+    Runner(SOURCE, answers).run(Sums(), Knower(), SEEDS)
+
+    class Others(Sums):
+        def items(self, seeds: range) -> list[Item]:
+            return [replace(item, question="plus 1?") for item in super().items(seeds)]
+
+    arm = Knower()
+    Runner(SOURCE, answers).run(Others(), arm, SEEDS)
     assert len(arm.asked) == len(SEEDS)
 
 
