@@ -32,6 +32,7 @@ __all__ = [
     "EngineConfig",
     "CacheConfig",
     "SchedulerConfig",
+    "TierConfig",
     "LooseleafError",
     "__version__",
 ]
@@ -50,6 +51,7 @@ _HOMES = {
     "EngineConfig": "looseleaf.config",
     "CacheConfig": "looseleaf.config",
     "SchedulerConfig": "looseleaf.config",
+    "TierConfig": "looseleaf.config",
     "LooseleafError": "looseleaf.errors",
 }
 

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from looseleaf.cli import HOMES
-from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
 from tests.cli.conftest import Run
 
 OPTIONS = [
     field
-    for section in (EngineConfig, CacheConfig, SchedulerConfig)
+    for section in (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
     for field in dataclasses.fields(section)
     if "help" in field.metadata
 ]
@@ -30,9 +30,9 @@ def test_every_option_of_the_configuration_is_a_flag_with_its_help(run: Run, com
 
 
 def test_every_field_but_sections_is_an_option() -> None:
-    for section in (CacheConfig, SchedulerConfig):
+    for section in (CacheConfig, SchedulerConfig, TierConfig):
         assert all("help" in field.metadata for field in dataclasses.fields(section))
-    sections = {"cache", "scheduler"}
+    sections = {"cache", "scheduler", "tiers"}
     without = {f.name for f in dataclasses.fields(EngineConfig) if "help" not in f.metadata}
     assert without == sections
 

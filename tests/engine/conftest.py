@@ -8,6 +8,9 @@ import pytest
 from jaxtyping import config
 
 from tests.checkpoints import make_checkpoint
+from tests.tiers.redis_server import redis_server, shared_redis
+
+__all__ = ["checkpoint", "redis_server", "shared_redis", "unchecked"]
 
 
 @pytest.fixture(scope="session")

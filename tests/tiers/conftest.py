@@ -5,26 +5,9 @@ from typing import Any
 import pytest
 
 from looseleaf.tiers import DiskTier, HostTier, Ledger, RemoteTier, Tier
-from tests.tiers.redis_server import RedisServer
+from tests.tiers.redis_server import redis_server, shared_redis
 
-
-@pytest.fixture(scope="session")
-def shared_redis() -> Iterator[RedisServer]:
-    server = RedisServer.on_a_free_port()
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def redis_server(shared_redis: RedisServer) -> RedisServer:
-    """A server that is empty."""
-    import redis
-
-    client = redis.Redis(port=shared_redis.port)
-    client.flushall()
-    client.close()
-    return shared_redis
+__all__ = ["redis_server", "shared_redis", "tier"]
 
 
 @pytest.fixture(params=["host", "disk", "remote"])

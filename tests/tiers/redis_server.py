@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -60,3 +61,22 @@ class RedisServer:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
+    server = RedisServer.on_a_free_port()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(shared_redis: RedisServer) -> RedisServer:
+    """A server that is empty."""
+    import redis
+
+    client = redis.Redis(port=shared_redis.port)
+    client.flushall()
+    client.close()
+    return shared_redis

@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-ENGINE_SECTIONS = (SchedulerConfig, CacheConfig, EngineConfig)
+ENGINE_SECTIONS = (TierConfig, SchedulerConfig, CacheConfig, EngineConfig)
 
 
 def engine_options(command: Command) -> Command:

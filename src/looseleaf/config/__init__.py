@@ -16,6 +16,7 @@ from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Revise
 from looseleaf.config.select import GroupRule, Select, SelectPolicy
 from looseleaf.config.server import ServerConfig
+from looseleaf.config.tiers import TierConfig
 
 __all__ = [
     "CacheConfig",
@@ -38,4 +39,5 @@ __all__ = [
     "Select",
     "SelectPolicy",
     "ServerConfig",
+    "TierConfig",
 ]

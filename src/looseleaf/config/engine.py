@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from looseleaf.config.option import option, require
+from looseleaf.config.tiers import TierConfig
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 CpuKernels = Literal["auto", "native", "torch"]
@@ -93,6 +94,7 @@ class EngineConfig:
     seed: int = option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    tiers: TierConfig = field(default_factory=TierConfig)
 
     def __post_init__(self) -> None:
         require(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.sequence import Phase, Sequence
+from looseleaf.engine.tiering import Tiering
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 
@@ -21,6 +22,7 @@ class Admission:
     store: SegmentStore
     keys: KeySpace
     prefix_caching: bool
+    tiering: Tiering
     # full prompt pages that an admitted sequence is about to compute
     _in_flight: dict[SegmentKey, Sequence] = field(default_factory=dict)
 
@@ -79,6 +81,7 @@ class Admission:
             self._release_documents(sequence)
             return None
         self._own_missing(sequence, missing, pages)
+        self._load_missing(sequence, missing, sources)
         if sequence.fusion is not None:
             sequence.fusion.pages = [pages.pop(0) for _ in range(sequence.fusion.num_pages)]
         for run in sequence.runs:
@@ -176,6 +179,27 @@ class Admission:
                 assert first is not None
                 use.segment = self.store.acquire(first)
 
+    def pin_prefix(self, sequence: Sequence) -> None:
+        """Pin the full pages of the first run of a sequence that has computed it."""
+        run = sequence.runs[0]
+        for page in range(run.computed // self.page_size):
+            segment = self.store.find(run.page_key(page, sequence.keys, self.page_size))
+            assert segment is not None, "a page that was computed is published"
+            self.store.pin(segment)
+
+    def _load_missing(
+        self,
+        sequence: Sequence,
+        missing: dict[SegmentKey, DocumentUse],
+        sources: dict[int, DocumentSource],
+    ) -> None:
+        """Of the documents that it owns now, leave those to the tiers that come from there."""
+        coming = self.tiering.begin(sequence, missing.values())
+        sequence.owned = [use for use in sequence.owned if use.key not in coming]
+        for use in sequence.documents:
+            if use.key in coming and sources[use.start] == "computed":
+                sources[use.start] = "loaded"
+
     def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
         """Full pages of a run; the prompt's last token is always computed, for its logits."""
         if run.fused:
@@ -220,13 +244,15 @@ class Admission:
         documents = []
         for use in sequence.documents:
             source = sources[use.start]
-            # a document that stands in the prompt twice is computed once
-            if source == "computed" and first[use.key] != use.start:
+            # a document that stands in the prompt twice is computed, or loaded, once
+            if source in ("computed", "loaded") and first[use.key] != use.start:
                 source = "cached"
             if use.seconds is None:
                 there = source == "cached" or use.num_tokens == 0
                 use.begun, use.seconds = now, 0.0 if there else None
-            documents.append(DocumentReuse(use.part.name, use.num_tokens, use.start, source))
+            documents.append(
+                DocumentReuse(use.part.name, use.num_tokens, use.start, source, tier=use.tier)
+            )
         return ReuseReport(
             tuple(documents),
             text_tokens=sum(run.num_tokens for run in sequence.runs),

@@ -73,8 +73,9 @@ class AsyncLLM:
         return self._worker.is_open
 
     def close(self) -> None:
-        """Abort what runs and stop the engine's thread."""
+        """Abort what runs, stop the engine's thread, and let go of the tiers."""
         self._worker.close()
+        self.engine.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no new request, let those that were accepted end, then close.

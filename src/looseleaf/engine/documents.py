@@ -16,6 +16,7 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import DocumentExists, DocumentNotFound, LooseleafError, PoolTooSmall
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.tiers import Tiers
 
 DocumentState = Literal["computing", "ready", "evicted"]
 Warm = Callable[[PromptParts, str, Callable[[RequestProgress], None]], RequestProgress]
@@ -77,13 +78,15 @@ class _Entry:
 class Documents:
     """All registered documents of an engine.
 
-    ``warm`` has a prompt computed ahead and calls back when that ended; ``cancel`` stops it. Only
-    `get` may be called from any thread."""
+    ``warm`` has a prompt computed ahead and calls back when that ended; ``cancel`` stops it. What
+    is pinned or deleted here is so in the ``tiers`` as well. Only `get` may be called from any
+    thread."""
 
     store: SegmentStore
     keys: KeySpace
     warm: Warm
     cancel: Callable[[str], None]
+    tiers: Tiers | None = None
     _entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
     _by_content: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
@@ -160,9 +163,13 @@ class Documents:
         entry = self._entry(document_id, salt)
         entry.pinned = False
         for key in entry.ahead:
+            if any(e.pinned for e in self._by_key[key]):
+                continue
             segment = self.store.find(key)
-            if segment is not None and not any(e.pinned for e in self._by_key[key]):
+            if segment is not None:
                 self.store.unpin(segment)
+            if self.tiers is not None:
+                self.tiers.pin(key, False)
         return self._info(entry)
 
     def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
@@ -183,6 +190,8 @@ class Documents:
             segment = self.store.find(key)
             if segment is not None and key not in self._by_key:
                 self.store.forget(segment)
+            if self.tiers is not None and key not in self._by_key:
+                self.tiers.delete([key])
         return info
 
     def note_admission(self, sequence: Sequence, report: ReuseReport) -> None:
@@ -261,6 +270,8 @@ class Documents:
             for segment in self._segments(entry):
                 if segment.ready and segment.key in entry.ahead:
                     self.store.pin(segment)
+                    if self.tiers is not None:
+                        self.tiers.pin(segment.key, True)
 
     def _check_pins(self, entry: _Entry, pinned: bool, parts: PromptParts | None = None) -> None:
         contexts = [*entry.ahead.values()]

@@ -4,6 +4,7 @@
 requests can be added and aborted."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,10 +16,12 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.books import Books
 from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
-from looseleaf.engine.drawing import Draw, Drawing
+from looseleaf.engine.drawing import Drawing
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.intake import Intake
+from looseleaf.engine.launched import Launched, still_running
+from looseleaf.engine.measuring import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
@@ -27,7 +30,7 @@ from looseleaf.engine.rows import awaited_token, logit_sequences
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
-from looseleaf.engine.sequence import Phase, Sequence
+from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.errors import (
     DeadlineExceeded,
@@ -40,6 +43,7 @@ from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import SamplingParams
+from looseleaf.tiers import LoadFailed, Tiers
 
 Ended = Callable[[RequestProgress], None]
 
@@ -53,14 +57,7 @@ class EngineParts:
     tokenizer: Tokenizer
     keys: KeySpace
     max_model_len: int
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A step that the device computes or has computed, and the tokens that it yields."""
-
-    work: StepWork
-    draws: list[Draw]
+    tiers: Tiers | None = None
 
 
 class Engine:
@@ -81,24 +78,31 @@ class Engine:
         shape = parts.runner.model.config
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
-        self.documents = Documents(self.store, parts.keys, self.warm, self.abort)
+        self.documents = Documents(self.store, parts.keys, self.warm, self.abort, parts.tiers)
         self.hosting = Hosting.create(parts.runner, parts.keys, parts.config)
         self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
-        self._admission = Admission(self.store, parts.keys, parts.config.cache.prefix_caching)
+        self.tiers = parts.tiers
+        self._tiering = make_tiering(parts.tiers, self.store, parts.runner, parts.config.tiers)
+        prefixes = parts.config.cache.prefix_caching
+        self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
         limits = parts.max_model_len, shape.num_layers
         self._intake = Intake(
             parts.tokenizer, self.grammars, self._admission, *limits, revisions, self.hosting.find
         )
-        self._scheduler = Scheduler(scheduling, self._admission, self.hosting.chunk_tokens)
+        self._scheduler = Scheduler(
+            scheduling, self._admission, self.hosting.chunk_tokens, self._tiering
+        )
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
         self._deadlines = Deadlines()
         self._numbers, self._warm_numbers = count(), count()
-        self._ahead: _Launched | None = None
+        self._ahead: Launched | None = None
+        # also where nobody closes it: what was computed is to be found the next time
+        self.close = weakref.finalize(self, self._tiering.close)
 
     @property
     def counters(self) -> EngineCounters:
@@ -168,15 +172,8 @@ class Engine:
             )
 
         def pin(progress: RequestProgress) -> None:
-            if progress.error is not None:
-                return
-            sequence = progress.outputs[0].sequence
-            run = sequence.runs[0]
-            for page in range(run.computed // self._admission.page_size):
-                key = run.page_key(page, sequence.keys, self._admission.page_size)
-                segment = self.store.find(key)
-                assert segment is not None, "a page that was computed is published"
-                self.store.pin(segment)
+            if progress.error is None:
+                self._admission.pin_prefix(progress.outputs[0].sequence)
 
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
@@ -215,7 +212,7 @@ class Engine:
         )
         return list(dict.fromkeys(changed))
 
-    def _launch_next(self, changed: list[RequestProgress]) -> _Launched | None:
+    def _launch_next(self, changed: list[RequestProgress]) -> Launched | None:
         """Schedule a step and launch it; whom it refuses or fails joins ``changed``."""
         try:
             work = self._scheduler.schedule()
@@ -228,29 +225,31 @@ class Engine:
 
     def _launch(
         self, work: StepWork, changed: list[RequestProgress], previous: Tensor | None = None
-    ) -> _Launched | None:
+    ) -> Launched | None:
         """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
             self._books.book_admissions(work, self._outputs)
             if work.empty:
                 return None
             logits = self.runner.run(work, previous)
+        except LoadFailed:
+            # computed in vain: the document is computed by who waits for it, then this once more
+            self._scheduler.take_back(work)
+            return None
         except Exception as error:
             changed += self._fail(self._requests_of(work), error)
             return None
         self._books.book_step(work, self._outputs)
         outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
         if not outputs:
-            return _Launched(work, [])
+            return Launched(work, [])
 
         def end(output: OutputProgress, error: Exception) -> None:
             changed.extend(self._fail([output.request], error))
 
-        return _Launched(work, self._drawing.draw(outputs, logits, end))
+        return Launched(work, self._drawing.draw(outputs, logits, end))
 
-    def _launch_ahead(
-        self, launched: _Launched, changed: list[RequestProgress]
-    ) -> _Launched | None:
+    def _launch_ahead(self, launched: Launched, changed: list[RequestProgress]) -> Launched | None:
         """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
         if len(launched.draws) > 1:
             return None
@@ -277,19 +276,19 @@ class Engine:
             for sequence in going_on:
                 sequence.drop_awaited()
 
-    def _take_ahead(self) -> _Launched | None:
+    def _take_ahead(self) -> Launched | None:
         """The step that was launched ahead, less what has ended since; None if nothing is left."""
         launched, self._ahead = self._ahead, None
         if launched is None:
             return None
-        work = _still_running(launched.work)
+        work = still_running(launched.work)
         return None if work.empty else replace(launched, work=work)
 
-    def _finish(self, launched: _Launched, changed: list[RequestProgress]) -> None:
+    def _finish(self, launched: Launched, changed: list[RequestProgress]) -> None:
         """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
         try:
             # a fault in drawing has ended its request, and given its pages back
-            self._scheduler.complete(_still_running(launched.work))
+            self._scheduler.complete(still_running(launched.work))
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
             return
@@ -380,13 +379,6 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
-
-
-def _still_running(work: StepWork) -> StepWork:
-    """``work`` without the sequences that have ended since."""
-    decode = [s for s in work.decode if s.phase is not Phase.FINISHED]
-    chunks = [c for c in work.chunks if c.sequence.phase is not Phase.FINISHED]
-    return replace(work, decode=decode, chunks=chunks)
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
-from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.hosting import OnProgress
@@ -26,15 +26,15 @@ from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.sampling_params import SamplingParams
 
-_SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig)
+_SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 
 
 class LLM:
     """A model with its engine and its cache of segments.
 
     ``model`` is a folder or a hub id; None is the reference model that ships with the package.
-    Options are the fields of `EngineConfig`, `CacheConfig` and `SchedulerConfig`, e.g.
-    ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
+    Options are the fields of `EngineConfig`, `CacheConfig`, `SchedulerConfig` and `TierConfig`: as
+    in ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
     that can't be used and InvalidOption for an option that is unknown or out of range.
 
         llm = LLM()
@@ -196,6 +196,12 @@ class LLM:
         finally:
             self.engine.abort(progress.request.request_id)
 
+    def close(self) -> None:
+        """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
+
+        Nothing may be asked after."""
+        self.engine.close()
+
     def _run(
         self,
         prompts: Sequence[PromptParts],
@@ -241,7 +247,7 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
     names: dict[type, set[str]] = {
         section: {field.name for field in fields(section)} for section in _SECTIONS
     }
-    known = set().union(*names.values()) - {"cache", "scheduler"}
+    known = set().union(*names.values()) - {"cache", "scheduler", "tiers"}
     unknown = sorted(set(options) - known)
     if unknown:
         raise InvalidOption(
@@ -255,4 +261,5 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
         **chosen(EngineConfig),
         cache=CacheConfig(**chosen(CacheConfig)),
         scheduler=SchedulerConfig(**chosen(SchedulerConfig)),
+        tiers=TierConfig(**chosen(TierConfig)),
     )

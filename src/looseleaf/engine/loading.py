@@ -22,6 +22,7 @@ from looseleaf.models import (
 )
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import rope_fingerprint
+from looseleaf.tiers import Tiers
 
 REFERENCE_MODELS = ("causal", "block")
 
@@ -95,7 +96,8 @@ def make_engine(
     if implementation == "auto" and decoder.device.type == "cpu":
         implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
     runner = Runner.create(decoder, config, max_model_len, implementation)
-    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len))
+    tiers = Tiers.create(config.tiers, runner.pool)
+    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers))
 
 
 def reference_model(name: str = "block") -> Path:

@@ -8,14 +8,15 @@ from looseleaf.config import Fuse, Revise
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.retro import exposure_ratios
 
-DocumentSource = Literal["cached", "computed", "awaited"]
+DocumentSource = Literal["cached", "computed", "awaited", "loaded"]
 
 
 @dataclass(frozen=True)
 class DocumentReuse:
     """One document of a request: its tokens, and whether their keys and values were ``cached``
-    already, ``computed`` by this request, or ``awaited`` from another request that was computing
-    them.
+    already, ``computed`` by this request, ``loaded`` for it from a ``tier``, or ``awaited`` since
+    they were on their way for another request. What could not be loaded after all is ``computed``,
+    and ``tier`` names the one that failed.
 
     ``seconds`` is how long they took to be there, None while they are not: 0 if cached, else since
     the step that began to compute them here, or since the admission if another request did.
@@ -28,6 +29,27 @@ class DocumentReuse:
     source: DocumentSource
     seconds: float | None = None
     recomputed: int = 0
+    tier: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadingReport:
+    """What was expected of the documents that came from tiers, and what it was, in seconds.
+
+    ``tiers`` names them; ``num_bytes`` is what was asked of them. ``load_predicted`` is for the
+    loads alone, ``total_predicted`` with the request's own text and what it computes again, as far
+    as that does not hide behind them: None where nothing was known. ``load_seconds`` and
+    ``total_seconds`` are how long that took, the latter until the first token; None while it is not
+    there. ``ratio`` is the share of tokens that the controller chose to compute again, None where
+    it was not asked for one."""
+
+    tiers: tuple[str, ...] = ()
+    num_bytes: int = 0
+    load_predicted: float | None = None
+    load_seconds: float | None = None
+    total_predicted: float | None = None
+    total_seconds: float | None = None
+    ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,13 +59,15 @@ class ReuseReport:
     Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of
     their own, which is not the same thing and is never added to it. ``preempted_tokens`` were
     computed again after the request had to make room. ``fuse`` is the policy that was in force:
-    None for plain reuse, also where more was asked for and there was nothing to choose from."""
+    None for plain reuse, also where more was asked for and there was nothing to choose from.
+    ``loading`` is there if documents came from tiers, or if the ratio was the controller's."""
 
     documents: tuple[DocumentReuse, ...] = ()
     text_tokens: int = 0
     text_tokens_cached: int = 0
     preempted_tokens: int = 0
     fuse: Fuse | None = None
+    loading: LoadingReport | None = None
 
     @property
     def document_tokens(self) -> int:
@@ -63,6 +87,7 @@ class ReuseReport:
     def __str__(self) -> str:
         lines = [
             f"{d.name}: {d.num_tokens} tokens at {d.offset}, {d.source}"
+            + (f" from {d.tier}" if d.source == "loaded" else "")
             + (f", {d.recomputed} computed again" if d.recomputed else "")
             for d in self.documents
         ]

@@ -107,7 +107,8 @@ class DocumentUse:
     lead.
 
     ``seconds`` says how long its keys and values took to be there, from ``begun``: the admission,
-    or the step that began to compute it here."""
+    or the step that began to compute it here. ``tier`` is where it comes from, if it does;
+    ``fell_back`` says that it could not be loaded, and is computed."""
 
     start: int
     part: DocumentPart
@@ -117,6 +118,8 @@ class DocumentUse:
     scheduled: int = 0
     begun: float = 0.0
     seconds: float | None = None
+    tier: str | None = None
+    fell_back: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:

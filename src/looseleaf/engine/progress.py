@@ -74,8 +74,16 @@ class OutputProgress:
             return self.reuse
         seconds = [use.seconds for use in self.sequence.documents]
         timed = zip(self.reuse.documents, seconds, self.sequence.recomputed(), strict=True)
-        documents = tuple(replace(d, seconds=s, recomputed=n) for d, s, n in timed)
-        return replace(self.reuse, documents=documents)
+        documents = [replace(d, seconds=s, recomputed=n) for d, s, n in timed]
+        for n, use in enumerate(self.sequence.documents):
+            if use.fell_back and documents[n].source == "loaded":
+                documents[n] = replace(documents[n], source="computed")
+        arrivals, times = self.sequence.arrivals, self.request.metrics
+        loading = None
+        if arrivals is not None:
+            begun, first = times.admitted, times.first_token
+            loading = arrivals.report(None if begun is None or first is None else first - begun)
+        return replace(self.reuse, documents=tuple(documents), loading=loading)
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,21 +13,25 @@ from torch import Tensor
 
 from looseleaf.attention.calibration import Shape, costs_of
 from looseleaf.attention.cost_model import CostModel
+from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
+from looseleaf.engine.pace import ComputePace, count_pairs
 from looseleaf.engine.rows import arrived_tokens, step_rows
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
+from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import build_rotation, softmax_scale
-from looseleaf.types import ScoreRule
+from looseleaf.types import Attend, ScoreRule
 
 _GIB = 1 << 30
 
@@ -37,7 +41,7 @@ class Runner:
     """A model with its pool and attention on one device.
 
     ``graphs`` is None where steps do not replay. With ``runs_ahead`` a step may be run before the
-    tokens of the last one have arrived.
+    tokens of the last one have arrived. ``pace`` hears how long steps take that replay no graph.
     """
 
     model: Decoder
@@ -45,6 +49,7 @@ class Runner:
     attention: PagedAttention
     graphs: StepGraphs | None = None
     runs_ahead: bool = False
+    pace: ComputePace | None = None
 
     @classmethod
     def create(
@@ -84,7 +89,8 @@ class Runner:
         graphs = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
-        return cls(model, pool, attention, graphs, runs_ahead=on_gpu)
+        pace = ComputePace() if config.tiers.any else None
+        return cls(model, pool, attention, graphs, runs_ahead=on_gpu, pace=pace)
 
     def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.
@@ -102,7 +108,9 @@ class Runner:
 
         ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
         before the step is computed, and a later call may overwrite the logits; not so if it has
-        sequences that choose tokens, which waits for the device.
+        sequences that choose tokens, which waits for the device. Where its rows read documents that
+        are still arriving, each layer waits for its keys and values, and the call raises what that
+        does; then the step is as if it had not been run.
         """
         for sequence in work.choosing:
             assert sequence.fusion is not None
@@ -112,12 +120,13 @@ class Runner:
         for chunk in work.chunks:
             if isinstance(chunk.target, Fusion) and chunk.start == 0:
                 self.pool.place(chunk.target.pages, chunk.target.positions or [])
+        awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
         new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
         each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
         decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
-        if self.graphs is not None:
+        if self.graphs is not None and not awaited:
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
@@ -126,11 +135,36 @@ class Runner:
             tokens = arrived_tokens(tokens, previous)
         attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.asked))
         asked = None if rows.asked is None else rows.asked_on(self.model.device)
+        if awaited:
+            attend = _Following(attend, awaited)
+        begun = None if self.pace is None or awaited else self.pace.begin(self.model.device)
         hidden = self.model.forward(tokens, attend, asked=asked)
         for sequence in work.decode:
             if sequence.revision is not None:
                 sequence.revision.book()
-        return self.model.logits(rows.without_past(hidden))
+        logits = self.model.logits(rows.without_past(hidden))
+        if self.pace is not None and begun is not None:
+            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks))
+        return logits
+
+
+@dataclass(frozen=True)
+class _Following:
+    """The attention of a step whose documents are arriving: a layer's keys come before its rows."""
+
+    attend: Attend
+    awaited: list[Arriving]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for arriving in self.awaited:
+            arriving.wait(layer)
+        return self.attend(layer, q, k, v)
+
+
+def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
+    read = [(1, row.position + 1) for row in decode]
+    read += [(len(c.positions), c.positions[-1] + 1) for c in chunks]
+    return count_pairs(read)
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:

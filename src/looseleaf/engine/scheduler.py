@@ -16,8 +16,12 @@ from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.sequence import Chunk, Phase, Sequence
+from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import IntegrityError
 from looseleaf.kv.store import Segment
+
+# how long new requests may have to wait while a step has nothing to do but to wait
+_LONGEST_WAIT = 0.05
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Scheduler:
     config: SchedulerConfig
     admission: Admission
     token_budget: int
+    tiering: Tiering
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
 
@@ -73,14 +78,22 @@ class Scheduler:
         """Decode rows of all that decode, new admissions, and as much prefill as the budget
         leaves.
         """
+        self._settle()
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
         admitted = [] if preempted else self._admit_waiting()
         choosing, budget = self._choosing(self.token_budget - len(decode))
         chunks = self._fill_chunks(budget)
-        refused = self._refuse_hopeless() if not self.running and not preempted else []
         idle = not decode and not chunks and not choosing
+        if idle and self.tiering.busy and not any(s.warms and s.warm for s in self.running):
+            # nothing else to do than to follow what arrives close behind
+            chunks = self._fill_chunks(budget, following=True)
+            if not chunks:
+                self.tiering.wait(_LONGEST_WAIT)
+            idle = False
+        hopeless = not self.running and not preempted and not self.tiering.release_pages()
+        refused = self._refuse_hopeless() if hopeless else []
         if self.running and idle and not any(s.warms and s.warm for s in self.running):
             raise IntegrityError("sequences run, but none has anything to compute")
         return StepWork(decode, chunks, admitted, preempted, refused, choosing)
@@ -92,6 +105,7 @@ class Scheduler:
         None if there is nothing to compute, or if an output could only grow at another's cost:
         who makes room is decided once all tokens are known.
         """
+        self._settle()
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
         if not all(self.admission.grow(sequence) for sequence in decode):
             return None
@@ -120,6 +134,22 @@ class Scheduler:
             sequence.phase = Phase.DECODE
         return complete
 
+    def take_back(self, work: StepWork) -> None:
+        """A step was computed in vain: what it was to compute is to be computed once more."""
+        for chunk in work.chunks:
+            chunk.target.scheduled = min(chunk.target.scheduled, chunk.start)
+
+    def _settle(self) -> None:
+        """What has arrived is there; what will not is computed by one of those who wait for it."""
+        for segment, arrived in self.tiering.settle():
+            if arrived:
+                segment.ready = True
+                self._book_ready(segment)
+                continue
+            for reader in [u for s in self.running for u in s.documents if u.segment is segment]:
+                reader.fell_back = reader.tier is not None
+            self._reassign(segment)
+
     def _book_document(self, sequence: Sequence, use: DocumentUse) -> None:
         segment = use.segment
         assert segment is not None
@@ -128,6 +158,10 @@ class Scheduler:
             return
         segment.ready = True
         sequence.owned.remove(use)
+        self._book_ready(segment)
+        self.tiering.keep(segment, sequence.tenant)
+
+    def _book_ready(self, segment: Segment) -> None:
         now = time.perf_counter()
         for reader in [u for s in self.running for u in s.documents if u.segment is segment]:
             if reader.seconds is None:
@@ -197,12 +231,12 @@ class Scheduler:
                 budget -= sequence.fusion.num_evidence_rows
         return choosing, budget
 
-    def _fill_chunks(self, budget: int) -> list[Chunk]:
+    def _fill_chunks(self, budget: int, *, following: bool = False) -> list[Chunk]:
         chunks: list[Chunk] = []
         for sequence in self.running:
             if sequence.phase is not Phase.PREFILL:
                 continue
-            for target in sequence.pending():
+            for target in sequence.pending(following=following):
                 if budget <= 0:
                     return chunks
                 if isinstance(target, DocumentUse) and target.scheduled == 0:

@@ -16,13 +16,16 @@ from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
+from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.engine.revision import Revision
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.kv.store import Arriving
 from looseleaf.sparse import make_policy
+from looseleaf.tiers import tenant_of
 
 IntArray = npt.NDArray[np.int64]
 FindHosted = Callable[[SegmentKey], HostedSegment | None]
@@ -42,6 +45,16 @@ class Chunk:
         """Whether the chunk's last row yields the next token's logits."""
         last = self.target is self.sequence.tail or self.target is self.sequence.fusion
         return last and self.stop == self.target.num_tokens
+
+    def awaits(self) -> list[Arriving]:
+        """The documents that its rows read, as far as they are still arriving."""
+        if isinstance(self.target, DocumentUse):
+            return []
+        parts = self.sequence.parts
+        if isinstance(self.target, TextRun):
+            parts = parts[: parts.index(self.target)]
+        held = [part.segment for part in parts if isinstance(part, DocumentUse)]
+        return [s.arriving for s in held if s is not None and s.arriving is not None]
 
     def table(self, page_size: int) -> IntArray:
         """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
@@ -99,8 +112,10 @@ class Sequence:
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
+        self.tenant = tenant_of(request.salt)
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
+        self.arrivals: Arrivals | None = None
         self.parts: list[TextRun | DocumentUse | HostedUse] = []
         self.owned: list[DocumentUse] = []
         self.num_prompt_tokens = 0
@@ -254,9 +269,9 @@ class Sequence:
         row, revision = self.decode_row(), self.revision
         return [row] if revision is None else revision.rows(row, num_outputs, num_new_rows)
 
-    def pending(self) -> Iterator[TextRun | DocumentUse | Fusion]:
+    def pending(self, *, following: bool = False) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
-        it.
+        it, but for one that is arriving if a step may be ``following`` it layer by layer.
         """
         if self.warms and self.warm:
             return
@@ -267,14 +282,14 @@ class Sequence:
         fusion = self.fusion
         for part in self.parts:
             if fusion is not None and part is fusion.parts[0]:
-                ready = all(self._ready(use) for use in fusion.documents)
+                ready = all(self._ready(use, following) for use in fusion.documents)
                 if ready and fusion.chosen and fusion.scheduled < fusion.num_tokens:
                     yield fusion
                 return
             if isinstance(part, TextRun):
                 if part.scheduled < part.num_tokens:
                     yield part
-            elif isinstance(part, DocumentUse) and not self._ready(part):
+            elif isinstance(part, DocumentUse) and not self._ready(part, following):
                 return
 
     @property
@@ -301,8 +316,12 @@ class Sequence:
         fusion = self.fusion
         return [fusion.num_chosen_of(use) if fusion else 0 for use in self.documents]
 
-    def _ready(self, use: DocumentUse) -> bool:
-        return use.segment is not None and (use.segment.ready or self._in_step(use))
+    def _ready(self, use: DocumentUse, following: bool) -> bool:
+        segment = use.segment
+        if segment is None:
+            return False
+        coming = following and segment.arriving is not None
+        return segment.ready or coming or self._in_step(use)
 
     def _in_step(self, use: DocumentUse) -> bool:
         """Whether an owned document is complete once this step's chunks are written."""

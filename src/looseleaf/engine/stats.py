@@ -36,9 +36,11 @@ class EngineCounters:
     documents_cached: int = 0
     documents_computed: int = 0
     documents_awaited: int = 0
+    documents_loaded: int = 0
     document_tokens_cached: int = 0
     document_tokens_computed: int = 0
     document_tokens_awaited: int = 0
+    document_tokens_loaded: int = 0
     document_tokens_recomputed: int = 0
     items: int = 0
     grouped_items: int = 0
@@ -55,6 +57,9 @@ class EngineCounters:
             elif document.source == "computed":
                 self.documents_computed += 1
                 self.document_tokens_computed += document.num_tokens
+            elif document.source == "loaded":
+                self.documents_loaded += 1
+                self.document_tokens_loaded += document.num_tokens
             else:
                 self.documents_awaited += 1
                 self.document_tokens_awaited += document.num_tokens

@@ -7,11 +7,24 @@ nothing."""
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from looseleaf.errors import IntegrityError, PoolTooSmall
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """Keys and values on their way into a segment's pages from somewhere else."""
+
+    def wait(self, layer: int) -> None:
+        """Return when ``layer`` is there, for what is launched next; raises if it will not come."""
+        ...
+
+    def cancel(self) -> None:
+        """Write nothing more to the pages."""
+        ...
 
 
 @dataclass(eq=False)
@@ -21,7 +34,8 @@ class Segment:
 
     ``references`` counts the sequences that read it or wait for it. The store owns the
     pages for as long as the segment lives. A ``forgotten`` segment goes with its last reference.
-    ``filled`` is how many of its tokens are computed, while it is not ready.
+    ``filled`` is how many of its tokens are computed, while it is not ready; one that is
+    ``arriving`` is not computed by anybody.
     """
 
     key: SegmentKey
@@ -32,6 +46,7 @@ class Segment:
     pinned: bool = False
     forgotten: bool = False
     filled: int = 0
+    arriving: Arriving | None = None
 
 
 class PageCounts(NamedTuple):
@@ -240,4 +255,6 @@ class SegmentStore:
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment.key]
         self._segment_pages -= len(segment.pages)
+        if segment.arriving is not None:
+            segment.arriving.cancel()
         self.pool.free(segment.pages)

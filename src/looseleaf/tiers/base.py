@@ -67,7 +67,10 @@ class Entry:
 class Reader(Protocol):
     """An open record. What it reads is what was stored, or it raises TierFault."""
 
-    record: Record
+    @property
+    def record(self) -> Record:
+        """What is stored of the segment besides its bytes."""
+        ...
 
     def read(
         self, layer: int, into: UInt8[Tensor, " layer_bytes"]
@@ -138,7 +141,7 @@ class TierCounters:
     ``loads`` are records that arrived whole; each other one asked for counts under the fault that
     ended it. ``refused`` were not stored by the rules of admission, ``skipped`` not tried because
     the tier was given up for a while, ``evicted`` and ``expired`` had to go. ``seconds`` were spent
-    reading ``bytes_read``."""
+    reading ``bytes_read``, ``write_seconds`` writing what was ``stored``."""
 
     loads: int = 0
     stored: int = 0
@@ -149,6 +152,7 @@ class TierCounters:
     bytes_read: int = 0
     bytes_written: int = 0
     seconds: float = 0.0
+    write_seconds: float = 0.0
     faults: dict[Fault, int] = field(default_factory=dict)
 
     def count_fault(self, kind: Fault) -> None:

@@ -164,6 +164,18 @@ class DiskTier:
         with self._lock, suppress(OSError):
             self._remove(key, remember=True)
 
+    def cool(self, key: SegmentKey) -> None:
+        """Have the system forget what it holds of a file in memory, so that the next read is the
+        disk's; for measurements."""
+        with _faults():
+            file = os.open(self._path(key), os.O_RDONLY)
+            try:
+                os.fdatasync(file)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+
     def verify(self) -> Iterator[tuple[str, str | None]]:
         """Read every file: its name, and what is wrong with it, None if nothing is."""
         for path in sorted(self.folder.glob(f"*{RECORD}")) + sorted(

@@ -89,22 +89,22 @@ class HostTier:
                 self._evict(following)
             return HostSlot(record, run)
 
-    def keep(self, slot: HostSlot) -> bool:
-        """Store what a slot was filled with; False if the same came first, or there is no room any
-        more."""
+    def keep(self, slot: HostSlot) -> "HostReader | None":
+        """Store what a slot was filled with, open for reading; None if the same came first, or
+        there is no room any more."""
         with self._lock:
             record = slot.record
             here = record.key in self._stored
             # several slots may have been given for the same room
             if here or self.ledger.make_room(record.num_bytes, record.tenant, record.key) != []:
                 self._arena.give(slot.run)
-                return False
-            entry = Entry(record.key, record.num_bytes, record.tenant, self.clock())
+                return None
+            entry = Entry(record.key, record.num_bytes, record.tenant, self.clock(), readers=1)
             self.ledger.add(entry)
-            self._stored[record.key] = _Stored(slot, entry)
+            self._stored[record.key] = stored = _Stored(slot, entry)
             self.counters.stored += 1
             self.counters.bytes_written += record.num_bytes
-            return True
+            return HostReader(self, stored)
 
     def abandon(self, slot: HostSlot) -> None:
         """Give a slot back that was not filled."""
@@ -116,7 +116,10 @@ class HostTier:
         if slot is None:
             return False
         slot.layers.copy_(layers)
-        return self.keep(slot)
+        kept = self.keep(slot)
+        if kept is not None:
+            kept.close()
+        return kept is not None
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
         """Drop records; one that is being read goes when it was read."""
@@ -201,6 +204,11 @@ class HostReader:
     ) -> UInt8[Tensor, " layer_bytes"]:
         """The layer where it is; ``into`` is left alone."""
         return self.stored.slot.layers[layer]
+
+    @property
+    def layers(self) -> UInt8[Tensor, "layers layer_bytes"]:
+        """All of the record, where it is."""
+        return self.stored.slot.layers
 
     def close(self) -> None:
         """Let the record go."""

@@ -1,0 +1,50 @@
+"""Where segments are kept besides the device pool, and how much there."""
+
+from dataclasses import dataclass
+
+from looseleaf.config.option import option, require
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """Tiers below the pool: the host's memory, a disk, a Redis or Valkey server; any or none.
+
+    A document that was computed is written to all of them in the background, and one that is
+    missing from the pool is looked for in them before it is computed."""
+
+    host_gib: float = option(
+        0.0, "memory of the host for documents outside the pool, in GiB; 0: none"
+    )
+    disk_path: str | None = option(None, "folder for documents on disk; default: none")
+    disk_gib: float = option(16.0, "most that the folder may hold, in GiB")
+    remote_url: str | None = option(
+        None, "Redis or Valkey server for documents, redis://HOST:PORT/DATABASE; default: none"
+    )
+    tier_ttl: float | None = option(
+        None, "seconds after which a stored document is dropped; default: never"
+    )
+    tenant_share: float = option(
+        1.0, "largest share of the host's memory and of the disk that one salt may fill"
+    )
+    tier_timeout: float = option(
+        5.0, "seconds without a byte after which a tier is given up and the document computed"
+    )
+    staging_gib: float = option(
+        1.0, "memory for documents on their way to and from disk or server, in GiB"
+    )
+    least_ratio: float = option(
+        0.15, "least share of tokens that a fuse policy with ratio auto computes again"
+    )
+
+    def __post_init__(self) -> None:
+        require(self.host_gib >= 0, "host_gib must be 0 or more")
+        for name in ("disk_gib", "tier_timeout", "staging_gib"):
+            require(getattr(self, name) > 0, f"{name} must be positive")
+        require(self.tier_ttl is None or self.tier_ttl > 0, "tier_ttl must be positive")
+        require(0 < self.tenant_share <= 1, "tenant_share must be above 0 and at most 1")
+        require(0 <= self.least_ratio <= 1, "least_ratio must be from 0 to 1")
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a tier at all."""
+        return bool(self.host_gib or self.disk_path or self.remote_url)

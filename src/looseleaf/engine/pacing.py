@@ -1,0 +1,133 @@
+"""The loading controller: from where a document comes, and how much is computed again meanwhile.
+
+CacheBlend (arXiv 2405.16444, section 5.1) balances two times, per layer, since a layer is computed
+while the next one loads: ``T_load``, what a tier takes for the documents, and ``T_recompute(r)``,
+what the model takes for a share r of their tokens. A smaller r than where they are equal saves
+nothing, so r is raised to it; a tier is worth asking if loading from it is quicker than computing
+the documents. Both times are measured, none is assumed."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from looseleaf.engine.arrivals import Arrivals
+from looseleaf.engine.pace import ComputePace, count_pairs
+from looseleaf.engine.parts import DocumentUse
+from looseleaf.engine.sequence import Sequence
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers import Tiers
+
+# a tier that is too slow is tried again after so many documents were computed instead
+_TRY_AGAIN = 16
+
+
+@dataclass(eq=False)
+class LoadingController:
+    """Decides for one engine, whose model has ``num_layers``; no ratio is below ``least_ratio``."""
+
+    tiers: Tiers
+    pace: ComputePace
+    num_layers: int
+    least_ratio: float
+    _passed_over: dict[str, int] = field(default_factory=dict)
+
+    def choose(
+        self,
+        sequence: Sequence,
+        uses: Rows[DocumentUse],
+        found: Mapping[SegmentKey, Rows[str]],
+    ) -> dict[SegmentKey, str]:
+        """The tier that each document comes from; one that is quicker to compute is left out."""
+        if not uses:
+            return {}
+        chosen = {use.key: self._quickest(use.num_tokens, found[use.key]) for use in uses}
+        load = self.load_seconds({use.key: use.num_tokens for use in uses}, chosen)
+        compute = self._encoding_seconds(uses)
+        rest = self._pass_seconds(sequence)
+        total = None if load is None or rest is None else piped(load, rest, self.num_layers)
+        slow = (
+            total is not None
+            and compute is not None
+            and rest is not None
+            and total > compute + rest
+        )
+        if slow and not self._try_again(chosen.values()):
+            return {}
+        sequence.arrivals = sequence.arrivals or Arrivals()
+        sequence.arrivals.load_predicted, sequence.arrivals.total_predicted = load, total
+        for use in uses:
+            use.tier = chosen[use.key]
+        return chosen
+
+    def balanced_ratio(self, sequence: Sequence, found: Mapping[SegmentKey, Rows[str]]) -> float:
+        """The share of document tokens that can be computed again in the time that the documents
+        take to load; at least ``least_ratio``. ``sequence`` has not been admitted, and blends
+        nothing yet."""
+        coming = {u.key: u.num_tokens for u in sequence.documents if u.key in found}
+        chosen = {key: self._quickest(n, found[key]) for key, n in coming.items()}
+        load = self.load_seconds(coming, chosen)
+        candidates = sum(use.num_tokens for use in sequence.documents)
+        text = sum(run.num_tokens for run in sequence.runs)
+        if not load or not candidates:
+            return self.least_ratio
+
+        def seconds(ratio: float) -> float:
+            rows = text + round(ratio * candidates)
+            return self.pace.predict(rows, count_pairs([(rows, sequence.num_tokens)])) or 0.0
+
+        low, high = self.least_ratio, 1.0
+        if seconds(low) >= load or seconds(high) <= 0.0:
+            return low
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if seconds(middle) < load else (low, middle)
+        return low
+
+    def load_seconds(
+        self, lengths: Mapping[SegmentKey, int], chosen: Mapping[SegmentKey, str]
+    ) -> float | None:
+        """How long documents of these lengths take to load, each from its tier; tiers load side by
+        side. None if nothing is known of one."""
+        slowest = 0.0
+        for tier in set(chosen.values()):
+            num_bytes = [self.tiers.num_bytes(n) for k, n in lengths.items() if chosen[k] == tier]
+            predicted = self.tiers.predict(tier, num_bytes)
+            if predicted is None:
+                return None
+            slowest = max(slowest, predicted)
+        return slowest
+
+    def _quickest(self, num_tokens: int, names: Rows[str]) -> str:
+        """Of some tiers the quickest as far as is known; one of which nothing is known comes first,
+        for it to be known."""
+        num_bytes = [self.tiers.num_bytes(num_tokens)]
+        return min(names, key=lambda name: self.tiers.predict(name, num_bytes) or 0.0)
+
+    def _encoding_seconds(self, uses: Rows[DocumentUse]) -> float | None:
+        """How long it takes to compute documents, each by itself."""
+        rows = sum(use.num_tokens for use in uses)
+        each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
+        return self.pace.predict(rows, count_pairs(each))
+
+    def _pass_seconds(self, sequence: Sequence) -> float | None:
+        """How long the sequence's own rows take, once its documents are there."""
+        rows = sum(run.num_tokens for run in sequence.runs)
+        fusion = sequence.fusion
+        if fusion is not None:
+            rows += fusion.most if fusion.positions is None else len(fusion.positions)
+        return self.pace.predict(rows, count_pairs([(rows, sequence.num_tokens)]))
+
+    def _try_again(self, names: Iterable[str]) -> bool:
+        again = False
+        for name in dict.fromkeys(names):
+            passed = self._passed_over.get(name, 0) + 1
+            again = again or passed >= _TRY_AGAIN
+            self._passed_over[name] = 0 if passed >= _TRY_AGAIN else passed
+        return again
+
+
+def piped(load: float, compute: float, num_layers: int) -> float:
+    """How long it takes to load and compute layer by layer, each layer computed once it is loaded
+    and the one before it is computed."""
+    first, each = load / num_layers, compute / num_layers
+    return first + (num_layers - 1) * max(first, each) + each

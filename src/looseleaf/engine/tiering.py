@@ -1,0 +1,108 @@
+"""Documents that come from a tier and go to one: what the engine does about them between two steps.
+
+A document that is missing from the pool gets its pages as ever; if a tier has it and is expected to
+be quicker than computing it, it is *arriving* instead of owned. Whoever reads it waits as for one
+that is being computed; only when there is nothing else to do, a step follows close behind, layer by
+layer. One that fails to arrive is computed by who waits for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from looseleaf.engine.pacing import LoadingController
+from looseleaf.engine.parts import DocumentUse
+from looseleaf.engine.sequence import Sequence
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.tiers import Keeping, Load, Tiers, Wanted
+
+
+@dataclass(eq=False)
+class Tiering:
+    """The tiers of one engine as its scheduler sees them; without tiers nothing ever arrives."""
+
+    store: SegmentStore
+    tiers: Tiers | None = None
+    controller: LoadingController | None = None
+    _arriving: dict[Segment, Load] = field(default_factory=dict)
+    _leaving: list[tuple[Segment, Keeping]] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is arriving."""
+        return bool(self._arriving)
+
+    def close(self) -> None:
+        """Finish writing, and let go of the tiers."""
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def begin(self, sequence: Sequence, missing: Iterable[DocumentUse]) -> set[SegmentKey]:
+        """Have documents that have pages now brought from the tiers, those that are there and
+        worth it; returns their keys. The others are to be computed."""
+        uses = {use.key: use for use in missing if use.num_tokens}
+        if self.tiers is None or self.controller is None or not uses:
+            return set()
+        found = self.tiers.find(list(uses))
+        chosen = self.controller.choose(sequence, [u for k, u in uses.items() if k in found], found)
+        for tier in dict.fromkeys(chosen.values()):
+            wanted = [self._wanted(uses[key]) for key, name in chosen.items() if name == tier]
+            for load in self.tiers.load(wanted, tier):
+                segment = uses[load.record.key].segment
+                assert segment is not None
+                segment.arriving = load
+                self._arriving[segment] = load
+                if sequence.arrivals is not None:
+                    sequence.arrivals.loads.append(load)
+        return set(chosen)
+
+    def settle(self) -> list[tuple[Segment, bool]]:
+        """Segments that have ended to arrive, and whether they are there; and let go of those that
+        are out."""
+        self._let_go()
+        ended = []
+        for segment, load in list(self._arriving.items()):
+            state = load.state
+            if state == "loading":
+                continue
+            del self._arriving[segment]
+            if state != "cancelled":
+                load.settle()
+                segment.arriving = None
+                ended.append((segment, state == "done"))
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        """Wait until one of those that arrive has ended, for that long at most."""
+        for load in list(self._arriving.values())[:1]:
+            load.wait_for_end(seconds)
+
+    def keep(self, segment: Segment, tenant: str) -> None:
+        """Bring a document that is ready now to the tiers; it is not evicted meanwhile."""
+        if self.tiers is None or segment.forgotten:
+            return
+        wanted = Wanted(segment.key, segment.length, segment.pages)
+        keeping = self.tiers.keep(wanted, tenant)
+        if keeping is not None and not keeping.is_out:
+            self._leaving.append((self.store.acquire(segment), keeping))
+
+    def release_pages(self) -> bool:
+        """Wait for all that is leaving the pool; whether that lets go of any page."""
+        held = bool(self._leaving)
+        for _, keeping in self._leaving:
+            keeping.wait()
+        self._let_go()
+        return held
+
+    def _let_go(self) -> None:
+        staying = []
+        for segment, keeping in self._leaving:
+            if keeping.is_out:
+                self.store.release(segment)
+            else:
+                staying.append((segment, keeping))
+        self._leaving = staying
+
+    def _wanted(self, use: DocumentUse) -> Wanted:
+        segment = use.segment
+        assert segment is not None
+        return Wanted(segment.key, segment.length, segment.pages)

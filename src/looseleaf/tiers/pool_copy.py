@@ -1,0 +1,101 @@
+"""Between the pages of the device pool and the bytes of records, layer by layer.
+
+On a GPU all copies are on a stream of their own, so they run beside the model's kernels; an event
+says when a layer is there. On a CPU they are plain copies, by numpy: a second thread in PyTorch's
+would start threads that get in the way of the model's."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.kv.pool import PagePool
+from looseleaf.tiers.base import Record
+from looseleaf.tiers.files import dtype_name
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class PoolCopy:
+    """Copies for one pool. `write_layer` may be called by one thread a record, `read` by the
+    engine's only."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        # as words: numpy has no bfloat16
+        self._kv = pool.kv.view(_WORDS[pool.kv.itemsize])
+        self._arrays: npt.NDArray[np.generic] | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if pool.kv.is_cuda:
+            self._stream = torch.cuda.Stream(pool.kv.device)
+        else:
+            self._arrays = self._kv.numpy()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._stream is not None
+
+    def record(self, key: SegmentKey, length: int, num_pages: int, tenant: str = "") -> Record:
+        """The record of a segment in this pool."""
+        layers, _, _, heads, page_size, dim = self.pool.kv.shape
+        shape = (2, num_pages, int(heads), int(page_size), int(dim))
+        size = int(np.prod(shape)) * self.pool.kv.itemsize
+        dtype = dtype_name(self.pool.kv.dtype)
+        return Record(key, length, int(layers), shape, dtype, size, tenant)
+
+    def write_layer(
+        self, layer: int, pages: Sequence[int], content: UInt8[Tensor, " layer_bytes"]
+    ) -> torch.cuda.Event | None:
+        """Copy a layer into ``pages``; on a GPU the event says when it is there, and until then
+        ``content`` must stay as it is."""
+        words = content.view(self._kv.dtype).view(2, len(pages), *self._kv.shape[3:])
+        if self._stream is None:
+            assert self._arrays is not None
+            self._arrays[layer][:, _index(pages)] = words.numpy()
+            return None
+        with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
+            there = words.to(self._kv.device, non_blocking=True)
+            index = torch.tensor(pages, device=self._kv.device)
+            self._kv[layer].index_copy_(1, index, there)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return event
+
+    def read(
+        self, record: Record, pages: Sequence[int], into: UInt8[Tensor, "layers layer_bytes"]
+    ) -> torch.cuda.Event | None:
+        """Copy all layers of a segment out of ``pages``; on a GPU what is on its way there comes
+        first, and the event says when the bytes are."""
+        words = into.view(self._kv.dtype).view(record.num_layers, *record.layer_shape)
+        behind = record.length % self.pool.page_size
+        if self._stream is None:
+            assert self._arrays is not None
+            target, index = words.numpy(), _index(pages)
+            for layer in range(record.num_layers):
+                target[layer] = self._arrays[layer][:, index]
+            if behind:
+                target[:, :, -1, :, behind:] = 0
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._kv.device))
+        with torch.cuda.stream(self._stream):
+            numbers = torch.tensor(pages, device=self._kv.device)
+            for layer in range(record.num_layers):
+                taken = self._kv[layer].index_select(1, numbers)
+                if behind:
+                    taken[:, -1, :, behind:] = 0
+                words[layer].copy_(taken, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return event
+
+
+def _index(pages: Sequence[int]) -> slice | list[int]:
+    """``pages`` as numpy takes them fastest."""
+    first, count = pages[0], len(pages)
+    if list(pages) == list(range(first, first + count)):
+        return slice(first, first + count)
+    return list(pages)

@@ -1,0 +1,223 @@
+"""All tiers of an engine: where a segment is, how it comes from there, and how it gets there.
+
+`put_sidecar` and `get_sidecar` are for whoever derives something from segments: page bounds, vector
+indexes. A side-car is a named set of arrays; it is written behind its segment in the background,
+found again after a restart, and dropped with the segment. It is never a fault not to find one."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from looseleaf.config import TierConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.kv.pool import PagePool
+from looseleaf.tiers.arena import Arena
+from looseleaf.tiers.base import Tier, TierCounters, TierFault, check_name
+from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.host import HostTier
+from looseleaf.tiers.ledger import Ledger
+from looseleaf.tiers.loader import Load, Loader
+from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.probe import probe
+from looseleaf.tiers.remote import RemoteTier
+from looseleaf.tiers.speed import TierSpeed
+from looseleaf.tiers.writer import Keeping, Writer
+
+_GIB = 1 << 30
+_LAST_WORDS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A segment that is to be loaded: ``length`` tokens into ``pages``."""
+
+    key: SegmentKey
+    length: int
+    pages: Sequence[int]
+
+
+class Tiers:
+    """The tiers below one pool, fastest first. The engine's thread calls it; no call fails."""
+
+    def __init__(self, pool: PagePool, tiers: Sequence[Tier], config: TierConfig) -> None:
+        """``tiers`` in the order in which they are asked; one of them may be a `HostTier`."""
+        self.copy = PoolCopy(pool)
+        self.guards = [Guard(tier, _counters(tier)) for tier in tiers]
+        hosts = [tier for tier in tiers if isinstance(tier, HostTier)]
+        self.host = hosts[0] if hosts else None
+        self.staging = Arena(int(config.staging_gib * _GIB), pinned=self.copy.on_gpu)
+        self.speeds = {tier.name: TierSpeed() for tier in tiers}
+        self._loaders = {
+            guard.name: Loader(
+                guard,
+                self.copy,
+                self.staging,
+                self.host,
+                config.tier_timeout,
+                self.speeds[guard.name].observe,
+            )
+            for guard in self.guards
+        }
+        lower = [guard for guard in self.guards if guard.tier is not self.host]
+        self.writer = Writer(self.copy, self.staging, self.host, lower)
+        self._closed = False
+
+    @classmethod
+    def create(cls, config: TierConfig, pool: PagePool) -> "Tiers | None":
+        """The tiers that are asked for, None if there are none.
+
+        Raises InvalidOption for a folder that can't be used, a URL that can't be read, or a missing
+        package; a server that does not answer is no error."""
+        if not config.any:
+            return None
+        tiers: list[Tier] = []
+        if config.host_gib:
+            ledger = _ledger(config, config.host_gib)
+            tiers.append(HostTier(ledger, pinned=pool.kv.is_cuda))
+        if config.disk_path:
+            try:
+                folder = Path(config.disk_path).expanduser()
+                tiers.append(DiskTier(folder, _ledger(config, config.disk_gib)))
+            except TierFault as fault:
+                raise InvalidOption(
+                    f"disk_path {config.disk_path} can't be used ({fault}): choose a folder that "
+                    "can be written to"
+                ) from fault
+        if config.remote_url:
+            tiers.append(RemoteTier(config.remote_url, config.tier_timeout, config.tier_ttl))
+        return cls(pool, tiers, config)
+
+    @property
+    def counters(self) -> dict[str, TierCounters]:
+        """What happened at each tier."""
+        return {guard.name: guard.counters for guard in self.guards}
+
+    def find(self, keys: Sequence[SegmentKey]) -> dict[SegmentKey, list[str]]:
+        """Which of ``keys`` are where, as far as can be told without reading them; the names of
+        tiers in the order in which they are to be asked.
+
+        What the first tier has is not asked for elsewhere."""
+        found: dict[SegmentKey, list[str]] = {}
+        for guard in self.guards:
+            asked = [k for k in dict.fromkeys(keys) if self.guards[0].name not in found.get(k, ())]
+            if not asked:
+                break
+            there = guard.call(
+                lambda tier, asked=asked: tier.contains(asked),  # type: ignore[misc]
+                [False] * len(asked),
+                proof=False,
+            )
+            for key, is_there in zip(asked, there, strict=True):
+                if is_there:
+                    found.setdefault(key, []).append(guard.name)
+        return found
+
+    def measure(self) -> None:
+        """Find out how fast the tiers are, with records of some megabytes; takes less than a second
+        for each, and what it finds is corrected by every load."""
+        for guard in self.guards:
+
+            def act(tier: Tier) -> None:
+                for num_bytes, seconds in probe(tier):
+                    self.speeds[tier.name].observe(num_bytes, seconds)
+
+            guard.call(act, None)
+            # what was only written to be measured is nobody's record
+            guard.counters.stored = guard.counters.bytes_written = 0
+
+    def num_bytes(self, length: int) -> int:
+        """Bytes of a segment of so many tokens."""
+        num_pages = -(-length // self.copy.pool.page_size)
+        return num_pages * self.copy.pool.bytes_per_page
+
+    def predict(self, tier: str, num_bytes: Sequence[int]) -> float | None:
+        """How many seconds it takes to load segments of these sizes from a tier together; None if
+        nothing is known of it."""
+        return self.speeds[tier].predict(self._loaders[tier].largest_share(num_bytes))
+
+    def load(self, wanted: Sequence[Wanted], tier: str) -> list[Load]:
+        """Begin to load segments into their pages, in the order of ``wanted``."""
+        records = [self.copy.record(w.key, w.length, len(w.pages)) for w in wanted]
+        pages = [w.pages for w in wanted]
+        return self._loaders[tier].begin(list(zip(records, pages, strict=True)))
+
+    def keep(self, wanted: Wanted, tenant: str = "") -> Keeping | None:
+        """Bring a finished segment to the tiers in the background; None if it is left out."""
+        record = self.copy.record(wanted.key, wanted.length, len(wanted.pages), tenant)
+        return self.writer.keep(record, wanted.pages)
+
+    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> None:
+        """Store arrays beside a segment in every tier that has it, in the background, behind the
+        segment if that is on its way. ``name`` is a word of letters, digits, ``-`` and ``_``, by
+        which `get_sidecar` finds them; those before it under this name are gone.
+
+        The arrays are copied now: any dtype and shape, any device."""
+        check_name(name)
+        copies = {n: array.detach().cpu().clone() for n, array in arrays.items()}
+
+        def job() -> None:
+            for guard in self.guards:
+                guard.call(lambda tier: tier.put_sidecar(key, name, copies), False)
+
+        self.writer.do(job)
+
+    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
+        """The arrays stored beside a segment under ``name``, from the first tier that has them, on
+        the host and not to be written to; None if there are none, or they can't be read."""
+        for guard in self.guards:
+            found = guard.call(lambda tier: tier.get_sidecar(key, name), None, proof=False)
+            if found is not None:
+                return found
+        return None
+
+    def delete(self, keys: Sequence[SegmentKey]) -> None:
+        """Drop segments with their side-cars everywhere, behind what is on its way."""
+
+        def job() -> None:
+            for guard in self.guards:
+                guard.call(lambda tier: tier.delete(keys), 0)
+
+        self.writer.do(job)
+
+    def pin(self, key: SegmentKey, pinned: bool) -> None:
+        """Keep a segment in its tiers until it is unpinned, or let it go again."""
+
+        def job() -> None:
+            for guard in self.guards:
+                guard.call(lambda tier: tier.pin(key, pinned), None)
+
+        self.writer.do(job)
+
+    def flush(self, seconds: float = _LAST_WORDS_SECONDS) -> bool:
+        """Wait until all that was asked for is stored, for that long at most; whether it is."""
+        return self.writer.flush(seconds)
+
+    def close(self) -> None:
+        """Finish writing, within reason, and let go of everything."""
+        if self._closed:
+            return
+        self._closed = True
+        self.writer.close(_LAST_WORDS_SECONDS)
+        for loader in self._loaders.values():
+            loader.close()
+        for guard in self.guards:
+            guard.call(lambda tier: tier.close(), None)
+
+
+def tenant_of(salt: str) -> str:
+    """What records say of a salt: enough to count its bytes, not enough to know it."""
+    return hashlib.blake2b(salt.encode(), digest_size=8).hexdigest() if salt else ""
+
+
+def _ledger(config: TierConfig, gib: float) -> Ledger:
+    return Ledger(int(gib * _GIB), config.tier_ttl, config.tenant_share)
+
+
+def _counters(tier: Tier) -> TierCounters:
+    counters = getattr(tier, "counters", None)
+    return counters if isinstance(counters, TierCounters) else TierCounters()

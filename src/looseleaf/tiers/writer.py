@@ -1,0 +1,130 @@
+"""Segments on their way to the tiers, in the background.
+
+The engine copies a segment out of the pool into memory of the host; one thread brings it on from
+there, first in, first out, and also does what must not overtake a write: side-cars and deletions.
+When it can't keep up, segments are left out, never waited for."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.tiers.arena import Arena
+from looseleaf.tiers.base import Record
+from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.host import HostReader, HostSlot, HostTier
+from looseleaf.tiers.pool_copy import PoolCopy
+
+_log = logging.getLogger(__name__)
+_MOST_WAITING = 256
+
+
+@dataclass(eq=False)
+class Keeping:
+    """A segment that is being copied out of its pages, which must stay until it ``is_out``."""
+
+    event: torch.cuda.Event | None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the pages may be used for something else."""
+        return self.event is None or bool(self.event.query())
+
+    def wait(self) -> None:
+        """Return when it is out."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+@dataclass(eq=False)
+class Writer:
+    """Brings records to the host's memory and to the tiers below it.
+
+    ``skipped`` counts records that were left out since too much was under way."""
+
+    copy: PoolCopy
+    staging: Arena
+    host: HostTier | None
+    lower: Sequence[Guard]
+    skipped: int = 0
+    _jobs: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
+    _thread: threading.Thread | None = None
+
+    def keep(self, record: Record, pages: Sequence[int]) -> Keeping | None:
+        """Copy a segment out of ``pages`` and bring it to the tiers; None if it is left out.
+
+        To be called by the engine's thread."""
+        if self._jobs.qsize() >= _MOST_WAITING:
+            self.skipped += 1
+            return None
+        slot = self.host.reserve(record) if self.host is not None else None
+        if slot is None and not self.lower:
+            return None
+        run = slot.run if slot is not None else self.staging.take(record.num_bytes)
+        if run is None:
+            self.skipped += 1
+            return None
+        layers = run.view(record.num_layers, record.layer_bytes)
+        event = self.copy.read(record, pages, layers)
+        self.do(lambda: self._bring(record, layers, slot, event))
+        return Keeping(event)
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Have ``job`` called behind all that was asked for before."""
+        if self._thread is None:
+            name = "looseleaf-write-back"
+            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all that was asked for is done, for that long at most; whether it is."""
+        done = threading.Event()
+        if self._thread is None:
+            return True
+        self._jobs.put(done.set)
+        return done.wait(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Finish what is under way, for that long at most."""
+        self.flush(seconds)
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                _log.exception("a segment was not written to its tiers")
+
+    def _bring(
+        self,
+        record: Record,
+        layers: UInt8[Tensor, "layers layer_bytes"],
+        slot: HostSlot | None,
+        event: torch.cuda.Event | None,
+    ) -> None:
+        if event is not None:
+            event.synchronize()
+        kept: HostReader | None = None
+        if slot is not None and self.host is not None:
+            kept = self.host.keep(slot)
+            if kept is None:
+                # the room that it was in is another's now
+                return
+        try:
+            for guard in self.lower:
+                begun = time.perf_counter()
+                if guard.call(lambda tier: tier.put(record, layers), False):
+                    guard.counters.write_seconds += time.perf_counter() - begun
+        finally:
+            if kept is not None:
+                kept.close()
+            elif slot is None:
+                self.staging.give(layers.view(-1))
