@@ -11,6 +11,7 @@ from looseleaf.errors import LooseleafError
 HOMES = {
     "ask": ("looseleaf.cli.ask:ask", "Answer QUESTION from documents."),
     "bench": ("looseleaf.cli.bench:bench", "Measure speed against a baseline in the same run."),
+    "cache": ("looseleaf.cli.cache:cache", "Look after stored documents."),
     "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
     "conformance": (
         "looseleaf.cli.conformance:conformance",

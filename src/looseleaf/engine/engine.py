@@ -130,6 +130,8 @@ class Engine:
             evicted_segments=evicted.evicted_segments,
             evicted_pages=evicted.evicted_pages,
             counters=replace(self.counters),
+            tiers=self.tiers.snapshot() if self.tiers else (),
+            skipped_writes=self.tiers.skipped_writes if self.tiers else 0,
         )
 
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:

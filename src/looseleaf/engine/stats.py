@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from looseleaf.attention.groups import Groups
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.kv.store import PageCounts
+from looseleaf.tiers import TierState
 
 
 @dataclass
@@ -79,7 +80,9 @@ class StepStats:
 
 @dataclass(frozen=True)
 class EngineSnapshot:
-    """An engine between two steps. Sequences are counted, of which a request has ``n``."""
+    """An engine between two steps. Sequences are counted, of which a request has ``n``.
+
+    ``skipped_writes`` are documents that were not brought to the ``tiers``, since too much was."""
 
     running: int
     waiting: int
@@ -89,6 +92,8 @@ class EngineSnapshot:
     evicted_segments: int
     evicted_pages: int
     counters: EngineCounters
+    tiers: tuple[TierState, ...] = ()
+    skipped_writes: int = 0
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.stats import EngineSnapshot, StepStats
+from looseleaf.server.tier_metrics import tier_metrics
 
 _FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -102,6 +103,7 @@ class _EngineCollector:
             pages.add_metric([state], getattr(now.pages, state))
         yield pages
         yield from self._sums(now)
+        yield from tier_metrics(now.tiers, now.skipped_writes)
 
     def _sums(self, now: EngineSnapshot) -> Iterator[Metric]:
         sums = now.counters
@@ -118,7 +120,7 @@ class _EngineCollector:
         yield CounterMetricFamily(
             "looseleaf_deadlines", "Requests that ran out of time.", sums.deadline_exceeded
         )
-        sources = ("cached", "computed", "awaited")
+        sources = ("cached", "computed", "awaited", "loaded")
         yield _by(
             "documents", "Documents of requests, at admission.", "source", sums, sources, True
         )

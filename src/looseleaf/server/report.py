@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.server.policies import policies_in_force
@@ -40,6 +40,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "tokens": document.num_tokens,
             "offset": document.offset,
             "source": document.source,
+            "tier": document.tier,
             "seconds": document.seconds,
             "recomputed": document.recomputed,
         }
@@ -57,6 +58,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
         "document_tokens_computed": sum(r.document_tokens_computed for r in reports),
         "document_tokens_recomputed": sum(r.document_tokens_recomputed for r in reports),
         "preempted_tokens": sum(r.preempted_tokens for r in reports),
+        "loading": [_loading(r.loading) for r in reports if r.loading is not None],
         "policies": policies_in_force(outputs),
         "attention": {
             "decode_steps": sum(p.decode_steps for p in paths),
@@ -69,6 +71,18 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "first_token": _slowest([m.first_token for m in metrics]),
             "total": _slowest([m.finished for m in metrics]),
         },
+    }
+
+
+def _loading(report: LoadingReport) -> dict[str, Any]:
+    return {
+        "tiers": list(report.tiers),
+        "bytes": report.num_bytes,
+        "load_predicted": report.load_predicted,
+        "load_seconds": report.load_seconds,
+        "total_predicted": report.total_predicted,
+        "total_seconds": report.total_seconds,
+        "ratio": report.ratio,
     }
 
 

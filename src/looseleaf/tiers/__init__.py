@@ -18,11 +18,12 @@ from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.loader import Load, LoadFailed
 from looseleaf.tiers.remote import RemoteTier
-from looseleaf.tiers.tiers import Tiers, Wanted, tenant_of
+from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
 from looseleaf.tiers.writer import Keeping
 
 __all__ = [
     "Tiers",
+    "TierState",
     "Wanted",
     "Load",
     "LoadFailed",

@@ -189,6 +189,12 @@ class DiskTier:
             else:
                 yield path.name, None
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete files by the names that `verify` gives."""
+        with _faults():
+            for name in names:
+                (self.folder / name).unlink(missing_ok=True)
+
     def _find(self, key: SegmentKey) -> Entry | None:
         """The entry of ``key``; of a file that another process wrote, a new one."""
         entry = self.ledger.find(key)

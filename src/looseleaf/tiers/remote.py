@@ -180,6 +180,10 @@ class RemoteTier:
                 wrong = str(fault)
             yield entry.key.hex(), wrong
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete records by the names that `verify` gives."""
+        self.delete([SegmentKey(bytes.fromhex(name)) for name in names])
+
     def _forget(self, name: str) -> None:
         try:
             with _faults():

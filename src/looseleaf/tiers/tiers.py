@@ -6,7 +6,7 @@ found again after a restart, and dropped with the segment. It is never a fault n
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -39,6 +39,21 @@ class Wanted:
     key: SegmentKey
     length: int
     pages: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TierState:
+    """A tier at one moment. ``records`` and ``num_bytes`` are None where they are somebody else's
+    to count; ``given_up`` says that it failed too often and is left alone. ``latency`` (seconds)
+    and ``rate`` (bytes a second) are None before anything was read."""
+
+    name: str
+    counters: TierCounters
+    records: int | None = None
+    num_bytes: int | None = None
+    given_up: bool = False
+    latency: float | None = None
+    rate: float | None = None
 
 
 class Tiers:
@@ -91,6 +106,30 @@ class Tiers:
         if config.remote_url:
             tiers.append(RemoteTier(config.remote_url, config.tier_timeout, config.tier_ttl))
         return cls(pool, tiers, config)
+
+    def snapshot(self) -> tuple[TierState, ...]:
+        """All tiers in numbers; asks none of them."""
+        states = []
+        for guard in self.guards:
+            counters = replace(guard.counters, faults=dict(guard.counters.faults))
+            tier, fit = guard.tier, self.speeds[guard.name].fit()
+            books = tier.ledger if isinstance(tier, HostTier | DiskTier) else None
+            states.append(
+                TierState(
+                    guard.name,
+                    counters,
+                    None if books is None else len(books),
+                    None if books is None else books.used,
+                    guard.breaker.is_open,
+                    *(fit or (None, None)),
+                )
+            )
+        return tuple(states)
+
+    @property
+    def skipped_writes(self) -> int:
+        """Segments that were not written since too much was under way."""
+        return self.writer.skipped
 
     @property
     def counters(self) -> dict[str, TierCounters]:

@@ -33,7 +33,10 @@ class DocumentReport(Strict):
     )
     tokens: int
     offset: int
-    source: Literal["cached", "computed", "awaited"]
+    source: Literal["cached", "computed", "awaited", "loaded"]
+    tier: str | None = Field(
+        None, description="Where it was loaded from; or, if it is computed, what failed to give it."
+    )
     seconds: float | None
     recomputed: int = Field(
         0, description="Of its tokens, those computed again for this prompt; 0 until it is known."
@@ -65,6 +68,18 @@ class Times(Strict):
     total: float | None
 
 
+class LoadingReport(Strict):
+    """What was expected of the documents that came from tiers, and what it was, in seconds."""
+
+    tiers: list[str]
+    bytes: int
+    load_predicted: float | None
+    load_seconds: float | None
+    total_predicted: float | None
+    total_seconds: float | None
+    ratio: float | None
+
+
 class LooseleafReport(Strict):
     """What was reused and what was computed. Tokens of an exact prefix and tokens of documents
     that were encoded on their own are never added up."""
@@ -76,6 +91,7 @@ class LooseleafReport(Strict):
     document_tokens_computed: int
     document_tokens_recomputed: int
     preempted_tokens: int
+    loading: list[LoadingReport]
     policies: Policies
     attention: AttentionReport
     times: Times

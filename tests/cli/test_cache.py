@@ -1,0 +1,78 @@
+"""``looseleaf cache``: what is stored can be listed, counted, deleted and checked."""
+
+from pathlib import Path
+
+import pytest
+
+from looseleaf.tiers import DiskTier, Ledger, RemoteTier
+from tests.cli.conftest import Run
+from tests.tiers.records import key, put
+from tests.tiers.redis_server import redis_server, shared_redis
+
+__all__ = ["redis_server", "shared_redis"]
+
+
+@pytest.fixture(params=["disk", "remote"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The flags of a tier with three records, two of them red's."""
+    tier: DiskTier | RemoteTier
+    if request.param == "disk":
+        tier = DiskTier(tmp_path, Ledger(1 << 20))
+        flags = ["--disk-path", str(tmp_path)]
+    else:
+        url = request.getfixturevalue("redis_server").url
+        tier = RemoteTier(url)
+        flags = ["--remote-url", url]
+    for number, tenant in ((1, ""), (2, "red"), (3, "red")):
+        put(tier, number, tenant)
+    tier.close()
+    return flags
+
+
+def test_ls_stat_rm_and_verify_agree(run: Run, where: list[str]) -> None:
+    listed = run("cache", "ls", *where).out.splitlines()
+    assert {line.split()[0] for line in listed} == {key(n).hex() for n in (1, 2, 3)}
+    assert sum(" red " in line for line in listed) == 2
+    said = run("cache", "stat", *where).out.splitlines()
+    assert said[0].startswith("3 documents") and said[1].startswith("red: 2 documents")
+    assert run("cache", "verify", *where).out == "3 checked, 0 damaged\n"
+    assert run("cache", "rm", *where, key(1).hex()).out == "1 documents deleted\n"
+    assert run("cache", "rm", *where, "--tenant", "red").out == "2 documents deleted\n"
+    assert run("cache", "ls", *where).out == ""
+    assert run("cache", "rm", *where, "--all").out == "0 documents deleted\n"
+
+
+def test_verify_names_what_is_damaged_and_deletes_it_if_told(run: Run, tmp_path: Path) -> None:
+    put(DiskTier(tmp_path, Ledger(1 << 20)), 1)
+    (path,) = tmp_path.glob("*.segment")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = run("cache", "verify", "--disk-path", tmp_path)
+    assert result.code == 1
+    assert result.out.splitlines()[0] == f"{path.name}: layer 2 is not what was stored"
+    assert path.exists()
+    assert run("cache", "verify", "--delete", "--disk-path", tmp_path).code == 1
+    assert not path.exists()
+    assert run("cache", "verify", "--disk-path", tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ls"], "name one tier"),
+        (["ls", "--disk-path", "/no/such/folder"], "there is no folder"),
+        (["stat", "--remote-url", "redis://127.0.0.1:1"], "can't be used"),
+        (["rm", "--disk-path", "."], "say what to delete"),
+        (["rm", "--disk-path", ".", "0f"], "0 documents have a key"),
+    ],
+)
+def test_what_can_not_be_done_is_one_sentence(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in run("cache", *arguments).sentence()

@@ -1,0 +1,194 @@
+"""Faults of tiers under load: every answer equals the one without, counters say what happened, and
+nothing hangs."""
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looseleaf import LLM
+from looseleaf.engine.request import Request
+from tests.engine.harness import Folder, assert_idle
+from tests.engine.tiered import PARAMS, forget_pool, load_always, prompts, sources, tiered
+from tests.tiers.redis_server import RedisServer
+from tests.tiers.test_damage import harm
+
+TRIALS = 120
+LONGEST = 120.0
+
+
+def answers(llm: LLM, asked: list[Any], order: list[int] | None = None) -> list[tuple[int, ...]]:
+    """The tokens of each prompt, asked all at once in some order; none of them fails or hangs."""
+    engine, begun = llm.engine, time.monotonic()
+    order = list(range(len(asked))) if order is None else order
+    added = {
+        n: engine.add(Request(f"{n}", engine.prompts.from_parts(asked[n]), PARAMS)) for n in order
+    }
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        assert time.monotonic() - begun < LONGEST
+    assert all(progress.error is None for progress in added.values())
+    return [added[n].output().token_ids for n in range(len(asked))]
+
+
+@pytest.fixture
+def right(checkpoint: Folder) -> list[tuple[int, ...]]:
+    """The answers of an engine without tiers."""
+    return answers(tiered(checkpoint()), prompts())
+
+
+def test_files_that_are_cut_or_flipped_at_random_change_no_answer(
+    checkpoint: Folder, tmp_path: Path, right: list[tuple[int, ...]]
+) -> None:
+    llm, rng = tiered(checkpoint(), tmp_path), random.Random(7)
+    load_always(llm)
+    asked = prompts()
+    answers(llm, asked)
+    forget_pool(llm)
+    assert llm.engine.tiers is not None
+    counters, harmed = llm.engine.tiers.counters["disk"], 0
+    for _ in range(TRIALS):
+        files = sorted(tmp_path.glob("*.segment"))
+        for path in rng.sample(files, rng.randint(0, min(2, len(files)))):
+            sound = path.read_bytes()
+            broken = harm(bytearray(sound), rng)
+            path.write_bytes(broken)
+            harmed += broken != sound
+        which = rng.randrange(len(asked))
+        assert answers(llm, [asked[which]]) == [right[which]]
+        forget_pool(llm)
+    # a file may be harmed twice before somebody reads it, or never be read again
+    assert set(counters.faults) == {"damaged"}
+    assert TRIALS // 4 < counters.faults["damaged"] <= harmed
+    assert counters.loads > TRIALS // 4
+    assert_idle(llm)
+    llm.close()
+
+
+def _disk(llm: LLM) -> Any:
+    assert llm.engine.tiers is not None
+    return llm.engine.tiers.guards[-1].tier
+
+
+def test_redis_killed_and_started_again_under_load_changes_no_answer(
+    checkpoint: Folder, right: list[tuple[int, ...]]
+) -> None:
+    server = RedisServer.on_a_free_port()
+    server.start()
+    llm, rng = tiered(checkpoint(), remote_url=server.url), random.Random(3)
+    load_always(llm)
+    assert llm.engine.tiers is not None
+    (guard,) = llm.engine.tiers.guards
+    guard.breaker.cooldown = 0.02
+    asked, stop = prompts(), threading.Event()
+
+    def torment() -> None:
+        chance = random.Random(4)
+        while not stop.is_set():
+            stop.wait(chance.uniform(0.0, 0.2))
+            server.kill()
+            stop.wait(chance.uniform(0.0, 0.1))
+            server.start()
+
+    thread = threading.Thread(target=torment)
+    thread.start()
+    try:
+        for _ in range(12):
+            order = rng.sample(range(len(asked)), len(asked))
+            assert answers(llm, asked, order) == right
+            llm.engine._tiering.release_pages()
+            llm.engine.store.evict_idle()
+    finally:
+        stop.set()
+        thread.join(30)
+    assert guard.counters.faults["unavailable"] > 0
+    # and when it stays, it is used again
+    guard.breaker.cooldown = 0.0
+    for _ in range(2):
+        assert answers(llm, asked) == right
+        forget_pool(llm)
+    loads = guard.counters.loads
+    assert answers(llm, asked) == right
+    assert guard.counters.loads == loads + 4
+    assert_idle(llm)
+    llm.close()
+    server.kill()
+
+
+def test_a_disk_that_is_full_now_and_then_changes_no_answer(
+    checkpoint: Folder, tmp_path: Path, right: list[tuple[int, ...]]
+) -> None:
+    llm, rng = tiered(checkpoint(), tmp_path), random.Random(5)
+    load_always(llm)
+    write = os.write
+
+    def full(file: int, content: bytes) -> int:
+        if rng.random() < 0.4:
+            write(file, content[: rng.randrange(len(content))])
+            raise OSError(28, "No space left on device")
+        return write(file, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("looseleaf.tiers.disk.os.write", full)
+        for _ in range(10):
+            assert answers(llm, prompts()) == right
+            forget_pool(llm)
+            _disk(llm).delete([e.key for e in _disk(llm).entries()][:1])
+    assert llm.engine.tiers is not None
+    assert llm.engine.tiers.counters["disk"].faults["full"] > 0
+    assert all(wrong is None for _, wrong in _disk(llm).verify())
+    assert list((tmp_path / "unfinished").iterdir()) == []
+    llm.close()
+
+
+def test_answers_do_not_depend_on_what_the_tiers_went_through_before(
+    checkpoint: Folder, tmp_path: Path, right: list[tuple[int, ...]]
+) -> None:
+    """Engines of several sizes share a folder that holds too little, in any order of requests."""
+    asked, rng, seen = prompts(), random.Random(6), set()
+    for size, gib in ((20, 0.0), (24, 0.0001)):
+        llm = tiered(checkpoint(), tmp_path, num_pages=size, disk_gib=0.0002, host_gib=gib)
+        load_always(llm)
+        for _ in range(4):
+            order = rng.sample(range(len(asked)), len(asked))
+            assert answers(llm, asked, order) == right
+            llm.engine._tiering.release_pages()
+            if rng.random() < 0.5:
+                llm.engine.store.evict_idle()
+        assert llm.engine.tiers is not None
+        counters = llm.engine.tiers.counters.values()
+        seen |= {k for c in counters for k in ("loads", "refused", "evicted") if getattr(c, k)}
+        # what was found may have had to go before it was opened
+        assert all(set(counter.faults) <= {"missing"} for counter in counters)
+        llm.close()
+    assert {"loads", "refused"} <= seen
+
+
+def test_a_sidecar_is_found_after_a_restart_and_goes_with_its_segment(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    import torch
+
+    first = tiered(checkpoint(), tmp_path)
+    (output,) = first.generate([prompts()[0]], PARAMS)
+    assert sources(output) == ["computed"]
+    (segment,) = [s for s in first.engine.store.segments() if s.length > 16]
+    bounds = {"low": torch.arange(6.0).view(2, 3), "ids": torch.tensor([3, 1])}
+    assert first.engine.tiers is not None
+    first.engine.tiers.put_sidecar(segment.key, "bounds", bounds)
+    first.close()
+    second = tiered(checkpoint(), tmp_path)
+    tiers = second.engine.tiers
+    assert tiers is not None
+    found = tiers.get_sidecar(segment.key, "bounds")
+    assert found is not None and all(torch.equal(found[n], bounds[n]) for n in bounds)
+    assert tiers.get_sidecar(segment.key, "index") is None
+    tiers.delete([segment.key])
+    assert tiers.flush(30)
+    assert tiers.get_sidecar(segment.key, "bounds") is None
+    second.close()
