@@ -215,3 +215,12 @@ def test_a_fault_while_hosting_ends_that_job_only(
     params = SamplingParams(max_tokens=2)
     assert llm.generate([prompt()], params, select=FEW)[0].finished
     assert isinstance(document(0), Document)
+
+
+def test_another_index_is_built_anew_and_the_same_is_kept(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    first = llm.host(document(0, LONG, context="alone"), index=INDEX)
+    assert llm.host(document(0, LONG, context="alone"), index=INDEX) is first
+    other = llm.host(document(0, LONG, context="alone"), index=IndexConfig("ivf"))
+    assert other.index is not None and other.index.config.kind == "ivf"
+    assert llm.engine.hosting.built == 2

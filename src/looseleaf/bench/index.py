@@ -1,7 +1,8 @@
 """``bench index``: recall@100 against the share of keys compared, for our indexes and others.
 
 Compared keys count alike, centroids and the steps inside other libraries' graphs too; times are CPU
-time of one thread. Everybody gets the same keys, the same queries to build from and others to answer."""
+time of one thread. Everybody gets the same keys, the same queries to build from and others to
+answer."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -121,14 +121,16 @@ class Hosting:
         if key in self._jobs:
             return self._jobs[key]
         shape = self.model.config
-        segment = self._segments.get(key) or HostedSegment.empty(
-            key,
-            len(tokens),
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=self.model.dtype,
-        )
+        segment = self._segments.get(key)
+        if segment is None or segment.index is None or segment.index.config != config:
+            segment = HostedSegment.empty(
+                key,
+                len(tokens),
+                num_layers=shape.num_layers,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                dtype=self.model.dtype,
+            )
         job = HostingJob(segment, context, tokens, config, on_progress)
         if segment.index is not None or self._load(segment, config):
             job.stage = "ready"

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from looseleaf.attention.hosted import HostedCounters
+from looseleaf.config import IndexConfig, IndexKind, Select
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, DocumentContext, Part
@@ -63,3 +65,40 @@ class EngineArm:
         else:
             outputs = self.llm.generate(prompts, params, **self.policies)
         return [Answer(output.text, self.report(output)) for output in outputs]
+
+
+class HostedArm(EngineArm):
+    """Greedy answers of ``llm`` with an item's documents joined to one, hosted, and read by its
+    index: ``ratio`` of its keys for each query head. With 1.0 every key is read.
+
+    What was hosted stays, so that several arms over one engine host it once."""
+
+    def __init__(
+        self, llm: LLM, ratio: float, *, kind: IndexKind = "graph", form: Form | None = None
+    ) -> None:
+        name = "hosted, all keys" if ratio == 1.0 else f"hosted, {kind}, {100 * ratio:g} % of keys"
+        select = Select("retrieval", ratio=ratio)
+        super().__init__(llm, name, "lead", form=form, report=lambda _: {}, select=select)
+        self.kind: IndexKind = kind
+
+    def parts(self, item: Item) -> list[Part]:
+        """The item with one document."""
+        return [*([item.before] if item.before else []), self._joined(item), item.question]
+
+    def answer(self, items: Sequence[Item]) -> list[Answer]:
+        """One answer for each item, with the shares of keys that decoding read and compared."""
+        hosted = self.llm.engine.runner.attention.hosted
+        answers = []
+        for item in items:
+            self.llm.host(self._joined(item), index=IndexConfig(self.kind))
+            assert hosted is not None, "what is hosted can be read"
+            hosted.counters = HostedCounters()
+            (answer,) = super().answer([item])
+            read, scanned = hosted.counters.share_read, hosted.counters.share_scanned
+            answers.append(
+                Answer(answer.text, {"keys_read": read or 0.0, "keys_compared": scanned or 0.0})
+            )
+        return answers
+
+    def _joined(self, item: Item) -> Document:
+        return Document("\n\n".join(item.documents), context=self.context)

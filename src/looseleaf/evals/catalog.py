@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from looseleaf.engine.llm import LLM
-from looseleaf.evals.arms import EngineArm, Form
+from looseleaf.evals.arms import EngineArm, Form, HostedArm
 from looseleaf.evals.task import Arm, Task
 from looseleaf.evals.world import MAX_HOPS, CountTokens, count_words
 from looseleaf.evals.world_tasks import NeedleTask, RollCallTask, WorldTask
@@ -60,7 +60,13 @@ def _reuse(llm: LLM, form: Form | None) -> Arm:
 
 
 ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
-    {"full": _full, "reuse": _reuse}
+    {
+        "full": _full,
+        "reuse": _reuse,
+        "hosted": lambda llm, form: HostedArm(llm, 1.0, form=form),
+        "graph": lambda llm, form: HostedArm(llm, 0.05, form=form),
+        "ivf": lambda llm, form: HostedArm(llm, 0.05, kind="ivf", form=form),
+    }
 )
 """Ways of answering that need nothing but a model. Policies with settings are `EngineArm`s."""
 
