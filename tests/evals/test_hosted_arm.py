@@ -8,7 +8,7 @@ from looseleaf.evals.world import make_example
 
 
 def test_hosted_arms_answer_and_say_what_they_read() -> None:
-    example = make_example("lookup", 3, num_documents=2)
+    example = make_example("lookup", 3, num_documents=6)
     item = Item("3", ("\n\n".join(example.documents),), example.question, (example.answer,))
     llm = LLM(reference_model("causal"), device="cpu", num_pages=400)
     (plain,) = EngineArm(llm, "reuse", "lead").answer([item])
