@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention.kernel import (
@@ -106,6 +107,19 @@ def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
+    """The kernels of the generation: decode with one computing group, prefill with two."""
+    shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
+    scene = SceneBuilder(0, shape).decode()
+    pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
+    state = torch.empty_like(scene.q), torch.zeros(scene.q.shape[:2])
+    with compiling(_hopper_attention_kernel) as kernels:
+        for num_lists, num_groups in ((11, 1), (10, 2)):
+            lists, grid = (numbers,) * num_lists, Grid(1, num_groups)
+            launch(scene.q, pages, lists, numbers, state, scene.rotation, scene.rule, grid)
+    yield from kernels
+
+
 if __name__ == "__main__":
     for name, shape in SHAPES.items():
         for kernel in compiled(shape):
@@ -113,3 +127,5 @@ if __name__ == "__main__":
     for name in ("bf16-128", "fp16-128-features"):
         for kernel in compiled_fp8(SHAPES[name]):
             print(json.dumps({"shape": f"{name}, fp8"} | asdict(kernel)), flush=True)
+    for kernel in compiled_hopper(64):
+        print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

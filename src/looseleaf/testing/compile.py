@@ -14,6 +14,8 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import mangle_type
 
 H100 = GPUTarget("cuda", 90, 32)
 
@@ -59,6 +61,8 @@ def compiling(*kernels: Any) -> Iterator[list[Compiled]]:
 def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
     options = {name: values.pop(name) for name in kwargs if name not in kernel.arg_names}
+    if kernel.is_gluon():
+        return _compile_gluon(kernel, values, options)
     signature, constants, hints = {}, {}, {}
     for parameter in kernel.params:
         value = values[parameter.name]
@@ -72,6 +76,21 @@ def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Comp
             hints[(parameter.num,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
     built = triton.compile(source, target=H100, options=options)
+    return Compiled(built.metadata.name, len(built.asm["cubin"]), built.metadata.shared)
+
+
+def _compile_gluon(kernel: Any, values: dict[str, Any], options: dict[str, Any]) -> Compiled:
+    """The same for kernels that lay out their tiles themselves, and take descriptors and tuples."""
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        value = values[parameter.name]
+        kind = "constexpr" if parameter.is_constexpr else mangle_type(value)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+    source = GluonASTSource(kernel, signature, constexprs=constants)
+    given = {name: value for name, value in options.items() if value is not None}
+    built = triton.compile(source, target=H100, options=given)
     return Compiled(built.metadata.name, len(built.asm["cubin"]), built.metadata.shared)
 
 

@@ -33,6 +33,9 @@ from looseleaf.types import Rotation, ScoreRule
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
+# what Triton 3.6 calls by other names than later versions
+OLD_NAMES = gl.constexpr(not hasattr(gl.shared_memory_descriptor, "reinterpret"))
+load_tile = tma.async_copy_global_to_shared if OLD_NAMES.value else tma.async_load
 
 
 @gluon.jit
@@ -91,8 +94,20 @@ def _fetch(
     k_full, k_empty, v_full, v_empty = barriers
     HALVES: gl.constexpr = HEAD_DIM // HALF
     RUN: gl.constexpr = KEYS // PAGE_SIZE
-    k_pages = k_tiles._reinterpret(k_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
-    v_pages = v_tiles._reinterpret(v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED)
+    if OLD_NAMES:
+        k_pages = k_tiles._reinterpret(
+            k_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED
+        )
+        v_pages = v_tiles._reinterpret(
+            v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED
+        )
+    else:
+        k_pages = k_tiles.reinterpret(
+            k_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED
+        )
+        v_pages = v_tiles.reinterpret(
+            v_tiles.dtype, [STAGES * HALVES * RUN, PAGE_SIZE, HALF], SHARED
+        )
     count = 0
     num_units = _num_units(lists, DECODE, NUM_KV_HEADS)
     if not AWAITED:
@@ -117,7 +132,7 @@ def _fetch(
                         page = gl.load(page_indices + first_page + ordinal)
                         row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE
                         for half in gl.static_range(HALVES):
-                            tma.async_copy_global_to_shared(
+                            load_tile(
                                 k_desc, [row, half * HALF], k_full.index(stage),
                                 k_pages.index((stage * HALVES + half) * RUN + n),
                             )  # fmt: skip
@@ -128,7 +143,7 @@ def _fetch(
                         page = gl.load(page_indices + first_page + ordinal)
                         row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE
                         for half in gl.static_range(HALVES):
-                            tma.async_copy_global_to_shared(
+                            load_tile(
                                 v_desc, [row, half * HALF], v_full.index(stage),
                                 v_pages.index((stage * HALVES + half) * RUN + n),
                             )  # fmt: skip
@@ -371,5 +386,5 @@ def launch(
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
-        num_warps=4, maxnreg=registers, launch_pdl=True,
+        num_warps=4, maxnreg=registers, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip
