@@ -3,6 +3,7 @@
 import json
 import platform
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from looseleaf.config import ModelConfig
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models import load_weights, model_fingerprint, read_config
-from looseleaf.models.layers import DecoderWeights
+from looseleaf.models.layers import DecoderWeights, Norm
 from looseleaf.models.linear import add_project, project, unpack
+from looseleaf.models.weights import _Reader
 from tests.checkpoints import make_checkpoint, make_model
 
 WEIGHTS = "model.safetensors"
@@ -93,6 +96,39 @@ def test_sharded_and_single_checkpoints_load_the_same(folder: Path) -> None:
     for one, other in zip(whole.layers, parts.layers, strict=True):
         assert torch.equal(one.qkv.weight, other.qkv.weight)
         assert torch.equal(one.down.weight, other.down.weight)
+
+
+def tensors_of(weights: DecoderWeights) -> list[torch.Tensor]:
+    """All of them, in order."""
+    found = [weights.embedding, *weights.final_norm[:1], weights.lm_head.weight]
+    for layer in weights.layers:
+        projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        found += [layer.input_norm.weight, *(projection.weight for projection in projections)]
+    return [unpack(tensor) for tensor in found]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_several_threads_load_the_same_bytes(
+    folder: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard(folder)
+    config, readers = read_config(folder), set()
+    # layers wait for each other here, so that none is read before another has begun
+    meeting, read = threading.Barrier(2, timeout=20), _Reader.norm
+
+    def watched(self: _Reader, name: str, size: int, config: ModelConfig) -> Norm:
+        if name.endswith("input_layernorm") and name.split(".")[2] in "01" and threads == 2:
+            meeting.wait()
+            readers.add(threading.get_ident())
+        return read(self, name, size, config)
+
+    monkeypatch.setattr(_Reader, "norm", watched)
+    loaded = []
+    for threads in (1, 2):
+        weights = load_weights(folder, config, torch.float32, packed=packed, threads=threads)
+        loaded.append(tensors_of(weights))
+    assert len(readers) == 2
+    assert all(torch.equal(one, other) for one, other in zip(*loaded, strict=True))
 
 
 def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:

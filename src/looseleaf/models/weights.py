@@ -5,9 +5,12 @@ final dtype and on its final device, so that decode runs one product each and lo
 two copies.
 """
 
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from looseleaf.models.linear import Projection, pack
 __all__ = ["load_weights", "model_fingerprint"]
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+# with more, threads wait for the memory and for each other
+_MOST_THREADS = 8
 # buffers that old checkpoints carry and that are computed here
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -32,20 +37,24 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     packed: bool = True,
+    threads: int | None = None,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
     ``packed`` lets matrices take the layout that this machine multiplies by fastest, if it has one.
+    Layers are read by ``threads`` threads at a time, by default as many as the machine has cores,
+    eight at most: reading and converting are faster so, and as much memory is used but for that of
+    the layers that are being packed.
     Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off.
     """
     entries = list_tensors(folder)
     with _Reader(folder, entries, (dtype, torch.device(device)), packed) as reader:
-        weights = _assemble(reader, config)
+        weights = _assemble(reader, config, threads or min(_MOST_THREADS, os.cpu_count() or 1))
         reader.check_all_used(config)
     return weights
 
 
-def _assemble(reader: "_Reader", config: ModelConfig) -> DecoderWeights:
+def _assemble(reader: "_Reader", config: ModelConfig, threads: int) -> DecoderWeights:
     hidden, vocab = config.hidden_size, config.vocab_size
     final = "model.final_layernorm" if config.family == "phi" else "model.norm"
     embedding = reader.fused(["model.embed_tokens.weight"], [(vocab, hidden)])
@@ -54,7 +63,9 @@ def _assemble(reader: "_Reader", config: ModelConfig) -> DecoderWeights:
         lm_head = reader.settle(Projection(embedding, bias))
     else:
         lm_head = reader.projection(["lm_head"], [vocab], hidden, config.lm_head_bias)
-    layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.num_layers))
+    with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
+        names = [f"model.layers.{index}." for index in range(config.num_layers)]
+        layers = tuple(pool.map(lambda name: _layer(reader, config, name), names))
     return DecoderWeights(embedding, layers, reader.norm(final, hidden, config), lm_head)
 
 
@@ -93,7 +104,10 @@ def _layer(reader: "_Reader", config: ModelConfig, prefix: str) -> LayerWeights:
 
 
 class _Reader:
-    """Reads tensors by name into fused ones, and remembers which were read."""
+    """Reads tensors by name into fused ones, and remembers which were read.
+
+    Several threads may read at a time, each through files of its own.
+    """
 
     def __init__(
         self,
@@ -104,7 +118,7 @@ class _Reader:
     ) -> None:
         self._folder, self._entries, self._packed = folder, entries, packed
         self._dtype, self._device = place
-        self._stack, self._files = ExitStack(), dict[Path, Any]()
+        self._stack, self._local, self._lock = ExitStack(), local(), Lock()
         self._used: set[str] = set()
 
     def __enter__(self) -> "_Reader":
@@ -174,14 +188,16 @@ class _Reader:
 
         entry = self._entries[name]
         try:
-            if entry.path not in self._files:
-                self._files[entry.path] = self._stack.enter_context(
-                    safe_open(str(entry.path), framework="pt")
-                )
-            tensor: Tensor = self._files[entry.path].get_tensor(name)
+            files: dict[Path, Any] = self._local.__dict__.setdefault("files", {})
+            if entry.path not in files:
+                file = safe_open(str(entry.path), framework="pt")
+                with self._lock:
+                    files[entry.path] = self._stack.enter_context(file)
+            tensor: Tensor = files[entry.path].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(
                 f"{entry.path} can't be read ({error}); download it again"
             ) from error
-        self._used.add(name)
+        with self._lock:
+            self._used.add(name)
         return tensor
