@@ -5,11 +5,21 @@ A new policy joins by one line here; what it needs besides is its own tests' bus
 from collections.abc import Callable
 from dataclasses import replace
 
-from looseleaf.sparse import Budget, Quest, Scorer, SparsePolicy, Window
+from looseleaf.sparse import (
+    Budget,
+    Partial,
+    Quest,
+    Representatives,
+    Scorer,
+    SparsePolicy,
+    Window,
+)
 
 SCORERS: dict[str, Callable[[], Scorer]] = {
     "window": Window,
     "quest": Quest,
+    "representatives": Representatives,
+    "partial": Partial,
 }
 
 

@@ -68,18 +68,21 @@ class Select:
         require(self.sink >= 0 and self.recent >= 0, "sink and recent are numbers of tokens")
         require(self.dense_below >= 0, "dense_below is a number of tokens")
         require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
-        layers = self.dense_layers
-        if layers is None:
-            default = () if self.policy in ("window", "retrieval") else _DEFAULT_DENSE_LAYERS
-            object.__setattr__(self, "dense_layers", default)
-        else:
-            require(
-                list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
-                f"dense_layers rise and begin at 0 or later, not {layers}",
-            )
+        layers = self.dense_layers or ()
+        require(
+            list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
+            f"dense_layers rise and begin at 0 or later, not {layers}",
+        )
         if not budget and self.policy != "all":
             least = self.policy == "retrieval"
             object.__setattr__(self, "tokens", _RETRIEVED_TOKENS if least else _DEFAULT_TOKENS)
+
+    @property
+    def layers_read_densely(self) -> tuple[int, ...]:
+        """``dense_layers``, or what the policy has by default."""
+        if self.dense_layers is None:
+            return () if self.policy in ("all", "window", "retrieval") else _DEFAULT_DENSE_LAYERS
+        return self.dense_layers
 
     def __str__(self) -> str:
         names = ("tokens", "ratio", "mass")

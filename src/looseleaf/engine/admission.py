@@ -108,7 +108,8 @@ class Admission:
         """
         if not self.prefix_caching or run.fused:
             return
-        for page in range(run.num_shared_pages(), run.computed // self.page_size):
+        exact = sequence.num_exact(run)
+        for page in range(run.num_shared_pages(), exact // self.page_size):
             key = run.page_key(page, sequence.keys, self.page_size)
             self._land(sequence, key)
             if run.segments[page] is None and self.store.find(key) is None:

@@ -26,7 +26,7 @@ from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.engine.revision import Revisions
-from looseleaf.engine.rows import awaited_token, logit_sequences
+from looseleaf.engine.rows import awaited_token, drawing_rows
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
@@ -242,7 +242,8 @@ class Engine:
             changed += self._fail(self._requests_of(work), error)
             return None
         self._books.book_step(work, self._outputs)
-        outputs = [self._outputs[sequence] for sequence in logit_sequences(work)]
+        sequences, logits = drawing_rows(work, logits)
+        outputs = [self._outputs[sequence] for sequence in sequences]
         if not outputs:
             return Launched(work, [])
 

@@ -43,6 +43,17 @@ class Intake:
                 f"0 to {self.num_layers - 1}: leave out those it does not have"
             )
         self._check_retrieval(request)
+        select = request.select
+        if select and set(range(self.num_layers)) <= set(select.layers_read_densely):
+            raise InvalidOption(
+                f"select would leave all {self.num_layers} layers of the model dense: give "
+                "dense_layers with fewer of them, or leave select out"
+            )
+        if select and any(layer >= self.num_layers for layer in select.dense_layers or ()):
+            raise InvalidOption(
+                f"dense_layers {select.dense_layers} go past the model's {self.num_layers} layers, "
+                f"0 to {self.num_layers - 1}: leave out those it does not have"
+            )
         progress = RequestProgress(request)
         for index in range(request.params.n):
             progress.outputs.append(self._output(progress, index, room, seed))

@@ -108,6 +108,18 @@ def logit_sequences(work: StepWork) -> list[Sequence]:
     return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
 
 
+def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor]:
+    """The sequences that draw a token from the step, and their logits.
+
+    Those that replay know their next token."""
+    sequences = logit_sequences(work)
+    rows = [row for row, sequence in enumerate(sequences) if not sequence.replay]
+    if len(rows) == len(sequences):
+        return sequences, logits
+    index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
+    return [sequences[row] for row in rows], logits.index_select(0, index)
+
+
 def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
     """The rows of ``work``: one for each sequence that decodes, then ``num_past`` earlier ones of
     each, then those of the chunks."""

@@ -96,8 +96,9 @@ class Sequence:
     """One of a request's ``n`` outputs: the parts of its prompt, then the tokens it has produced.
 
     The last run is the tail: it holds the end of the prompt and grows with the output. A sequence
-    that was preempted starts over with its output as part of the tail. One that ``warms`` computes
-    its prompt and no more; its tail is empty."""
+    that was preempted starts over with its output as part of the tail; if it has a policy, its
+    output came of what its rows chose, and is decoded again token by token: ``replay`` has those
+    still to come. One that ``warms`` computes its prompt and no more; its tail is empty."""
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Sequence:
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
+        self.replay: list[int] = []
         self._dense_below = request.select.dense_below if request.select else 0
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -187,7 +189,18 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         """What was produced so far."""
-        return self.tail.tokens[self._num_prompt_tail :]
+        return self.tail.tokens[self._num_prompt_tail :] + self.replay
+
+    def advance(self) -> None:
+        """A step computed the newest token: while it replays, the next one is known."""
+        if self.replay:
+            self.append(self.replay.pop(0))
+
+    def num_exact(self, run: TextRun) -> int:
+        """Computed tokens of ``run`` that any request with the same prefix would compute alike."""
+        if self.policy is None or run is not self.tail:
+            return run.computed
+        return min(run.computed, self._num_prompt_tail)
 
     @property
     def num_tokens(self) -> int:
@@ -339,6 +352,9 @@ class Sequence:
                 part.segment = None
         self.owned = []
         self._settled = None
+        if self.policy is not None:
+            self.replay = self.output_token_ids
+            del self.tail.tokens[self._num_prompt_tail :]
         if self.fusion is not None:
             self.fusion.reset()
         if self.revision is not None:

@@ -6,11 +6,22 @@ this file says how a policy plugs into a step."""
 
 from looseleaf.config import Select
 from looseleaf.sparse.budget import Budget
+from looseleaf.sparse.partial import Partial
 from looseleaf.sparse.policy import Scorer, SparsePolicy
 from looseleaf.sparse.quest import Quest
+from looseleaf.sparse.representatives import Representatives
 from looseleaf.sparse.window import Window
 
-__all__ = ["Budget", "Quest", "Scorer", "SparsePolicy", "Window", "make_policy"]
+__all__ = [
+    "Budget",
+    "Partial",
+    "Quest",
+    "Representatives",
+    "Scorer",
+    "SparsePolicy",
+    "Window",
+    "make_policy",
+]
 
 
 def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
@@ -18,11 +29,15 @@ def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
     about documents that have none."""
     if select is None or select.policy in ("all", "retrieval"):
         return None
-    scorers: dict[str, Scorer] = {"window": Window(), "quest": Quest()}
-    assert select.dense_layers is not None, "a select policy has its dense layers"
+    scorers: dict[str, Scorer] = {
+        "window": Window(),
+        "quest": Quest(),
+        "representatives": Representatives(),
+        "partial": Partial(),
+    }
     return SparsePolicy(
         scorers[select.policy],
         Budget.of(select, page_size),
-        frozenset(select.dense_layers),
+        frozenset(select.layers_read_densely),
         select.group,
     )
