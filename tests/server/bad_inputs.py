@@ -191,7 +191,19 @@ CHATS = [
         fuse={"selector": "deviation", "check_layers": [999]},
     ),
     completion("an unknown fuse for a prompt", "fuse", fuse="blend"),
-    chat("select that does not exist yet", "select", select="top-k"),
+    chat("an unknown select", "select", select="top-k"),
+    chat("a select of an unknown policy", "select.policy", select={"policy": "top-k"}),
+    chat("a select with an unknown field", "select.pages", select={"policy": "quest", "pages": 4}),
+    chat(
+        "two budgets of a select", "select", select={"policy": "quest", "tokens": 64, "ratio": 0.1}
+    ),
+    chat("a mass for a window", "select", select={"policy": "window", "mass": 0.9}),
+    chat("a mass above 1", "select.mass", select={"policy": "quest", "mass": 1.5}),
+    chat(
+        "a dense layer that the model has not",
+        None,
+        select={"policy": "quest", "dense_layers": [999]},
+    ),
     chat("revise that does not exist yet", "revise", revise=8),
     chat(
         "documents without a user message",

@@ -24,7 +24,7 @@ from looseleaf.attention.plan import (
     Planner,
     PrefillChunk,
 )
-from looseleaf.attention.readings import Reading, Readings
+from looseleaf.attention.readings import Reading, Readings, SelectedRows
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
@@ -121,6 +121,11 @@ class PagedAttention:
         """How the decode rows of the latest step were grouped, in its first layer; the same object
         while they stay."""
         return self._groups
+
+    @property
+    def selected(self) -> Sequence[SelectedRows]:
+        """The rows of the latest step that choose what they read, by policy."""
+        return self._readings.selected
 
     @property
     def counters(self) -> PlanCounters:

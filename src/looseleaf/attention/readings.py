@@ -8,6 +8,7 @@ joins as one more state.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,13 +34,48 @@ _LAST = 1 << 20
 Grouping = Callable[[Sequence[DecodeRow]], Groups]
 
 
+class RowReads(NamedTuple):
+    """What one row read in a step, summed over layers and KV heads: pages, of how many, and what it
+    looked at to choose them; and the share of the attention that they held, if measured."""
+
+    pages: int
+    of_pages: int
+    looked_bytes: int
+    recall: float | None
+
+
 @dataclass(frozen=True)
 class SelectedRows:
-    """The rows of one policy in one step, by their place ``rows`` in it."""
+    """The rows of one policy in one step, by their ``places`` in it, also as the tensor ``rows``.
+
+    ``tally`` adds up their chosen pages over the layers; ``recalls`` and ``looked`` have, layer by
+    layer, what was measured of each row, and the bytes of a candidate that were looked at.
+    """
 
     policy: PagePolicy
+    places: Sequence[int]
     rows: Tensor
     candidates: Candidates
+    num_layers: int
+    tally: Tensor
+    recalls: list[Tensor] = field(default_factory=list)
+    looked: list[int] = field(default_factory=list)
+
+    def reads(self) -> list[RowReads]:
+        """What each row read, once all layers are computed; waits for the device."""
+        size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
+        dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
+        choosing = (self.num_layers - dense) * heads
+        recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
+        found, tallies = [], self.tally.tolist()
+        for n, row in enumerate(self.candidates.rows):
+            others = row.num_other(size) + row.num_patches
+            held = row.num_candidates + others
+            pages = tallies[n] + choosing * others + dense * heads * held
+            looked = heads * row.num_candidates * sum(self.looked)
+            recall = recalls[n] if recalls and row.measured else None
+            found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
+        return found
 
     def begin(self, layer: int, q: Tensor) -> None:
         """Nothing: what is chosen is read by `join`."""
@@ -49,6 +85,18 @@ class SelectedRows:
         queries = q[self.rows]
         choice = self.policy.choose(layer, queries, self.candidates)
         state = attend_chosen(layer, queries, choice, self.candidates)
+        self.tally.add_(choice.counts.sum(-1))
+        summary = self.policy.summary
+        width = 0 if summary is None else summary.width * q.shape[-1]
+        itemsize = self.candidates.pool.kv.element_size()
+        self.looked.append((width + choice.looked) * itemsize)
+        if choice.join is None and any(row.measured for row in self.candidates.rows):
+            others = self._others(states, row_state_indptr)
+            everything = attend_chosen(
+                layer, queries, self.candidates.everything(), self.candidates
+            )
+            held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
+            self.recalls.append(held.exp().mean(-1))
         if choice.join is not None:
             state = merged(state, choice.join())
         if choice.done is not None:
@@ -56,6 +104,12 @@ class SelectedRows:
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
         states.lse[place] = state.lse
+
+    def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
+        """The lse of what each row reads in any case."""
+        bounds = row_state_indptr.tolist()
+        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
+        return torch.stack(lses)
 
 
 @dataclass(eq=False)
@@ -98,13 +152,15 @@ class Reading:
 
 @dataclass(eq=False)
 class Readings:
-    """Makes the readings of steps; groups, tables and summaries are kept while they hold."""
+    """Makes the readings of steps; groups, tables and summaries are kept while they hold.
+    ``selected`` are the rows of the latest step that choose."""
 
     pool: PagePool
     rotation: Rotation
     rules: Sequence[ScoreRule]
     group: Grouping
     hosted: HostedAttention | None = None
+    selected: list[SelectedRows] = field(default_factory=list)
     _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
     _tables: dict[PagePolicy, tuple[list[object], CandidateTable]] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
@@ -114,9 +170,9 @@ class Readings:
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
         hosted = self._hosted(rows)
         if not selecting:
-            self._tables = {}
+            self._tables, self.selected = {}, []
             return [Reading((), rows, self._grouped((), rows, rows), hosted)] * len(self.rules)
-        chosen = self._selected(selecting)
+        self.selected = chosen = self._selected(selecting)
         made: dict[tuple[bool, ...], Reading] = {}
         readings = []
         for layer in range(len(self.rules)):
@@ -161,7 +217,9 @@ class Readings:
             how = self.rotation, self.rules
             candidates = make_candidates(rows, table, self.pool, how, summaries)
             on_device = torch.tensor(places).to(self.pool.kv.device)
-            chosen.append(SelectedRows(policy, on_device, candidates))
+            tally = torch.zeros_like(on_device)
+            layers = len(self.rules)
+            chosen.append(SelectedRows(policy, places, on_device, candidates, layers, tally))
         return chosen
 
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:

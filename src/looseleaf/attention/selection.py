@@ -32,13 +32,15 @@ class Choice(NamedTuple):
     stands behind them is any number that indexes the table of candidates. ``join`` gives one state
     a row ``[rows, qo_heads, head_dim]``, of keys that are not candidates or were not chosen; it is
     called once, when the chosen pages are read. ``done`` is then called with the state of chosen
-    pages and joined state together, without what is read in any case.
+    pages and joined state together, without what is read in any case. ``looked`` is how
+    many numbers of a candidate's keys, of one KV head, were looked at besides summaries.
     """
 
     ordinals: Int[Tensor, "rows kv_heads most_chosen"]
     counts: Int[Tensor, "rows kv_heads"]
     join: Callable[[], AttnState] | None = None
     done: Callable[[AttnState], None] | None = None
+    looked: int = 0
 
 
 @runtime_checkable
@@ -74,12 +76,14 @@ class SelectingRow(DecodeRow):
     """A row with a policy. The first ``sealed`` pages of its tail are full and final.
 
     Candidates are the pages of its settled spans but patches, and those ``sealed``. ``state`` is
-    the policy's own, of this row: it is only handed on.
+    the policy's own, of this row: it is only handed on. Of a ``measured`` row it is found out how
+    much of the attention its choice holds, which costs a dense read.
     """
 
     policy: PagePolicy
     sealed: int
     state: object = None
+    measured: bool = False
 
     @property
     def spans(self) -> list[ReadSpan]:
@@ -96,6 +100,11 @@ class SelectingRow(DecodeRow):
     def num_other(self, page_size: int) -> int:
         """Pages of the tail that it reads in any case."""
         return -(-self.tail.length // page_size) - self.sealed
+
+    @property
+    def num_patches(self) -> int:
+        """Pages of its patch, which it reads too."""
+        return sum(len(span.pages) for span in self.settled if span.places is not None)
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,14 @@ class Candidates:
     ) -> Float[Tensor, "spans qo_heads head_dim"]:
         """Every span's query, in the frame of the span; fp32."""
         return rotate(q[self.table.span_row].float(), self.span_positions, self.rotation)
+
+    def everything(self) -> Choice:
+        """The choice of all of them."""
+        table = self.table
+        ordinals = torch.arange(table.pages.shape[1], device=table.pages.device)
+        rows, heads = len(table.pages), self.num_kv_heads
+        counts = table.num_pages[:, None].expand(rows, heads)
+        return Choice(ordinals.expand(rows, heads, -1), counts)
 
     def visible(self, layer: int) -> Tensor:
         """Which candidates exist and have a key in the layer's window: bool ``[rows, most]``."""

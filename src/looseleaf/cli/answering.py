@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Select
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, Message, PromptParts
@@ -26,7 +26,11 @@ def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
 
 
 def print_answer(
-    llm: LLM, parts: PromptParts, params: SamplingParams, fuse: Fuse | None = None
+    llm: LLM,
+    parts: PromptParts,
+    params: SamplingParams,
+    fuse: Fuse | None = None,
+    select: Select | None = None,
 ) -> RequestOutput:
     """Stream the answer to standard output, with a bar on standard error before the first word."""
     from rich.console import Console
@@ -48,6 +52,7 @@ def print_answer(
             params,
             on_prefill=lambda done, total: bar.update(task, completed=done, total=total),
             fuse=fuse,
+            select=select,
         ):
             if not shown:
                 bar.stop()

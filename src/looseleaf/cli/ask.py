@@ -7,7 +7,7 @@ import click
 from looseleaf.cli.answering import build_prompt, print_answer
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given
-from looseleaf.cli.policies import fuse_options, take_fuse
+from looseleaf.cli.policies import fuse_options, select_options, take_fuse, take_select
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -35,6 +35,7 @@ from looseleaf.sampling_params import SamplingParams
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
 @click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
 @fuse_options(several=False)
+@select_options
 @engine_options
 def ask(
     question: str,
@@ -49,7 +50,7 @@ def ask(
     """Answer QUESTION from documents."""
     if not question.strip():
         raise InvalidRequest("the question is empty: ask something")
-    fuse = take_fuse(options)
+    fuse, select = take_fuse(options), take_select(options)
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.engine.llm import LLM
@@ -57,6 +58,8 @@ def ask(
     llm = LLM(**given(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*documents, question]})
-    output = print_answer(llm, build_prompt(llm, messages), params, fuse)
+    output = print_answer(llm, build_prompt(llm, messages), params, fuse, select)
     if show_reuse:
         click.echo(str(output.reuse), err=True)
+        if output.select is not None:
+            click.echo(str(output.select), err=True)

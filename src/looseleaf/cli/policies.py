@@ -1,11 +1,12 @@
-"""``--fuse`` and ``--ratio``: which tokens of reused documents are computed again."""
+"""``--fuse`` and ``--ratio``: which tokens of reused documents are computed again; ``--select`` and
+``--budget``: which keys an answer reads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
 
 import click
 
-from looseleaf.config import Fuse, FuseSelector
+from looseleaf.config import Fuse, FuseSelector, Select, SelectPolicy
 from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -59,3 +60,36 @@ def take_fuse(options: dict[str, Any]) -> Fuse | None:
     if len(fuses) > 1:
         raise InvalidOption("one question has one policy: give --fuse and --ratio once")
     return fuses[0] if fuses else None
+
+
+def select_options(command: Command) -> Command:
+    """Adds ``--select`` and ``--budget``. `take_select` reads them."""
+    budget = click.option(
+        "--budget",
+        type=float,
+        help="what --select may read: so many tokens, or below 1 a share of the context "
+        "[default: 2048]",
+    )
+    policy = click.option(
+        "--select",
+        "policy",
+        type=click.Choice(get_args(SelectPolicy)),
+        help="which keys each token of the answer reads [default: all]",
+    )
+    return policy(budget(command))
+
+
+def take_select(options: dict[str, Any]) -> Select | None:
+    """The policy that the flags ask for, None without them; takes both out of ``options``."""
+    policy, budget = options.pop("policy"), options.pop("budget")
+    if policy is None:
+        if budget is not None:
+            raise InvalidOption("--budget needs a --select that chooses by it")
+        return None
+    if budget is None:
+        return Select(policy)
+    if budget < 1:
+        return Select(policy, ratio=budget)
+    if budget != int(budget):
+        raise InvalidOption(f"--budget {budget} is neither a whole number nor a share below 1")
+    return Select(policy, tokens=int(budget))

@@ -1,7 +1,7 @@
 """The select policy of a request: which of the keys before it a decoding row reads."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from looseleaf.config.option import require
 
@@ -33,7 +33,8 @@ class Select:
     ``sink`` and the last ``recent`` tokens are read in any case, within the budget. All is read in
     ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
     ``dense_below`` tokens, and where it fits into the budget. ``group`` is how query heads of one
-    KV head agree. Raises InvalidOption.
+    KV head agree. With ``recall_every`` n, every nth token is read densely as well, to report which
+    share of the attention the choice held. Raises InvalidOption.
     """
 
     policy: SelectPolicy = "quest"
@@ -45,6 +46,7 @@ class Select:
     dense_layers: tuple[int, ...] | None = None
     dense_below: int = 0
     group: GroupRule = "max"
+    recall_every: int = 0
 
     def __post_init__(self) -> None:
         known = get_args(SelectPolicy)
@@ -67,6 +69,7 @@ class Select:
         require(self.mass is None or 0 < self.mass <= 1, "mass must be above 0 and at most 1")
         require(self.sink >= 0 and self.recent >= 0, "sink and recent are numbers of tokens")
         require(self.dense_below >= 0, "dense_below is a number of tokens")
+        require(self.recall_every >= 0, "recall_every is a number of tokens, 0 for never")
         require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
         layers = self.dense_layers or ()
         require(
@@ -83,6 +86,14 @@ class Select:
         if self.dense_layers is None:
             return () if self.policy in ("all", "window", "retrieval") else _DEFAULT_DENSE_LAYERS
         return self.dense_layers
+
+    def settings(self) -> dict[str, Any]:
+        """The policy and all that it takes of the other fields, as plain values."""
+        if self.policy == "all":
+            return {"policy": "all"}
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        named["dense_layers"] = list(self.layers_read_densely)
+        return {name: value for name, value in named.items() if value is not None}
 
     def __str__(self) -> str:
         names = ("tokens", "ratio", "mass")

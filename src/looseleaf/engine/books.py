@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.readings import RowReads
+from looseleaf.attention.selection import PagePolicy
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.scheduler import StepWork
@@ -53,8 +55,48 @@ class Books:
         counters.grouped_rows = plan.grouped_rows
         if work.decode:
             shared = self._shared_keys.of(self.attention.groups, len(work.decode))
-            for sequence, keys in zip(work.decode, shared, strict=True):
-                outputs[sequence].request.count_decode(sequence.num_tokens, keys)
+            reads = self._reads(work)
+            for place, (sequence, keys) in enumerate(zip(work.decode, shared, strict=True)):
+                request, num_keys = outputs[sequence].request, sequence.num_tokens
+                if sequence.policy is not None:
+                    row = reads.get(place) or self._dense(sequence)
+                    request.count_pages(row.pages, row.of_pages, self._bytes(row), row.recall)
+                    counters.pages_read += row.pages
+                    counters.pages_held += row.of_pages
+                    num_keys = num_keys * row.pages // row.of_pages
+                    if row.pages < row.of_pages:
+                        # rows read together in layers that are dense for all of them
+                        keys = keys * self._num_dense(sequence.policy) // self._num_layers
+                request.count_decode(num_keys, keys)
+
+    def _reads(self, work: StepWork) -> dict[int, RowReads]:
+        """What the rows that choose read, by their place in the step."""
+        if not any(sequence.policy for sequence in work.decode):
+            return {}
+        return {
+            place: row
+            for some in self.attention.selected
+            for place, row in zip(some.places, some.reads(), strict=True)
+        }
+
+    def _dense(self, sequence: Sequence) -> RowReads:
+        """What a row reads that has a policy and reads everything all the same."""
+        layers, _, _, heads = self.attention.pool.kv.shape[:4]
+        row = sequence.decode_row()
+        pages = layers * heads * sum(len(span.pages) for span in (*row.settled, row.tail))
+        return RowReads(pages, pages, 0, None)
+
+    @property
+    def _num_layers(self) -> int:
+        return int(self.attention.pool.kv.shape[0])
+
+    def _num_dense(self, policy: PagePolicy) -> int:
+        return sum(layer in policy.dense_layers for layer in range(self._num_layers))
+
+    def _bytes(self, row: RowReads) -> int:
+        pool = self.attention.pool
+        layers, _, _, heads = pool.kv.shape[:4]
+        return row.pages * pool.bytes_per_page // (layers * heads) + row.looked_bytes
 
     def book_end(self, progress: RequestProgress) -> None:
         """How a request ended."""

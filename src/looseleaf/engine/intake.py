@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.outputs import SelectReport
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.engine.revision import Revisions
@@ -55,6 +56,8 @@ class Intake:
                 f"0 to {self.num_layers - 1}: leave out those it does not have"
             )
         progress = RequestProgress(request)
+        if select and select.policy != "all":
+            progress.select = SelectReport(select)
         for index in range(request.params.n):
             progress.outputs.append(self._output(progress, index, room, seed))
         return progress

@@ -1,10 +1,10 @@
 """What a caller gets back: completions, and a report of what was reused and what was computed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from looseleaf.config import Fuse, Revise
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.retro import exposure_ratios
 
@@ -163,6 +163,43 @@ class RevisionReport:
 
 
 @dataclass(frozen=True)
+class SelectReport:
+    """What the decode rows of a request read, under its policy.
+
+    Rows and tokens are counted one an output and step: in ``chosen_steps`` of them pages were
+    chosen, in ``dense_steps`` all were read, because they fit the budget or were few. Pages are
+    counted once a layer and KV head: ``pages_read`` of the ``pages_held``. ``bytes_read`` are those
+    of their keys and values, and of what is kept of pages to choose by. ``recall`` is the share of
+    the attention that the pages read held, on the rows that were measured; None without any."""
+
+    select: Select
+    chosen_steps: int = 0
+    dense_steps: int = 0
+    pages_read: int = 0
+    pages_held: int = 0
+    bytes_read: int = 0
+    recall: float | None = None
+    recall_rows: int = 0
+
+    @property
+    def exposure(self) -> float:
+        """The share of its context that a row read, on average over rows, layers and KV heads."""
+        return self.pages_read / self.pages_held if self.pages_held else 1.0
+
+    def plus_recall(self, recall: float) -> "SelectReport":
+        """With one measured row more."""
+        mean = ((self.recall or 0.0) * self.recall_rows + recall) / (self.recall_rows + 1)
+        return replace(self, recall=mean, recall_rows=self.recall_rows + 1)
+
+    def __str__(self) -> str:
+        held = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
+        return (
+            f"select: {self.select}; {self.chosen_steps} of {self.chosen_steps + self.dense_steps} "
+            f"rows chose, {self.exposure:.1%} of all pages were read{held}"
+        )
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """The state of a request after a step; final if ``finished``. ``revision`` is None until then,
     and where nothing is revised."""
@@ -175,6 +212,7 @@ class RequestOutput:
     finished: bool
     attention: AttentionPath = AttentionPath()
     revision: RevisionReport | None = None
+    select: SelectReport | None = None
 
     @property
     def text(self) -> str:

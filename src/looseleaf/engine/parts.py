@@ -89,7 +89,7 @@ class HostedUse:
         """What rows behind it read of it, under a ``retrieval`` policy.
 
         The budget holds the tokens that are always read; at least one is found besides."""
-        dense = frozenset(select.dense_layers or ())
+        dense = frozenset(select.layers_read_densely)
         index = self.segment.index
         if index is None or self.start + self.num_tokens <= select.dense_below:
             return HostedRead(self.segment, self.start)

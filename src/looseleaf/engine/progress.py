@@ -11,6 +11,7 @@ from looseleaf.engine.outputs import (
     RequestOutput,
     ReuseReport,
     RevisionReport,
+    SelectReport,
 )
 from looseleaf.engine.request import Request
 from looseleaf.engine.sampling import SamplingState, StopChecker, TokenLogprob
@@ -100,6 +101,7 @@ class RequestProgress:
     grouped_steps: int = 0
     keys_read: int = 0
     keys_shared: int = 0
+    select: SelectReport | None = None
     _reuse: ReuseReport | None = None
 
     @property
@@ -136,6 +138,7 @@ class RequestProgress:
                 self.decode_steps, self.grouped_steps, self.keys_read, self.keys_shared
             ),
             revision=self._revision() if self.finished else None,
+            select=self.select,
         )
 
     def count_decode(self, keys: int, shared: int) -> None:
@@ -152,6 +155,22 @@ class RequestProgress:
             return None
         pages = tuple(sum(counts) for counts in zip(*totals, strict=True))
         return RevisionReport(self.request.revise, pages)
+
+    def count_pages(self, read: int, held: int, num_bytes: int, recall: float | None) -> None:
+        """The pages of one row more, of a request with a policy; as many as are held: it was dense.
+
+        As `SelectReport` counts them."""
+        assert self.select is not None, "the request has a policy"
+        chosen = read < held
+        report = replace(
+            self.select,
+            chosen_steps=self.select.chosen_steps + chosen,
+            dense_steps=self.select.dense_steps + (not chosen),
+            pages_read=self.select.pages_read + read,
+            pages_held=self.select.pages_held + held,
+            bytes_read=self.select.bytes_read + num_bytes,
+        )
+        self.select = report if recall is None else report.plus_recall(recall)
 
     def _report(self) -> ReuseReport:
         # settled with the first token: until then its times change, and later it costs nothing

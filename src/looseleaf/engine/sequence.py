@@ -16,6 +16,7 @@ from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
+from looseleaf.config import Select
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
@@ -159,7 +160,7 @@ class Sequence:
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
         self.replay: list[int] = []
-        self._dense_below = request.select.dense_below if request.select else 0
+        self._select = request.select or Select("all")
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
         lead = self.lead
@@ -266,10 +267,12 @@ class Sequence:
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
         position = self.num_tokens - 1
-        if self.policy is not None and self.num_tokens > self._dense_below:
+        if self.policy is not None and self.num_tokens > self._select.dense_below:
             # the newest token's page is not full before it is stored
             sealed = (tail.num_tokens - 1) // self.page_size
-            row = SelectingRow(position, self._settled, own, self.policy, sealed)
+            every = self._select.recall_every
+            measured = every > 0 and len(self.output_token_ids) % every == 0
+            row = SelectingRow(position, self._settled, own, self.policy, sealed, measured=measured)
             most = row.num_candidates
             if self.policy.limit(most, row.num_other(self.page_size)) < most:
                 return row

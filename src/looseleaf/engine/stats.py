@@ -20,7 +20,8 @@ class EngineCounters:
     ``document_tokens_recomputed`` are those that requests computed again, for every output that
     did, counted when the request ends.
     ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
-    serve several rows, ``grouped_rows`` how many.
+    serve several rows, ``grouped_rows`` how many. Rows of requests that choose what they read read
+    ``pages_read`` of the ``pages_held``, counted once a layer and KV head.
     """
 
     steps: int = 0
@@ -46,6 +47,8 @@ class EngineCounters:
     items: int = 0
     grouped_items: int = 0
     grouped_rows: int = 0
+    pages_read: int = 0
+    pages_held: int = 0
 
     def count_reuse(self, report: ReuseReport) -> None:
         """Add what one request found."""

@@ -95,9 +95,9 @@ class Generation:
             # prompts of one request must not draw the same numbers
             params = replace(params, seed=params.seed + number)
         parts = self.prompts[number].parts
-        return self.service.llm.stream(
-            Request(name, parts, params, self.caller.salt, self.deadline, fuse=self.policies.fuse)
-        )
+        request = Request(name, parts, params, self.caller.salt, self.deadline)
+        policies = self.policies
+        return self.service.llm.stream(replace(request, fuse=policies.fuse, select=policies.select))
 
     def _check_sizes(self) -> None:
         config, context = self.service.config, self.service.llm.engine.max_model_len

@@ -145,6 +145,15 @@ class _EngineCollector:
         yield CounterMetricFamily(
             "looseleaf_grouped_rows", "Rows that grouped work items served.", sums.grouped_rows
         )
+        pages = CounterMetricFamily(
+            "looseleaf_selected_pages",
+            "Pages that tokens of requests with a select policy had before them, once a layer and "
+            "KV head.",
+            labels=["read"],
+        )
+        pages.add_metric(["yes"], sums.pages_read)
+        pages.add_metric(["no"], sums.pages_held - sums.pages_read)
+        yield pages
         yield CounterMetricFamily(
             "looseleaf_evicted_segments", "Segments evicted.", now.evicted_segments
         )

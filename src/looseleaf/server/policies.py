@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Select
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.common import GenerationRequest
-from looseleaf.server.protocol.policies import FusePolicy
+from looseleaf.server.protocol.policies import FusePolicy, SelectChoice
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,23 @@ class Policies:
     """The policies that a request asks for; None is the engine's default."""
 
     fuse: Fuse | None = None
+    select: Select | None = None
 
 
 def take_policies(body: GenerationRequest) -> Policies:
     """What a body asks for. Raises ApiError (400) if it has no meaning."""
-    return Policies(fuse=_fuse(body.fuse))
+    return Policies(fuse=_fuse(body.fuse), select=_select(body.select))
 
 
 def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """What the report says of one request's policies: those that had an effect on any prompt."""
     fuses = [output.reuse.fuse for output in outputs if output.reuse.fuse is not None]
-    return {"fuse": (fuses[0] if fuses else Fuse()).settings(), "select": "all", "revise": 1}
+    selects = [output.select.select for output in outputs if output.select is not None]
+    return {
+        "fuse": (fuses[0] if fuses else Fuse()).settings(),
+        "select": (selects[0] if selects else Select("all")).settings(),
+        "revise": 1,
+    }
 
 
 def _fuse(given: FusePolicy | None) -> Fuse | None:
@@ -42,3 +48,17 @@ def _fuse(given: FusePolicy | None) -> Fuse | None:
         return Fuse(**fields)
     except InvalidOption as error:
         raise ApiError(400, f"fuse: {error}", param="fuse", code="invalid_value") from error
+
+
+def _select(given: SelectChoice | None) -> Select | None:
+    if given is None:
+        return None
+    try:
+        if isinstance(given, str):
+            return Select(given)
+        fields = given.model_dump(exclude_none=True)
+        if "dense_layers" in fields:
+            fields["dense_layers"] = tuple(fields["dense_layers"])
+        return Select(**fields)
+    except InvalidOption as error:
+        raise ApiError(400, f"select: {error}", param="select", code="invalid_value") from error

@@ -66,6 +66,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "keys_read": sum(p.keys_read for p in paths),
             "keys_shared": sum(p.keys_shared for p in paths),
         },
+        "selection": _selection(outputs),
         "times": {
             "queued": _slowest([m.admitted for m in metrics]),
             "first_token": _slowest([m.first_token for m in metrics]),
@@ -83,6 +84,20 @@ def _loading(report: LoadingReport) -> dict[str, Any]:
         "total_predicted": report.total_predicted,
         "total_seconds": report.total_seconds,
         "ratio": report.ratio,
+    }
+
+
+def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+    """What was read under a select policy, of all outputs; None if none has one."""
+    reports = [output.select for output in outputs if output.select is not None]
+    if not reports:
+        return None
+    names = ("chosen_steps", "dense_steps", "pages_read", "pages_held", "bytes_read")
+    measured = [(r.recall, r.recall_rows) for r in reports if r.recall is not None]
+    rows = sum(count for _, count in measured)
+    return {
+        **{name: sum(getattr(r, name) for r in reports) for name in names},
+        "recall": sum(recall * count for recall, count in measured) / rows if rows else None,
     }
 
 

@@ -27,13 +27,17 @@ class Partial:
         """None: the keys themselves are read."""
         return None
 
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """Some dims of every key."""
+        return page_size * self._num_dims(head_dim)
+
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """The largest partial product of any key of the page, scaled."""
         pool, table, heads = candidates.pool, candidates.table, candidates.num_kv_heads
         turned = candidates.turned(q).unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
-        num_dims = max(1, round(self.share * turned.shape[-1]))
+        num_dims = self._num_dims(turned.shape[-1])
         dims = turned.abs().sum(2).topk(num_dims, -1).indices  # [spans, kv_heads, few]
         few = turned.gather(3, dims[:, :, None].expand(-1, -1, turned.shape[2], -1))
         k_pages, _ = pool.layer(layer)
@@ -48,3 +52,6 @@ class Partial:
         products = products.masked_fill(unused[:, None, :, None], -torch.inf)
         best: Tensor = products.amax(-1).transpose(2, 3)
         return best * candidates.rules[layer].softmax_scale
+
+    def _num_dims(self, head_dim: int) -> int:
+        return max(1, round(self.share * head_dim))

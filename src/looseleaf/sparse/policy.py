@@ -22,6 +22,10 @@ class Scorer(Protocol):
         """What it must know of every page."""
         ...
 
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """How many numbers of a page's keys it looks at, for a KV head."""
+        ...
+
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
@@ -56,4 +60,6 @@ class SparsePolicy:
     ) -> Choice:
         """The pages that are wanted most, per row and KV head."""
         scores = self.scorer.scores(layer, q, candidates)
-        return choose_pages(scores, candidates, layer, self.budget, self.group)
+        choice = choose_pages(scores, candidates, layer, self.budget, self.group)
+        size = candidates.pool.page_size
+        return choice._replace(looked=self.scorer.looked(size, q.shape[-1]))

@@ -53,6 +53,10 @@ class Representatives:
         """The mean of the representative keys."""
         return REPRESENTATIVES
 
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """0: it looks at no key itself."""
+        return 0
+
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:

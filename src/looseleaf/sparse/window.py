@@ -21,6 +21,10 @@ class Window:
         """None: no key counts."""
         return None
 
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """0: it looks at no key itself."""
+        return 0
+
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:

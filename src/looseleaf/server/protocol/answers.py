@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from looseleaf.server.protocol.base import Strict
-from looseleaf.server.protocol.policies import FuseInput
+from looseleaf.server.protocol.policies import FuseInput, SelectInput
 
 
 class PromptTokensDetails(Strict):
@@ -47,7 +47,7 @@ class Policies(Strict):
     """The policies in force; `fuse` is none where there was nothing to compute again."""
 
     fuse: FuseInput
-    select: Literal["all"] = "all"
+    select: SelectInput
     revise: Literal[1] = 1
 
 
@@ -58,6 +58,19 @@ class AttentionReport(Strict):
     grouped_steps: int
     keys_read: int
     keys_shared: int
+
+
+class SelectionReport(Strict):
+    """What output tokens read under the policy; pages are counted once a layer and KV head."""
+
+    chosen_steps: int
+    dense_steps: int
+    pages_read: int
+    pages_held: int
+    bytes_read: int
+    recall: float | None = Field(
+        None, description="Share of the attention that what was read held, where it was measured."
+    )
 
 
 class Times(Strict):
@@ -94,6 +107,7 @@ class LooseleafReport(Strict):
     loading: list[LoadingReport]
     policies: Policies
     attention: AttentionReport
+    selection: SelectionReport | None = None
     times: Times
 
 

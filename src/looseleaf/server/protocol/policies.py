@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from looseleaf.config import FuseSelector
+from looseleaf.config import FuseSelector, GroupRule, SelectPolicy
 from looseleaf.server.protocol.base import Strict
 
 
@@ -29,3 +29,32 @@ class FuseInput(Strict):
 
 FusePolicy = FuseSelector | FuseInput
 """A selector's name alone takes its default budget."""
+
+
+class SelectInput(Strict):
+    """Which keys an output token reads, page by page, and how many."""
+
+    policy: SelectPolicy
+    tokens: int | None = Field(None, ge=1, le=2**31, description="So many tokens at most.")
+    ratio: float | None = Field(None, gt=0, le=1, description="A share of the context at most.")
+    mass: float | None = Field(
+        None, gt=0, le=1, description="As few as are expected to hold that share of the attention."
+    )
+    sink: int | None = Field(None, ge=0, le=2**31, description="First tokens, always read.")
+    recent: int | None = Field(None, ge=0, le=2**31, description="Last tokens, always read.")
+    dense_layers: Annotated[list[int], Field(max_length=1024)] | None = Field(
+        None, description="Layers that read everything, rising, from 0."
+    )
+    dense_below: int | None = Field(
+        None, ge=0, le=2**31, description="Contexts of at most so many tokens are read whole."
+    )
+    group: GroupRule | None = Field(
+        None, description="How query heads that share a KV head agree on a page."
+    )
+    recall_every: int | None = Field(
+        None, ge=0, le=2**31, description="Measure the share of attention on every nth token."
+    )
+
+
+SelectChoice = SelectPolicy | SelectInput
+"""A policy's name alone takes its default budget."""
