@@ -1,0 +1,110 @@
+"""Scores of pages and the choice of the largest: the kernels answer to the references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from looseleaf.ops.page_scores import page_scores
+from looseleaf.ops.partial_attention import WorkList
+from looseleaf.ops.select_pages import CandidateList, ChosenPages, select_pages
+from looseleaf.testing.candidates import NUM_KV_HEADS, candidate_list, room_for
+from looseleaf.testing.scene import rotation_table
+from looseleaf.types import ScoreRule
+
+WRITTEN = (
+    "item_page_indptr", "page_indices", "page_positions",
+    "entry_offset", "entry_bound", "entry_mask",
+)  # fmt: skip
+
+
+def random_scores(seed: int, candidates: CandidateList) -> Tensor:
+    """Scores with ties, of both signs, some of them infinite."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, most = candidates.pages.shape
+    scores = torch.randn(rows, NUM_KV_HEADS, most, generator=generator)
+    scores = torch.where(scores.abs() < 0.8, (scores * 4).round() / 4, scores * 10)
+    special = torch.rand(scores.shape, generator=generator)
+    return scores.masked_fill(special < 0.1, -torch.inf).masked_fill(special > 0.95, torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("seed", "rows", "most", "spans"), [(0, 3, 5, 1), (1, 3, 70, 3), (2, 2, 300, 5)]
+)
+def test_the_kernel_chooses_what_the_reference_does(
+    seed: int, rows: int, most: int, spans: int
+) -> None:
+    candidates = candidate_list(seed, rows, most, spans)
+    scores = random_scores(seed, candidates)
+    mine, other = (room_for(candidates, most, 7) for _ in range(2))
+    select_pages(scores, candidates, mine, "triton")
+    select_pages(scores, candidates, other, "reference")
+    for name in WRITTEN:
+        assert torch.equal(getattr(mine.work, name), getattr(other.work, name)), name
+
+
+def chosen(work: WorkList, into: ChosenPages, place: int) -> list[tuple[int, int, int]]:
+    """Page, place in its frame and offset of what stands in the items of one row and KV head."""
+    found = []
+    indptr = work.item_page_indptr.tolist()
+    for n in range(into.num_items):
+        item, entry = place * (into.num_items + 1) + n, place * into.num_items + n
+        for page in range(indptr[item], indptr[item + 1]):
+            at = work.page_indices[page], work.page_positions[page], work.entry_offset[entry]
+            found.append(tuple(int(number) for number in at))
+    return found  # type: ignore[return-value]
+
+
+def test_the_pages_of_all_items_are_the_chosen_ones_each_in_its_span() -> None:
+    candidates = candidate_list(3, 3, 60)
+    scores = random_scores(3, candidates)
+    into = room_for(candidates, 60, 9)
+    select_pages(scores, candidates, into, "reference")
+    for row in range(2):
+        for head in range(NUM_KV_HEADS):
+            count, limit = int(candidates.num_pages[row]), int(candidates.limit[row])
+            own = scores[row, head, :count].tolist()
+            order = sorted(range(count), key=lambda n: (-own[n], n))[:limit]
+            kept = sorted(n for n in order if own[n] > -torch.inf)
+            expected = [
+                (
+                    int(candidates.pages[row, n]),
+                    int(candidates.starts[row, n]),
+                    int(candidates.span_offset[row, candidates.spans[row, n]]),
+                )
+                for n in kept
+            ]
+            assert chosen(into.work, into, row * NUM_KV_HEADS + head) == expected
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("window", [0, 200])
+def test_the_kernel_scores_as_the_reference_does(two: bool, window: int) -> None:
+    candidates = candidate_list(4, 3, 70)
+    generator = torch.Generator().manual_seed(4)
+    dim = 32
+    vectors = torch.randn(64, NUM_KV_HEADS, dim * (1 + two), generator=generator)
+    q = torch.randn(3, 3 * NUM_KV_HEADS, dim, generator=generator)
+    frequencies = 1.0 / 100 ** (torch.arange(0, dim, 2) / dim)
+    rotation = rotation_table(frequencies.double(), 1200, False)
+    positions = torch.tensor([900, 1100, 40], dtype=torch.int32)
+    how = rotation, ScoreRule(0.3, window=window), 16
+    mine, other = (
+        page_scores(q, vectors, candidates, positions, how, implementation)
+        for implementation in ("triton", "reference")
+    )
+    for row in range(int(candidates.num_rows)):
+        count = int(candidates.num_pages[row])
+        assert torch.allclose(mine[row, :, :count], other[row, :, :count], atol=1e-4)
+        assert (mine[row, :, 0] == torch.inf).all() or window
+
+
+def test_a_row_without_enough_visible_pages_chooses_fewer() -> None:
+    candidates = replace(candidate_list(5, 2, 20, 1), limit=torch.tensor([9, 9], dtype=torch.int32))
+    scores = torch.full((2, NUM_KV_HEADS, 20), -torch.inf)
+    scores[:, :, 4] = -3.0
+    into = room_for(candidates, 20, 5)
+    for implementation in ("reference", "triton"):
+        select_pages(scores, candidates, into, implementation)  # type: ignore[arg-type]
+        assert len(chosen(into.work, into, 0)) == 1
