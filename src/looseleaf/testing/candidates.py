@@ -52,10 +52,7 @@ def room_for(candidates: CandidateList, room: int, pages_per_part: int) -> Chose
     def unwritten(length: int) -> Tensor:
         return torch.full((length,), -7, dtype=torch.int32, device=device)
 
-    entries = {
-        name: unwritten(places * num_items)
-        for name in ("entry_row", "entry_offset", "entry_bound", "entry_mask", "entry_state")
-    }
+    entries = places * num_items
     items = places * (num_items + 1)
     work = WorkList(
         num_items=unwritten(1),
@@ -68,6 +65,10 @@ def room_for(candidates: CandidateList, room: int, pages_per_part: int) -> Chose
         mask_words=unwritten(0),
         row_positions=unwritten(rows),
         row_state_indptr=unwritten(rows + 1),
-        **entries,
+        entry_row=unwritten(entries),
+        entry_offset=unwritten(entries),
+        entry_bound=unwritten(entries),
+        entry_mask=unwritten(entries),
+        entry_state=unwritten(entries),
     )
     return ChosenPages(work, room, num_parts, pages_per_part, num_items)

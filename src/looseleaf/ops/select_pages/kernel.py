@@ -15,7 +15,9 @@ from looseleaf.ops.select_pages.candidate_list import CandidateList, ChosenPages
 @triton.jit
 def _keys(scores, ordinal, mask):
     """The scores as integers that order alike."""
-    bits = tl.load(scores + ordinal, mask=mask, other=0.0).to(tl.int32, bitcast=True)
+    score = tl.load(scores + ordinal, mask=mask, other=0.0)
+    # there are two zeros, and they are equal
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
