@@ -154,13 +154,12 @@ class Sequence:
         self._num_prompt_tail = tail.num_tokens
         pooled = [part for part in self.parts if not isinstance(part, HostedUse)]
         self.fusion = make_fusion(request.fuse, pooled, page_size)
-        self._select = request.select
+        self._select = request.select or Select("all")
         self._hosted: tuple[HostedRead, ...] | None = None
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
         self.replay: list[int] = []
-        self._select = request.select or Select("all")
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
         lead = self.lead
@@ -253,7 +252,7 @@ class Sequence:
 
     def hosted_before(self, run: TextRun) -> tuple[HostedRead, ...]:
         """The reads of hosted documents before ``run``."""
-        if self._select is None:
+        if not self.hosted:
             return ()
         return tuple(use.read(self._select) for use in self.hosted if use.start < run.start)
 
