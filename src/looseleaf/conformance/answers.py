@@ -1,17 +1,17 @@
-"""Laws 2, 3, 4 and 6 in whole answers: the engine's logits against dense passes of the model."""
+"""Laws 2 to 6 in whole answers: the engine's logits against dense passes of the model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.conformance.definition import SHIFTS, HeadStates, wider
 from looseleaf.conformance.subject import Answering, Asked, Subject
-from looseleaf.conformance.verdict import Finding, Judged
+from looseleaf.conformance.verdict import Finding, Judged, largest
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,25 @@ def blending(answers: Answers) -> list[Finding]:
         told = f"{fuse}, rows see nothing later"
         found.append(answers.judge(told, [logits], [answers.blended(asked, chosen)]).finding())
     return found
+
+
+def selection(answers: Answers) -> list[Finding]:
+    """Law 5: whole answers with a full budget, and revision of a single row."""
+    subject, cases = answers.subject, answers.subject.cases
+    asked, engine = cases.several, subject.answering()
+    everything = Select("quest", ratio=1.0, dense_layers=())
+    (full,) = engine.ask([replace(asked, select=everything, revise=Revise(3))])
+    judged = answers.judge(
+        "answers with a full budget and a window of 3", [full], [answers.reused(asked)]
+    )
+    some = Select("quest", tokens=3 * subject.page_size + 16, dense_layers=())
+    (base,) = engine.ask([replace(asked, select=some)])
+    (alone,) = engine.ask([replace(asked, select=some, revise=Revise(1))])
+    bits = largest(alone.double() - base.double())
+    return [
+        judged.finding(),
+        Finding("answers with a small budget, window 1 against none, to the bit", bits, 0.0),
+    ]
 
 
 def independence(answers: Answers) -> list[Finding]:

@@ -10,11 +10,13 @@ from looseleaf.conformance.answers import (
     answers_at_offsets,
     blending,
     independence,
+    selection,
     sharing_of_answers,
 )
 from looseleaf.conformance.operators import (
     merge_equals_concatenation,
     segments_at_offsets,
+    selection_of_rows,
     sharing_of_rows,
 )
 from looseleaf.conformance.verdict import Finding, LawVerdict
@@ -111,8 +113,7 @@ LAWS = (
         5,
         "Selection with a full budget equals dense decode; revision of one row equals its base "
         "policy.",
-        None,
-        "this version selects no keys and revises no rows",
+        lambda answers: [*selection_of_rows(answers.subject), *selection(answers)],
     ),
     Law(6, "Output does not depend on cache history or batch mates.", independence),
     Law(

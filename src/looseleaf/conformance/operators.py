@@ -18,11 +18,14 @@ from torch import Tensor
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan import PrefillChunk
+from looseleaf.attention.selection import PagePolicy, SelectingRow
+from looseleaf.config import Select, SelectPolicy
 from looseleaf.conformance.definition import SHIFTS, HeadStates, wider
 from looseleaf.conformance.subject import Subject
 from looseleaf.conformance.verdict import Finding, Judged
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.rope import query_scale
+from looseleaf.sparse import make_policy
 from looseleaf.types import Attend, AttnState
 
 # the orders in which rows read the segments; one reads none
@@ -36,6 +39,8 @@ ORDERS: tuple[tuple[int, ...], ...] = (
     (0, 2, 1),
     (3, 2, 0),
 )
+SCORERS: tuple[SelectPolicy, ...] = ("window", "quest")
+"""Policies that choose pages; each is checked by itself."""
 _MOST_LAYERS = 4
 _NEW_ROWS = 24
 
@@ -167,11 +172,15 @@ class Decoded:
     judged: Judged
 
 
-def decode(stage: Stage, attention: PagedAttention | None = None) -> list[Decoded]:
-    """A row for each of `ORDERS`: it reads the segments in that order, then its own newest key."""
+def decode(
+    stage: Stage, attention: PagedAttention | None = None, policy: PagePolicy | None = None
+) -> list[Decoded]:
+    """A row for each of `ORDERS`: it reads the segments in that order, then its own newest key.
+
+    With a ``policy`` rows choose which pages of the segments they read."""
     layers, size = stage.layers, stage.pool.page_size
     pages = stage.store(layers)
-    rows, slots = [], []
+    rows, slots = list[DecodeRow](), list[int]()
     for order in ORDERS:
         places, tail = stage.places(order), stage.take(1)
         settled = tuple(
@@ -179,7 +188,10 @@ def decode(stage: Stage, attention: PagedAttention | None = None) -> list[Decode
             for n, place in zip(order, places, strict=True)
         )
         end = sum(len(place.tokens) for place in places)
-        rows.append(DecodeRow(end, settled, ReadSpan(tail, end, 1, 0)))
+        row = DecodeRow(end, settled, ReadSpan(tail, end, 1, 0))
+        if policy is not None and order:
+            row = SelectingRow(end, settled, row.tail, policy, 0)
+        rows.append(row)
         slots.append(tail[0] * size)
     first = torch.zeros(len(rows), dtype=torch.int64)
     attend = stage.step(rows, [], torch.tensor(slots), first, attention)
@@ -234,6 +246,17 @@ def segments_at_offsets(subject: Subject) -> list[Finding]:
         _give_back(stage, [tail])
     judged = [stage.judge(f"layer {n}", torch.cat(outs[n]), dense[n]) for n in layers]
     return [_worst(f"new rows over segments in three orders, layers {_told(layers)}", judged)]
+
+
+def selection_of_rows(subject: Subject) -> list[Finding]:
+    """Law 5: rows that choose pages, and have a budget for all of them."""
+    stage = Stage(subject)
+    found = []
+    for name in SCORERS:
+        policy = make_policy(Select(name, ratio=1.0, dense_layers=()), subject.page_size)
+        judged = [decoded.judged for decoded in decode(stage, policy=policy)]
+        found.append(_worst(f"rows that choose every page by {name}, against attention", judged))
+    return found
 
 
 def sharing_of_rows(subject: Subject) -> tuple[list[Finding], bool]:

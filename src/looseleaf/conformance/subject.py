@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import looseleaf
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.conformance.definition import Definition
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.llm import make_config
@@ -36,8 +36,8 @@ from looseleaf.errors import InvalidOption
 from looseleaf.models import find_checkpoint, read_config
 from looseleaf.sampling_params import SamplingParams
 
-SCRIPT_TOKENS = 4
-LEAST_TOKENS = 128
+SCRIPT_TOKENS = 8
+LEAST_TOKENS = 160
 _NAMES = [
     "Mira Tolland",
     "Jonas Reeve",
@@ -68,11 +68,13 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, the tokens that follow it whatever the model says, and how documents are fused."""
+    """A prompt, the tokens that follow it whatever the model says, and its policies."""
 
     parts: PromptParts
     script: tuple[int, ...]
     fuse: Fuse | None = None
+    select: Select | None = None
+    revise: Revise | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -124,7 +126,9 @@ class Answering:
             name = f"conformance-{next(self._numbers)}"
             self._runner.scripts[name], self._runner.kept[name] = one.script, []
             params = SamplingParams(max_tokens=len(one.script), temperature=0.0, ignore_eos=True)
-            request = Request(name, one.parts, params, fuse=one.fuse)
+            request = Request(
+                name, one.parts, params, fuse=one.fuse, select=one.select, revise=one.revise
+            )
             added.append((name, len(one.script), self.engine.add(request)))
         while self.engine.has_work:
             self.engine.step()
@@ -155,6 +159,10 @@ class Subject:
             tokens = min(tokens, longest)
         if tokens < LEAST_TOKENS:
             raise InvalidOption(f"the laws need at least {LEAST_TOKENS} tokens, not {tokens}")
+        if options.get("kv_dtype", "auto") != "auto":
+            raise InvalidOption(
+                "the laws speak of keys and values in the model's dtype: leave kv_dtype out"
+            )
         self.options = {**options, "max_model_len": tokens}
         self.tokens = tokens
         self.loaded: LoadedModel = load_model(folder, make_config(self.options))
