@@ -64,6 +64,13 @@ def test_a_prefix_ends_where_its_first_page_is_missing() -> None:
     assert hits.hit_ratio(config, "copies", 1000, served) == pytest.approx((256 + 128) / 1024)
 
 
+def test_a_chain_loses_its_end_before_its_beginning() -> None:
+    config = replace(WORLD, per_request=1, skipped=0)
+    long, *short = hits.Placed(0, 128, 0), hits.Placed(1, 64, 0), hits.Placed(2, 64, 0)
+    served = [[long], [short[0]], [short[1]], [hits.Placed(0, 64, 0)]]
+    assert hits.hit_ratio(config, "prefix", 3, served) == pytest.approx(64 / 320)
+
+
 def replace_offset(placed: hits.Placed) -> hits.Placed:
     return hits.Placed(placed.number, placed.length, 128)
 

@@ -162,25 +162,23 @@ def make_store(pages: int) -> SegmentStore:
 
 def _serve(store: SegmentStore, documents: Iterator[Stored]) -> tuple[int, int]:
     """One request: tokens found and asked for. What is missing is stored if there is room beside
-    what the request itself reads; a chain ends where its first page is missing."""
+    what the request itself reads."""
     held, missing = [], []
     found = total = 0
     for length, segments in documents:
         total += length
-        whole = True
         for key, tokens in segments:
             segment = store.find(key)
-            whole = whole and segment is not None
-            if segment is not None and whole:
+            if segment is not None:
                 held.append(store.acquire(segment))
                 found += tokens
-            elif segment is None:
+            else:
                 missing.append((key, tokens))
     for key, tokens in missing:
         pages = store.reserve(-(-tokens // PAGE_SIZE))
         if pages is not None:
             held.append(store.insert(key, tokens, pages, ready=True))
-    # the last to be let go is the last to be evicted: a chain keeps its beginning
+    # the last to be let go is the last to be evicted: a chain never loses its beginning first
     for segment in reversed(held):
         store.release(segment)
     return found, total
