@@ -119,8 +119,9 @@ def frequent_words(seed: int, units: int) -> Prompt:
     ranks = max(8, units // 12)
     total = sum(rank**-2.0 for rank in range(1, ranks + 1))
     counts = [max(1, round(units * rank**-2.0 / total)) for rank in range(1, ranks + 1)]
-    # the fourth may not come as often as the third
-    counts[3:] = [min(count, max(1, counts[2] - 1)) for count in counts[3:]]
+    # in a short text the first three would come as often as others
+    counts[:3] = [max(count, least) for count, least in zip(counts, (4, 3, 2), strict=False)]
+    counts[3:] = [min(count, counts[2] - 1) for count in counts[3:]]
     source = text.distinct(lambda: text.coded_word(rng), ranks)
     stream = [word for word, count in zip(source, counts, strict=True) for _ in range(count)]
     rng.shuffle(stream)
