@@ -8,7 +8,6 @@ the position, so it has a key of its own and costs what the document costs."""
 import gc
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
@@ -16,7 +15,7 @@ from itertools import accumulate, count
 import torch
 
 from looseleaf.bench.random_model import random_engine
-from looseleaf.bench.timing import Repeated
+from looseleaf.bench.timing import Repeated, clock_of
 from looseleaf.config import CacheConfig, EngineConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
@@ -85,6 +84,7 @@ class Desk:
         rng = random.Random(0)
         self.texts = [tuple(rng.choices(vocabulary, k=tokens)) for _ in range(config.documents)]
         self._vocabulary, self._random = vocabulary, rng
+        self.clock = clock_of(self.engine.runner.model.device.type)[1]
         self._names = count()
 
     def _question(self) -> TextPart:
@@ -166,19 +166,19 @@ def _traffic(desk: Desk, alpha: float) -> Iterator[Row]:
 
 
 def _first_token(desk: Desk, prompt: PromptParts) -> float:
-    start = time.perf_counter()
+    start = desk.clock()
     desk.ask(prompt, 1)
     desk.finish()
-    return time.perf_counter() - start
+    return desk.clock() - start
 
 
 def _throughput(desk: Desk, prompts: Sequence[PromptParts]) -> float:
     gc.collect()
-    start = time.perf_counter()
+    start = desk.clock()
     for prompt in prompts:
         desk.ask(prompt, desk.config.output)
     desk.finish()
-    return len(prompts) / (time.perf_counter() - start)
+    return len(prompts) / (desk.clock() - start)
 
 
 def _breakdown(config: LazyConfig) -> Iterator[Row]:
@@ -206,14 +206,14 @@ def _breakdown(config: LazyConfig) -> Iterator[Row]:
 def _stages(desk: Desk, prompt: PromptParts) -> tuple[float, float]:
     """Seconds to the first token, and for each token after it."""
     gc.collect()
-    start = time.perf_counter()
+    start = desk.clock()
     progress = desk.ask(prompt, desk.config.output)
     first = 0.0
     while desk.engine.has_work:
         desk.engine.step()
         if not first and progress.metrics.first_token is not None:
-            first = time.perf_counter() - start
-    end = time.perf_counter() - start
+            first = desk.clock() - start
+    end = desk.clock() - start
     return first, (end - first) / (desk.config.output - 1)
 
 
@@ -239,6 +239,7 @@ def _row(
         "requests": len(taken.values),
         "arm": arm,
         "unit": unit,
+        "clock": clock_of(torch.device(config.device).type)[0],
         "value": value,
         "low": taken.range[0],
         "high": taken.range[1],

@@ -2,8 +2,18 @@
 
 import gc
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+
+def clock_of(device_type: str) -> tuple[str, Callable[[], float]]:
+    """The name of a clock and the clock: on a CPU the processor's time of this process, so that
+    other work on the machine does not count; else the wall's. With several threads the former adds
+    theirs up: measure with one."""
+    if device_type == "cpu":
+        return "CPU time", time.process_time
+    return "wall", time.perf_counter
 
 
 @dataclass(frozen=True)
