@@ -14,12 +14,12 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-import looseleaf
 from looseleaf.attention.cost_model import CostModel, TileCost, cost_model_of, other_tiles
 from looseleaf.errors import CalibrationFailed
 from looseleaf.ops.native_build import cache_folder
@@ -33,6 +33,7 @@ SHORT, LONG = 256, 1024
 MERGED_ROWS, FEW_STATES, MANY_STATES = 64, 4, 36
 # a cost that is more than this many times the built-in one is a disturbed measurement
 _PLAUSIBLE = 20.0
+_KERNELS = ("partial_attention", "hopper_attention", "hopper_tiles", "scores", "merge_states")
 
 
 @runtime_checkable
@@ -164,9 +165,15 @@ def _built_in(model: CostModel, reason: str) -> MeasuredCosts:
 def _identity(device_name: str, shape: Shape, built_in: CostModel) -> str:
     """A name for all that the costs depend on, the kernels' version included."""
     parts: Sequence[Any] = (
-        device_name, looseleaf.__version__, torch.__version__, *astuple(shape), built_in,
+        device_name, _kernel_sources(), torch.__version__, *astuple(shape), built_in,
     )  # fmt: skip
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _kernel_sources() -> str:
+    """What the kernels are: those of another version are measured anew."""
+    folder = resources.files("looseleaf.ops")
+    return "".join(folder.joinpath(name, "kernel.py").read_text("utf-8") for name in _KERNELS)
 
 
 def _read(path: Path) -> CostModel | None:
