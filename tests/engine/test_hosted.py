@@ -2,6 +2,7 @@
 
 Random weights: these laws are about plumbing, not quality."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf import LLM, Document, SamplingParams
+from looseleaf import LLM, AsyncLLM, Document, SamplingParams
 from looseleaf.config import Fuse, IndexConfig, Revise, Select
 from looseleaf.engine.hosting import Hosting
-from looseleaf.errors import InvalidRequest, PoolTooSmall
+from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.tiers import DiskTier, Ledger
 from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document
@@ -224,3 +225,51 @@ def test_another_index_is_built_anew_and_the_same_is_kept(checkpoint: Folder) ->
     other = llm.host(document(0, LONG, context="alone"), index=IndexConfig("ivf"))
     assert other.index is not None and other.index.config.kind == "ivf"
     assert llm.engine.hosting.built == 2
+
+
+def test_a_registered_hosted_document_is_back_after_a_restart(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    text = document(0, LONG, context="alone")
+
+    async def serve() -> tuple[tuple[int, ...], tuple[int, int]]:
+        options = {"num_pages": 5, "max_model_len": 1024, "disk_path": str(tmp_path)}
+        folder = checkpoint("llama", "dynamic")
+        async with AsyncLLM(folder, device="cpu", dtype="float32", **options) as llm:
+            states = [
+                info
+                async for info in llm.register(text, document_id="book", hosted=INDEX)
+            ]  # fmt: skip
+            last = states[-1]
+            assert (last.state, last.hosted, last.num_pages) == ("ready", True, 0)
+            assert last.tokens_done == last.num_tokens and last.num_bytes > 0
+            parts = ["Read. ", llm.registered("book"), "What stands in it?"]
+            async for output in llm.generate(parts, GREEDY, select=FEW):
+                answer = output.token_ids
+            hosting = llm.engine.hosting
+            counts = hosting.loaded, hosting.built
+            await llm.delete("book") if hosting.loaded else None
+            return answer, counts
+
+    first, counts = asyncio.run(serve())
+    assert counts == (0, 1)
+    assert asyncio.run(serve()) == (first, (1, 0))
+    assert not list((tmp_path / "hosted").glob("*.segment"))
+
+
+def test_a_failed_hosting_is_told_to_who_registered(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve() -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no memory")
+
+        monkeypatch.setattr("looseleaf.engine.hosting.build_segment", broken)
+        folder = checkpoint("llama", "dynamic")
+        options = {"num_pages": 5, "max_model_len": 1024}
+        async with AsyncLLM(folder, device="cpu", dtype="float32", **options) as llm:
+            with pytest.raises(EngineFault, match="no memory"):
+                async for _ in llm.register(document(0, LONG, context="alone"), hosted=INDEX):
+                    pass
+
+    asyncio.run(serve())

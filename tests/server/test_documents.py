@@ -65,3 +65,19 @@ def test_pinned_pages_are_counted_as_pinned_until_they_are_not(live: Live) -> No
     live.client.delete("/v1/documents/kept")
     live.wait_until_idle()
     assert live.now().pages.pinned == before
+
+
+def test_a_hosted_document_takes_no_page(live: Live) -> None:
+    live.wait_until_idle()
+    before = live.now().pages
+    body = {"id": "long", "text": TEXT + "Six.", "hosted": True, "index": "ivf"}
+    made = live.post("/v1/documents", body)
+    document = DocumentBody.model_validate(made.json())
+    assert (document.state, document.hosted, document.pages) == ("ready", True, 0)
+    assert document.bytes > 0 and document.tokens_done == document.tokens
+    live.wait_until_idle()
+    assert live.now().pages == before
+    assert live.client.delete("/v1/documents/long").json()["deleted"] is True
+    for wrong in ({"pinned": True}, {"hosted": False}):
+        refused = live.post("/v1/documents", {**body, **wrong})
+        assert refused.status_code in (400, 422)

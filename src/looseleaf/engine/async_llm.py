@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
+from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.llm import make_config
@@ -60,6 +61,7 @@ class AsyncLLM:
                 raise held.error
         self._ids = count()
         self._worker = Worker(self.engine, on_step)
+        self.engine.hosting.wake = self._worker.wake
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -170,18 +172,21 @@ class AsyncLLM:
         system_prompt: SystemPrompt | None = None,
         system: str | None = None,
         pinned: bool = False,
+        hosted: IndexConfig | None = None,
     ) -> AsyncGenerator[DocumentInfo, None]:
         """Compute a document ahead and keep it under an id; yields how far it is until it is ready.
 
         Its context is that of a conversation under ``system_prompt``, by default the engine's,
-        whose own system text is ``system``. Leaving the loop stops nothing; `delete` does. Raises
-        what `Documents.register` raises, and what ended the computation."""
+        whose own system text is ``system``. A ``hosted`` one stays outside of the pool and gets
+        such an index, for requests with ``select=Select("retrieval")``. Leaving the loop stops
+        nothing; `delete` does. Raises what `Documents.register` raises, and what ended the
+        computation."""
         first = system_prompt or self.system_prompt
         prompts = self.engine.prompts
         parts = await asyncio.to_thread(prompts.from_document, document, first, system)
         info = await self.call(
             lambda engine: engine.documents.register(
-                document, parts, document_id, salt, pinned=pinned
+                document, parts, document_id, salt, pinned=pinned, hosted=hosted
             ),
             new=True,
         )

@@ -9,11 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from looseleaf.config import IndexConfig
+from looseleaf.engine.hosting import Hosting, HostingJob
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import DocumentExists, DocumentNotFound, LooseleafError, PoolTooSmall
+from looseleaf.errors import (
+    DocumentExists,
+    DocumentNotFound,
+    LooseleafError,
+    PoolTooSmall,
+    as_looseleaf_error,
+)
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.tiers import Tiers
@@ -29,7 +37,8 @@ class DocumentInfo:
     ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
     and bytes are those held now. ``hits`` counts requests that found it there or on its way,
     ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
-    is how long it took the last time it was computed ahead, None before.
+    is how long it took the last time it was computed ahead, None before. A ``hosted`` one has no
+    pages.
     """
 
     id: str
@@ -45,6 +54,7 @@ class DocumentInfo:
     computed: int
     created: float
     seconds: float | None
+    hosted: bool = False
 
 
 @dataclass(eq=False)
@@ -52,7 +62,8 @@ class _Entry:
     """A registered document with the segments it has, by key: one for each context.
 
     ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
-    ``error`` why the latest of these failed, if it did.
+    ``error`` why the latest of these failed, if it did; ``hosting`` what hosts it outside of the
+    pool, if it is hosted.
     """
 
     id: str
@@ -65,6 +76,7 @@ class _Entry:
     created: float = field(default_factory=time.time)
     seconds: float | None = None
     error: LooseleafError | None = None
+    hosting: HostingJob | None = None
     ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
     others: set[SegmentKey] = field(default_factory=set)
     warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
@@ -87,6 +99,7 @@ class Documents:
     warm: Warm
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
+    hosting: Hosting | None = None
     _entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
     _by_content: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
@@ -102,8 +115,10 @@ class Documents:
         salt: str = "",
         *,
         pinned: bool = False,
+        hosted: IndexConfig | None = None,
     ) -> DocumentInfo:
-        """Keep ``document`` under an id, and begin to compute it as ``parts`` say.
+        """Keep ``document`` under an id, and begin to compute it as ``parts`` say: into the pool,
+        or where it is ``hosted``, with such an index, outside of it.
 
         ``parts`` come from `PromptBuilder.from_document`. Without an id it gets one that its
         content and salt determine. To register it again changes nothing, but may add a context or
@@ -121,8 +136,12 @@ class Documents:
                 f"document id {name!r} is in use for another text: delete that, or choose "
                 "another id"
             )
-        self._check_pins(entry, pinned or entry.pinned, parts)
-        self._begin(entry, parts)
+        if hosted is not None:
+            assert self.hosting is not None, "an engine has a place for hosted documents"
+            entry.hosting = self.hosting.add(parts, salt, hosted)
+        else:
+            self._check_pins(entry, pinned or entry.pinned, parts)
+            self._begin(entry, parts)
         entry.pinned = pinned or entry.pinned
         if fresh:
             self._entries[salt, name] = entry
@@ -144,7 +163,10 @@ class Documents:
 
     def failure(self, document_id: str, salt: str = "") -> LooseleafError | None:
         """Why the latest computation ahead failed, None if it did not. The document stays."""
-        return self._entry(document_id, salt).error
+        entry = self._entry(document_id, salt)
+        if entry.hosting is not None and entry.hosting.error is not None:
+            return as_looseleaf_error(entry.hosting.error)
+        return entry.error
 
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document's segments in the cache, computing them again if they were evicted.
@@ -182,6 +204,8 @@ class Documents:
         entry = self._entries.pop((salt, document_id))
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
+        if entry.hosting is not None and self.hosting is not None:
+            self.hosting.forget(entry.hosting.segment.key)
         self._by_content[entry.content].remove(entry)
         if not self._by_content[entry.content]:
             del self._by_content[entry.content]
@@ -300,20 +324,28 @@ class Documents:
         done = [self._done(key, num_tokens) for key in entry.ahead]
         ready = all(n == num_tokens for n in done)
         pages = sum(len(segment.pages) for segment in segments)
+        num_bytes = pages * self.store.pool.bytes_per_page
+        hosting = entry.hosting
+        if hosting is not None:
+            done.append(hosting.segment.filled)
+            ready = ready and hosting.stage == "ready"
+            num_bytes += hosting.segment.num_bytes
+        waiting = entry.warming or (hosting is not None and not hosting.finished.is_set())
         return DocumentInfo(
             id=entry.id,
             name=entry.document.name,
             num_tokens=num_tokens,
             tokens_done=min(done, default=0),
-            state="computing" if entry.warming else "ready" if ready else "evicted",
+            state="computing" if waiting else "ready" if ready else "evicted",
             num_pages=pages,
-            num_bytes=pages * self.store.pool.bytes_per_page,
+            num_bytes=num_bytes,
             pinned=entry.pinned,
             references=sum(segment.references for segment in segments),
             hits=entry.hits,
             computed=entry.computed,
             created=entry.created,
             seconds=entry.seconds,
+            hosted=hosting is not None,
         )
 
     def _done(self, key: SegmentKey, num_tokens: int) -> int:

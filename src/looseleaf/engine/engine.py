@@ -78,8 +78,9 @@ class Engine:
         shape = parts.runner.model.config
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
-        self.documents = Documents(self.store, parts.keys, self.warm, self.abort, parts.tiers)
         self.hosting = Hosting.create(parts.runner, parts.keys, parts.config)
+        calls = self.warm, self.abort
+        self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
         self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
         self.tiers = parts.tiers
         self._tiering = make_tiering(parts.tiers, self.store, parts.runner, parts.config.tiers)

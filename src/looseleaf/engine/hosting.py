@@ -5,6 +5,8 @@ beside the requests; its index is built on a thread of its own, since that takes
 request must wait for it. With a tier both are stored, and a new process takes them from there."""
 
 import hashlib
+import logging
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,11 +29,12 @@ from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers import Record, Tier, TierFault
+from looseleaf.tiers import DiskTier, Ledger, Record, Tier, TierFault
 from looseleaf.tiers.files import dtype_name
 from looseleaf.types import Rotation, ScoreRule
 
 _SIDECAR = "index"
+_log = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -48,7 +51,7 @@ class HostingJob:
     config: IndexConfig
     on_progress: OnProgress | None = None
     stage: str = "computing"
-    error: BaseException | None = None
+    error: Exception | None = None
     pass_over: "HostedPass | None" = None
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -79,9 +82,18 @@ class Hosting:
 
     @classmethod
     def create(cls, runner: Runner, keys: KeySpace, config: EngineConfig) -> "Hosting":
-        """None are hosted yet; ``tier`` and ``folder`` may be set before the first is."""
+        """None are hosted yet. With a ``disk_path`` they are kept in the folder ``hosted`` there,
+        at most ``disk_gib`` of them; a folder that can't be used costs time, and no document."""
         on_gpu = runner.model.device.type == "cuda"
-        return cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
+        made = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
+        if config.tiers.disk_path is not None:
+            root = Path(config.tiers.disk_path) / "hosted"
+            try:
+                made.tier = DiskTier(root, Ledger(int(config.tiers.disk_gib * 2**30)))
+                made.folder = root / "indexing"
+            except TierFault as error:
+                _log.warning("hosted documents are not kept on disk: %s", error)
+        return made
 
     @property
     def has_work(self) -> bool:
@@ -170,12 +182,14 @@ class Hosting:
             segment.queries_of = []
             self.built += 1
             self._store(segment)
-        except BaseException as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        except Exception as error:
             self._end(job, error)
             return
         self._end(job, None)
 
-    def _end(self, job: HostingJob, error: BaseException | None) -> None:
+    def _end(self, job: HostingJob, error: Exception | None) -> None:
         self._jobs.pop(job.segment.key, None)
         job.error, job.stage = error, "failed" if error else "ready"
         if error is None:

@@ -63,6 +63,11 @@ class Worker:
                 raise EngineClosed("the engine finishes what it has and closes: ask another one")
             self._commands.put(command)
 
+    def wake(self) -> None:
+        """Look at what is watched again, if the engine is not closed."""
+        with contextlib.suppress(EngineClosed):
+            self.put(lambda: None)
+
     def open(self, request: Request, since: float, deliver: Deliver) -> None:
         """Add a request that arrived at ``since``; ``deliver`` gets its growing output, or an
         error.

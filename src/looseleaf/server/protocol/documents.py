@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from looseleaf.config import IndexKind
 from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.common import DocumentId, Name
 
@@ -23,6 +24,12 @@ class RegisterRequest(Strict):
         None, description="The system text of the chats that will hold it, if they have one."
     )
     pinned: bool = Field(False, description="Keep it computed until it is unpinned or deleted.")
+    hosted: bool = Field(
+        False,
+        description="Keep it outside of the pool with a vector index, for requests that `select` "
+        "by `retrieval`; it may be longer than the pool.",
+    )
+    index: IndexKind = Field("auto", description="The index of a hosted document.")
     wait: bool = Field(True, description="Answer when it is computed, not at once.")
     stream: bool = Field(False, description="Answer with a stream of its progress.")
 
@@ -30,6 +37,10 @@ class RegisterRequest(Strict):
     def _agree(self) -> "RegisterRequest":
         if self.stream and not self.wait:
             raise ValueError("a stream of progress waits until the document is ready: drop one")
+        if self.hosted and self.pinned:
+            raise ValueError("a hosted document has no pages to pin: drop pinned or hosted")
+        if self.index != "auto" and not self.hosted:
+            raise ValueError("only hosted documents have an index: add hosted, or drop index")
         return self
 
 
@@ -48,6 +59,7 @@ class DocumentBody(Strict):
     bytes: int
     pages: int
     pinned: bool
+    hosted: bool = Field(description="Whether it is read outside of the pool, by an index.")
     references: int = Field(description="Outputs that read it now.")
     hits: int = Field(description="Requests that did not have to compute it.")
     computed: int = Field(description="How many times it was computed.")

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 
+from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone
@@ -106,6 +107,7 @@ async def _register(
         system_prompt=model.system_prompt,
         system=body.system,
         pinned=body.pinned,
+        hosted=IndexConfig(body.index) if body.hosted else None,
     )
 
 
@@ -142,6 +144,7 @@ def _body(info: DocumentInfo) -> dict[str, object]:
         "bytes": info.num_bytes,
         "pages": info.num_pages,
         "pinned": info.pinned,
+        "hosted": info.hosted,
         "references": info.references,
         "hits": info.hits,
         "computed": info.computed,
