@@ -15,8 +15,8 @@ _BUDGETS = ("ratio", "tokens", "threshold")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "all": (),
-    "first": ("tokens",),
-    "random": ("ratio", "tokens"),
+    "first": ("tokens", "balanced"),
+    "random": ("ratio", "tokens", "balanced"),
     "links": ("ratio", "tokens", "watched_share"),
     "deviation": (*_BUDGETS, "check_layers"),
     "question": (*_BUDGETS, "watched_share"),
@@ -38,7 +38,10 @@ class Fuse:
     16); or, for ``question`` and ``deviation``, ``threshold``, the score above which a token is
     chosen. ``none`` and ``all`` take none of these. ``watched_share`` of the layers, the last ones,
     tell what the question reads; ``check_layers``, from 1, rising, are where deviation is measured,
-    each leaving fewer tokens to the next. Raises InvalidOption.
+    each leaving fewer tokens to the next. With ``balanced`` the budget is the least: it is raised
+    to what can be computed while the documents load from their tiers, so it depends on how fast
+    these are and where the documents happen to be; the report says what it was. Only for ``first``
+    and ``random``: the others choose by what they read, and wait for it. Raises InvalidOption.
     """
 
     selector: FuseSelector = "none"
@@ -47,6 +50,7 @@ class Fuse:
     threshold: float | None = None
     watched_share: float = 0.25
     check_layers: tuple[int, ...] = (2,)
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(FuseSelector)
@@ -81,7 +85,9 @@ class Fuse:
         return {
             "selector": self.selector,
             **{
-                n: list(v) if isinstance(v, tuple) else v for n, v in named.items() if v is not None
+                n: list(v) if isinstance(v, tuple) else v
+                for n, v in named.items()
+                if v is not None and v is not False
             },
         }
 

@@ -32,9 +32,6 @@ class TierConfig:
     staging_gib: float = option(
         1.0, "memory for documents on their way to and from disk or server, in GiB"
     )
-    least_ratio: float = option(
-        0.15, "least share of tokens that a fuse policy with ratio auto computes again"
-    )
 
     def __post_init__(self) -> None:
         require(self.host_gib >= 0, "host_gib must be 0 or more")
@@ -42,7 +39,6 @@ class TierConfig:
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(self.tier_ttl is None or self.tier_ttl > 0, "tier_ttl must be positive")
         require(0 < self.tenant_share <= 1, "tenant_share must be above 0 and at most 1")
-        require(0 <= self.least_ratio <= 1, "least_ratio must be from 0 to 1")
 
     @property
     def any(self) -> bool:

@@ -83,7 +83,7 @@ class Engine:
         self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
         self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
         self.tiers = parts.tiers
-        self._tiering = make_tiering(parts.tiers, self.store, parts.runner, parts.config.tiers)
+        self._tiering = make_tiering(parts.tiers, self.store, parts.runner)
         prefixes = parts.config.cache.prefix_caching
         self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler

@@ -1,8 +1,10 @@
 """From a request to the outputs it asks for; what can never be served is refused here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from looseleaf.config import Fuse
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.outputs import SelectReport
 from looseleaf.engine.progress import OutputProgress, RequestProgress
@@ -55,12 +57,26 @@ class Intake:
                 f"dense_layers {select.dense_layers} go past the model's {self.num_layers} layers, "
                 f"0 to {self.num_layers - 1}: leave out those it does not have"
             )
+        balanced = self._balance(request)
+        if balanced is not None:
+            request = replace(request, fuse=balanced[0])
         progress = RequestProgress(request)
         if select and select.policy != "all":
             progress.select = SelectReport(select)
         for index in range(request.params.n):
-            progress.outputs.append(self._output(progress, index, room, seed))
+            output = self._output(progress, index, room, seed)
+            if balanced is not None:
+                output.sequence.arrivals = Arrivals(ratio=balanced[1])
+            progress.outputs.append(output)
         return progress
+
+    def _balance(self, request: Request) -> tuple[Fuse, float] | None:
+        """The budget of a balanced policy by what is known now, and its share of the tokens."""
+        if request.fuse is None or not request.fuse.balanced:
+            return None
+        plain, admission = replace(request, fuse=None), self.admission
+        sequence = Sequence(plain, 0, admission.keys, admission.page_size, self.find_hosted)
+        return admission.tiering.balance(request.fuse, sequence)
 
     def _check_retrieval(self, request: Request) -> None:
         """Raise InvalidRequest where ``select`` is ``retrieval`` and that has no meaning."""

@@ -7,7 +7,6 @@ import torch
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import StepRows
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.config import TierConfig
 from looseleaf.engine.pace import ComputePace, count_pairs
 from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.runner import Runner
@@ -20,9 +19,7 @@ _MOST_TOKENS = 1024
 _LONGEST = 1.0
 
 
-def make_tiering(
-    tiers: Tiers | None, store: SegmentStore, runner: Runner, config: TierConfig
-) -> Tiering:
+def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
     """The tiering of an engine that runs nothing yet; measures now, if there are tiers."""
     if tiers is None:
         return Tiering(store)
@@ -30,7 +27,7 @@ def make_tiering(
     tiers.measure()
     measure_pace(runner, pace)
     layers = runner.model.config.num_layers
-    return Tiering(store, tiers, LoadingController(tiers, pace, layers, config.least_ratio))
+    return Tiering(store, tiers, LoadingController(tiers, pace, layers))
 
 
 @torch.inference_mode()

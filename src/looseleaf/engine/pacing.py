@@ -8,8 +8,9 @@ the documents. Both times are measured, none is assumed."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from looseleaf.config import Fuse
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.pace import ComputePace, count_pairs
 from looseleaf.engine.parts import DocumentUse
@@ -23,12 +24,11 @@ _TRY_AGAIN = 16
 
 @dataclass(eq=False)
 class LoadingController:
-    """Decides for one engine, whose model has ``num_layers``; no ratio is below ``least_ratio``."""
+    """Decides for one engine, whose model has ``num_layers``."""
 
     tiers: Tiers
     pace: ComputePace
     num_layers: int
-    least_ratio: float
     _passed_over: dict[str, int] = field(default_factory=dict)
 
     def choose(
@@ -59,29 +59,30 @@ class LoadingController:
             use.tier = chosen[use.key]
         return chosen
 
-    def balanced_ratio(self, sequence: Sequence, found: Mapping[SegmentKey, Rows[str]]) -> float:
-        """The share of document tokens that can be computed again in the time that the documents
-        take to load; at least ``least_ratio``. ``sequence`` has not been admitted, and blends
-        nothing yet."""
+    def balance(
+        self, fuse: Fuse, sequence: Sequence, found: Mapping[SegmentKey, Rows[str]]
+    ) -> tuple[Fuse, float]:
+        """``fuse`` with the largest budget whose tokens can be computed again in the time that the
+        documents take to load, or its own if that is larger; and the share of tokens that this is.
+
+        ``sequence`` blends nothing and has not been admitted."""
+        lengths = [use.num_tokens for use in sequence.documents]
         coming = {u.key: u.num_tokens for u in sequence.documents if u.key in found}
         chosen = {key: self._quickest(n, found[key]) for key, n in coming.items()}
-        load = self.load_seconds(coming, chosen)
-        candidates = sum(use.num_tokens for use in sequence.documents)
-        text = sum(run.num_tokens for run in sequence.runs)
-        if not load or not candidates:
-            return self.least_ratio
+        load = self.load_seconds(coming, chosen) or 0.0
+        text, keys = sum(run.num_tokens for run in sequence.runs), sequence.num_tokens
 
-        def seconds(ratio: float) -> float:
-            rows = text + round(ratio * candidates)
-            return self.pace.predict(rows, count_pairs([(rows, sequence.num_tokens)])) or 0.0
+        def fits(share: float) -> bool:
+            rows = text + again(raised(fuse, share, lengths), lengths)
+            seconds = self.pace.predict(rows, count_pairs([(rows, max(rows, keys))]))
+            return seconds is not None and seconds <= load
 
-        low, high = self.least_ratio, 1.0
-        if seconds(low) >= load or seconds(high) <= 0.0:
-            return low
-        for _ in range(20):
+        low, high = 0.0, 1.0
+        while high - low > 0.002:
             middle = (low + high) / 2
-            low, high = (middle, high) if seconds(middle) < load else (low, middle)
-        return low
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        settled = raised(fuse, low, lengths)
+        return settled, again(settled, lengths) / max(1, sum(lengths))
 
     def load_seconds(
         self, lengths: Mapping[SegmentKey, int], chosen: Mapping[SegmentKey, str]
@@ -124,6 +125,34 @@ class LoadingController:
             again = again or passed >= _TRY_AGAIN
             self._passed_over[name] = 0 if passed >= _TRY_AGAIN else passed
         return again
+
+
+def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:
+    """``fuse`` with a budget of ``share`` of documents of these lengths, if that is more than its
+    own: a ratio, or so many first tokens of each."""
+    if fuse.ratio is not None:
+        return replace(fuse, ratio=max(fuse.ratio, share))
+    total, given = sum(lengths), fuse.tokens or 0
+    wanted = share * total
+    if fuse.selector != "first":
+        return replace(fuse, tokens=max(given, int(wanted)))
+    # documents shorter than the budget give what they have
+    low, high = given, max([given, *lengths])
+    while low < high:
+        middle = (low + high + 1) // 2
+        enough = sum(min(middle, n) for n in lengths) <= wanted
+        low, high = (middle, high) if enough else (low, middle - 1)
+    return replace(fuse, tokens=low)
+
+
+def again(fuse: Fuse, lengths: Rows[int]) -> int:
+    """How many tokens of documents of these lengths a policy computes again, at most."""
+    if fuse.ratio is not None:
+        return int(fuse.ratio * sum(lengths))
+    tokens = fuse.tokens or 0
+    if fuse.selector == "first":
+        return sum(min(tokens, n) for n in lengths)
+    return min(tokens, sum(lengths))
 
 
 def piped(load: float, compute: float, num_layers: int) -> float:

@@ -8,6 +8,7 @@ layer. One that fails to arrive is computed by who waits for it."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from looseleaf.config import Fuse
 from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.sequence import Sequence
@@ -54,6 +55,14 @@ class Tiering:
                 if sequence.arrivals is not None:
                     sequence.arrivals.loads.append(load)
         return set(chosen)
+
+    def balance(self, fuse: Fuse, sequence: Sequence) -> tuple[Fuse, float] | None:
+        """A balanced policy as it is now, for a sequence that blends nothing yet, and the share of
+        tokens that it computes again; None without tiers."""
+        if self.tiers is None or self.controller is None:
+            return None
+        missing = [u.key for u in sequence.documents if self.store.find(u.key) is None]
+        return self.controller.balance(fuse, sequence, self.tiers.find(missing))
 
     def settle(self) -> list[tuple[Segment, bool]]:
         """Segments that have ended to arrive, and whether they are there; and let go of those that

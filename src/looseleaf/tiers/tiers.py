@@ -140,10 +140,11 @@ class Tiers:
         """Which of ``keys`` are where, as far as can be told without reading them; the names of
         tiers in the order in which they are to be asked.
 
-        What the first tier has is not asked for elsewhere."""
+        What is in the memory of the host is not asked for elsewhere."""
+        host = None if self.host is None else self.host.name
         found: dict[SegmentKey, list[str]] = {}
         for guard in self.guards:
-            asked = [k for k in dict.fromkeys(keys) if self.guards[0].name not in found.get(k, ())]
+            asked = [k for k in dict.fromkeys(keys) if host not in found.get(k, ())]
             if not asked:
                 break
             there = guard.call(

@@ -1,0 +1,240 @@
+"""``bench tiers``: what the loading controller chooses, against a sweep of ratios on every tier.
+
+The same documents are loaded from one tier after another while a share of their tokens is computed
+again (`Fuse("random")`); the time until the first token is measured for shares from small to all,
+for the controller's own (``balanced``), and for computing the documents instead of loading them. In
+the end one engine has all tiers at once, and the controller picks one. The goal is a controller
+within 10 % of the best that the sweep finds (CacheBlend, arXiv 2405.16444, section 5.1)."""
+
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from looseleaf.bench.throttled import ThrottledTier
+from looseleaf.config import Fuse, TierConfig
+from looseleaf.engine.engine import Engine, EngineParts
+from looseleaf.engine.llm import make_config
+from looseleaf.engine.loading import load_engine
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.pace import ComputePace
+from looseleaf.engine.request import Document, Request
+from looseleaf.errors import InvalidOption
+from looseleaf.sampling_params import SamplingParams
+from looseleaf.tiers import DiskTier, Ledger, RemoteTier, Tier, Tiers
+
+LEAST = 0.15
+Row = dict[str, str | int | float]
+Prompt = list[Document | str]
+_SPACE = 1 << 30
+
+
+@dataclass(frozen=True)
+class TierBench:
+    """The throttled tiers take so many times as long to load as the model to compute the least
+    share (``slowness``); ``ratios`` are swept; every arm is measured ``repetitions`` times, in
+    turn."""
+
+    model: Path
+    name: str
+    slowness: tuple[tuple[str, float], ...] = (("fast", 0.25), ("medium", 1.5), ("slow", 3.0))
+    ratios: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6, 1.0)
+    repetitions: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """A way to answer: with a policy, from what the tiers have unless it ``computes``."""
+
+    label: str
+    fuse: Fuse
+    computes: bool = False
+
+
+def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path) -> Iterator[Row]:
+    """Rows of every tier, those of the sweep first; ``folder`` is where the disk tier may write.
+
+    Without a Redis or Valkey server on this machine there are no rows of one."""
+    prompt: Prompt = [*(Document(text, f"document {n}") for n, text in enumerate(texts)), question]
+    with _redis() as url:
+        rates = _rates(config, prompt)
+        tiers: list[tuple[str, list[Tier]]] = [
+            (name, [ThrottledTier(name, rate, 0.001, _SPACE)]) for name, rate in rates
+        ]
+        tiers.append(("disk", [DiskTier(folder / "alone", Ledger(_SPACE))]))
+        if url is not None:
+            tiers.append(("remote", [RemoteTier(url)]))
+        best = {}
+        for place, held in tiers:
+            rows = _sweep(config, place, held, prompt)
+            best[place] = _best(rows)
+            yield from rows
+        everything: list[Tier] = [ThrottledTier(n, r, 0.001, _SPACE) for n, r in reversed(rates)]
+        everything.append(DiskTier(folder / "all", Ledger(_SPACE)))
+        everything += [RemoteTier(url)] if url else []
+        yield _choice(config, everything, prompt, min(best.values()))
+
+
+def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
+    """Bytes a second of the throttled tiers: by what the model takes while nothing is loaded."""
+    engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, _SPACE)])
+    arm = _Arm("sweep", Fuse("random", ratio=LEAST))
+    outputs = [_ask(engine, arm, prompt) for _ in range(config.repetitions + 2)][2:]
+    engine.close()
+    seconds = statistics.median(map(_first_token, outputs))
+    lengths = [document.num_tokens for document in outputs[0].reuse.documents]
+    assert engine.tiers is not None
+    num_bytes = sum(map(engine.tiers.num_bytes, lengths))
+    return [(name, num_bytes / (slowness * seconds)) for name, slowness in config.slowness]
+
+
+def _sweep(config: TierBench, place: str, tiers: list[Tier], prompt: Prompt) -> list[Row]:
+    engine = _engine(config, tiers)
+    arms = [_Arm("sweep", Fuse("random", ratio=ratio)) for ratio in config.ratios]
+    arms += [
+        _Arm("controller", Fuse("random", ratio=LEAST, balanced=True)),
+        _Arm("computed", Fuse("random", ratio=LEAST), computes=True),
+    ]
+    outputs = _in_turn(config, engine, arms, prompt)
+    engine.close()
+    rows = [_row(config, place, arm, outputs[arm]) for arm in arms]
+    for row in rows:
+        row["times_best"] = float(row["seconds"]) / _best(rows)
+    return rows
+
+
+def _best(rows: Sequence[Row]) -> float:
+    """The quickest of all but the controller."""
+    return min(float(row["seconds"]) for row in rows if row["arm"] != "controller")
+
+
+def _choice(config: TierBench, tiers: list[Tier], prompt: Prompt, best: float) -> Row:
+    """The controller with all tiers to choose from, against the best of them alone."""
+    engine = _engine(config, tiers)
+    arm = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True))
+    row = _row(config, "all", arm, _in_turn(config, engine, [arm], prompt)[arm])
+    engine.close()
+    row["times_best"] = float(row["seconds"]) / best
+    return row
+
+
+def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
+    """An engine over these tiers, which has measured them."""
+    made = load_engine(config.model, make_config({"num_pages": 640, "dtype": "float32"}))
+    runner = replace(made.runner, pace=ComputePace())
+    held = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0))
+    keys, longest = made.documents.keys, made.max_model_len
+    return Engine(EngineParts(made.config, runner, made.tokenizer, keys, longest, held))
+
+
+def _in_turn(
+    config: TierBench, engine: Engine, arms: Sequence[_Arm], prompt: Prompt
+) -> dict[_Arm, list[RequestOutput]]:
+    """All arms once, not counted, then again and again in ever new order."""
+    rng = random.Random(config.seed)
+    outputs: dict[_Arm, list[RequestOutput]] = {arm: [] for arm in arms}
+    for turn in range(config.repetitions + 1):
+        for arm in rng.sample(arms, len(arms)):
+            # nothing in the pool; and the first time nothing in the tiers either
+            engine.store.evict_idle()
+            output = _ask(engine, arm, prompt)
+            assert engine.tiers is not None
+            engine.tiers.flush()
+            _cool(engine.tiers)
+            if turn:
+                outputs[arm].append(output)
+    return outputs
+
+
+def _cool(tiers: Tiers) -> None:
+    """Make the system forget what it holds of the disk in memory: the next read is the disk's."""
+    for guard in tiers.guards:
+        if isinstance(guard.tier, DiskTier):
+            for entry in guard.tier.entries():
+                guard.tier.cool(entry.key)
+
+
+def _ask(engine: Engine, arm: _Arm, prompt: Prompt) -> RequestOutput:
+    parts = engine.prompts.from_parts([*prompt])
+    # what a salt of its own asks for is in no tier
+    salt = f"{time.perf_counter()}" if arm.computes else ""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    progress = engine.add(Request("asked", parts, params, salt, fuse=arm.fuse))
+    while engine.has_work:
+        engine.step()
+    if progress.error is not None:
+        raise progress.error
+    if arm.computes:
+        assert engine.tiers is not None
+        engine.tiers.flush()
+        engine.tiers.delete([use.key for use in progress.outputs[0].sequence.documents])
+    return progress.output()
+
+
+def _row(config: TierBench, place: str, arm: _Arm, outputs: Sequence[RequestOutput]) -> Row:
+    seconds = list(map(_first_token, outputs))
+    loading = [o.reuse.loading for o in outputs if o.reuse.loading is not None]
+    ratios = [o.reuse.fuse.ratio or 0.0 for o in outputs if o.reuse.fuse is not None]
+    names = {name for report in loading for name in report.tiers}
+    return {
+        "model": config.name,
+        "tier": place,
+        "arm": arm.label,
+        "documents": len(outputs[0].reuse.documents),
+        "document_tokens": outputs[0].reuse.document_tokens,
+        "ratio": statistics.median(ratios),
+        "loaded_from": " ".join(sorted(names)) or "nowhere",
+        "mib": (loading[0].num_bytes if loading else 0) / (1 << 20),
+        "repetitions": len(outputs),
+        "seconds": statistics.median(seconds),
+        "seconds_low": min(seconds),
+        "seconds_high": max(seconds),
+        "load_seconds": _median([r.load_seconds for r in loading]),
+        "load_predicted": _median([r.load_predicted for r in loading]),
+        "total_predicted": _median([r.total_predicted for r in loading]),
+        "times_best": 0.0,
+    }
+
+
+def _first_token(output: RequestOutput) -> float:
+    """Seconds from admission."""
+    return (output.metrics.first_token or 0.0) - (output.metrics.admitted or 0.0)
+
+
+def _median(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else 0.0
+
+
+@contextmanager
+def _redis() -> Iterator[str | None]:
+    """A server of this run's own on the loopback, None where there is none."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    process = subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except ConnectionRefusedError as error:
+                if process.poll() is not None or time.monotonic() > end:
+                    raise InvalidOption(f"{program} does not start: see why by hand") from error
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,88 @@
+"""The loading controller: what it measures is what happens, and what it chooses is the balance."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from looseleaf import Fuse
+from looseleaf.engine.pace import ComputePace, count_pairs
+from looseleaf.engine.pacing import again, piped, raised
+from looseleaf.errors import InvalidOption
+from looseleaf.tiers.speed import TierSpeed
+
+
+@given(st.floats(0, 0.05), st.floats(1e6, 1e10), st.lists(st.integers(10_000, 10**9), min_size=2))
+def test_the_speed_of_a_tier_is_found_from_loads_of_several_sizes(
+    latency: float, rate: float, sizes: list[int]
+) -> None:
+    speed = TierSpeed()
+    assert speed.predict(1000) is None
+    for size in [*sizes, 10_000, 10**8]:
+        speed.observe(size, latency + size / rate)
+    for size in (10**6, 10**8):
+        assert speed.predict(size) == pytest.approx(latency + size / rate, rel=0.05, abs=1e-3)
+
+
+def test_a_tier_that_has_become_slow_is_known_to_be_after_a_few_loads() -> None:
+    speed = TierSpeed()
+    for _ in range(50):
+        speed.observe(10**7, 0.01)
+    for _ in range(12):
+        speed.observe(10**7, 1.0)
+    predicted = speed.predict(10**7)
+    assert predicted is not None and predicted > 0.8
+
+
+@given(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-3), st.floats(0, 1e-7))
+def test_the_pace_of_a_model_is_found_from_its_steps(a: float, b: float, c: float) -> None:
+    pace = ComputePace()
+    assert pace.predict(1, 1) is None
+    shapes = [(1, 1), (16, 200), (64, 2000), (256, 2000), (700, 700), (700, 3000)]
+    for rows, keys in shapes * 3:
+        pairs = count_pairs([(rows, max(rows, keys))])
+        pace.observe(rows, pairs, a + b * rows + c * pairs)
+    for rows, keys in ((10, 100), (400, 1000)):
+        pairs = count_pairs([(rows, keys)])
+        assert pace.predict(rows, pairs) == pytest.approx(a + b * rows + c * pairs, rel=0.02)
+
+
+def test_no_term_of_the_pace_is_negative_whatever_was_seen() -> None:
+    pace = ComputePace()
+    for rows, seconds in ((10, 5.0), (100, 0.1), (1000, 0.3)):
+        pace.observe(rows, rows * rows, seconds)
+    low, high = pace.predict(10, 100), pace.predict(2000, 4_000_000)
+    assert low is not None and high is not None and 0 <= low <= high
+
+
+def test_every_row_reads_what_is_before_it() -> None:
+    for rows, keys in ((1, 7), (3, 7), (7, 7)):
+        assert count_pairs([(rows, keys)]) == sum(range(keys - rows + 1, keys + 1))
+
+
+def test_layers_are_computed_while_the_next_ones_load() -> None:
+    assert piped(8.0, 8.0, 8) == pytest.approx(9.0)
+    assert piped(8.0, 0.0, 8) == pytest.approx(8.0)
+    assert piped(0.0, 8.0, 8) == pytest.approx(8.0)
+    assert piped(8.0, 4.0, 1) == pytest.approx(12.0)
+
+
+@given(
+    st.sampled_from([Fuse("random", ratio=0.1), Fuse("random", tokens=9), Fuse("first", tokens=9)]),
+    st.floats(0, 1),
+    st.lists(st.integers(1, 500), min_size=1, max_size=6),
+)
+def test_a_budget_is_raised_to_the_share_and_never_lowered(
+    fuse: Fuse, share: float, lengths: list[int]
+) -> None:
+    settled, total = raised(fuse, share, lengths), sum(lengths)
+    assert again(settled, lengths) >= again(fuse, lengths)
+    if again(settled, lengths) > again(fuse, lengths):
+        assert again(settled, lengths) <= share * total + 1e-6
+        # another token would be too many
+        assert share * total - again(settled, lengths) < max(len(lengths), 1) + 1e-6
+
+
+@pytest.mark.parametrize("selector", ["all", "none", "deviation", "question", "links"])
+def test_who_reads_to_choose_can_not_be_balanced(selector: str) -> None:
+    with pytest.raises(InvalidOption, match="balanced"):
+        Fuse(selector, balanced=True)  # type: ignore[arg-type]
