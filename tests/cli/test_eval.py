@@ -34,6 +34,11 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--documents", "0"), "--documents must be at least 1"),
         (("--batch", "0"), "--batch must be at least 1"),
         (("--first-seed", "-1"), "held-out worlds have seeds 0"),
+        (("--budget", "0.1"), "need a --select that they are for"),
+        (
+            ("--endpoint", "http://x", "--served-model", "m", "--select", "quest"),
+            "for models in this process",
+        ),
         (
             ("--endpoint", "http://x", "--served-model", "m", "--fuse", "links"),
             "for models in this process",
@@ -58,6 +63,22 @@ def test_all_compares_with_the_card_and_ends_with_1_if_it_is_not_met(
         "looseleaf.evals.card.read_card", lambda: {("block", "lookup", "", "full attention"): 0.0}
     )
     assert run(*asked).code == 1
+
+
+def test_what_is_read_and_revised_are_arms_too(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "evals.csv"
+    asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--questions", 2)
+    policy = ("--select", "quest", "--budget", 0.2, "--budget", 0.4, "--revise", 2)
+    assert run(*asked, *policy, "--output", output).code == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    assert arms == [
+        "full attention", "quest, ratio 0.2", "quest, ratio 0.2, revise 2", "quest, ratio 0.4",
+        "quest, ratio 0.4, revise 2",
+    ]  # fmt: skip
+    read = {row["arm"]: float(row["value"]) for row in rows if row["metric"] == "pages_read"}
+    assert read["quest, ratio 0.2"] < read["quest, ratio 0.4"] < 1
+    assert {row["arm"] for row in rows if row["metric"] == "exposure"} == {arms[2], arms[4]}
 
 
 def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> None:

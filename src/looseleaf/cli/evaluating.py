@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from looseleaf.cli.options import engine_options, given
-from looseleaf.cli.policies import fuse_options, take_fuses
-from looseleaf.config import Fuse
+from looseleaf.cli.policies import fuse_options, reading_options, take_fuses, take_readings
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ _NAMES = (
 
 def evaluation_options(command: Command) -> Command:
     """Adds the flags of every evaluation; `Evaluation.take` reads them."""
-    command = fuse_options(several=True)(engine_options(command))
+    command = fuse_options(several=True)(reading_options(engine_options(command)))
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -66,6 +66,7 @@ class Evaluation:
 
     choices: dict[str, Any]
     fuses: Sequence[Fuse]
+    readings: Sequence[tuple[Select, Revise | None]]
     engine: dict[str, Any]
 
     @classmethod
@@ -75,7 +76,7 @@ class Evaluation:
 
         choices = {name: options.pop(name) for name in _NAMES}
         choices["model"] = options.pop("model")
-        fuses = take_fuses(options)
+        fuses, readings = take_fuses(options), take_readings(options)
         chosen = [
             f"--{flag}"
             for flag, name in (("model", "model"), ("checkpoint", "checkpoints"), ("endpoint",) * 2)
@@ -85,14 +86,16 @@ class Evaluation:
             raise InvalidOption(f"give one of {' and '.join(chosen)}")
         if choices["endpoint"] and not choices["served_model"]:
             raise InvalidOption("--endpoint needs --served-model, the name to ask for there")
-        if choices["endpoint"] and (fuses or choices["arms"]):
-            raise InvalidOption("--arm and --fuse are for models in this process, not --endpoint")
+        if choices["endpoint"] and (fuses or readings or choices["arms"]):
+            raise InvalidOption(
+                "--arm, --fuse and --select are for models in this process, not --endpoint"
+            )
         unknown = [name for name in choices["arms"] if name not in ARMS]
         if unknown:
             raise InvalidOption(f"unknown arm {unknown[0]!r}: there are {', '.join(ARMS)}")
         if choices["batch"] < 1:
             raise InvalidOption("--batch must be at least 1")
-        return cls(choices, fuses, given(options))
+        return cls(choices, fuses, readings, given(options))
 
     def run(self, make_tasks: Callable[[Callable[[str], int]], Any], seeds: range) -> list[Any]:
         """Every task under every arm of every model; shows and returns the figures, and appends
@@ -151,12 +154,18 @@ class Evaluation:
             yield name, runner, self._arms(llm), _counter(llm)
 
     def _arms(self, llm: Any) -> list[Any]:
-        from looseleaf.evals.arms import EngineArm
+        from looseleaf.evals.arms import EngineArm, report_reading
         from looseleaf.evals.catalog import ARMS
 
         form = self.choices["form"]
-        names = self.choices["arms"] or (("full",) if self.fuses else ("full", "reuse"))
+        alone = ("full",) if self.fuses or self.readings else ("full", "reuse")
+        names = self.choices["arms"] or alone
         policies = [EngineArm(llm, str(fuse), "lead", form=form, fuse=fuse) for fuse in self.fuses]
+        for select, revise in self.readings:
+            name = f"{select}, revise {revise.window}" if revise else str(select)
+            chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
+            arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
+            policies.append(arm)
         return [*(ARMS[name](llm, form) for name in names), *policies]
 
     def _ask(self, runner: Any, asked: tuple[Any, Any], seeds: range, model: str) -> list[Any]:

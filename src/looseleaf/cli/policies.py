@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from looseleaf.config import Fuse, FuseSelector, Select, SelectPolicy
+from looseleaf.config import Fuse, FuseSelector, Revise, Select, SelectPolicy
 from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -77,6 +77,54 @@ def select_options(command: Command) -> Command:
         help="which keys each token of the answer reads [default: all]",
     )
     return policy(budget(command))
+
+
+def reading_options(command: Command) -> Command:
+    """Adds ``--select``, ``--budget`` and ``--revise``, each of which may be repeated.
+    `take_readings` reads them."""
+    options = (
+        click.option(
+            "--select",
+            "policies",
+            type=click.Choice(get_args(SelectPolicy)),
+            multiple=True,
+            help="which keys each token of the answer reads; may be repeated",
+        ),
+        click.option(
+            "--budget",
+            "budgets",
+            type=float,
+            multiple=True,
+            help="what --select may read: so many tokens, or below 1 a share of the context "
+            "[default: 2048]; may be repeated",
+        ),
+        click.option(
+            "--revise",
+            "windows",
+            type=int,
+            multiple=True,
+            help="rows that are revised by what --select reads; may be repeated",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def take_readings(options: dict[str, Any]) -> list[tuple[Select, Revise | None]]:
+    """Every policy at every budget, by itself and under every window; takes the flags out of
+    ``options``.
+    """
+    policies, budgets, windows = (options.pop(n) for n in ("policies", "budgets", "windows"))
+    if (budgets or windows) and not policies:
+        raise InvalidOption("--budget and --revise need a --select that they are for")
+    selects = [
+        take_select({"policy": policy, "budget": budget})
+        for policy in policies
+        for budget in budgets or (None,)
+    ]
+    revises = [None, *(Revise(window) for window in windows)]
+    return [(select, revise) for select in selects if select for revise in revises]
 
 
 def take_select(options: dict[str, Any]) -> Select | None:

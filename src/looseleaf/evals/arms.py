@@ -25,6 +25,17 @@ def report_reuse(output: RequestOutput) -> dict[str, float]:
     return {"documents_recomputed": reuse.document_tokens_recomputed / reuse.document_tokens}
 
 
+def report_reading(output: RequestOutput) -> dict[str, float]:
+    """The share of the pages that the rows of the answer read, under a select policy, and how
+    much revision added to it: the effective KV exposure with all rows behind a row."""
+    report = {}
+    if output.select is not None and output.select.pages_held:
+        report["pages_read"] = output.select.pages_read / output.select.pages_held
+    if output.revision is not None and output.revision.exposure:
+        report["exposure"] = output.revision.exposure[-1]
+    return report
+
+
 class EngineArm:
     """Greedy answers of ``llm``, documents in the given ``context``.
 
