@@ -10,6 +10,12 @@ from dataclasses import asdict, replace
 import torch
 
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
+from looseleaf.ops.hopper_prefill.kernel import (
+    _hopper_prefill_kernel,
+    _turn_queries_kernel,
+    launch_ahead,
+    turn_queries,
+)
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention.kernel import (
@@ -108,15 +114,20 @@ def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
 
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
-    """The kernels of the generation: decode with one computing group, prefill with two."""
+    """The kernels of the generation: decode with one computing group, prefill with two, and with
+    its queries turned ahead."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
     state = torch.empty_like(scene.q), torch.zeros(scene.q.shape[:2])
-    with compiling(_hopper_attention_kernel) as kernels:
+    made = _hopper_attention_kernel, _hopper_prefill_kernel, _turn_queries_kernel
+    with compiling(*made) as kernels:
         for num_lists, num_groups in ((11, 1), (10, 2)):
             lists, grid = (numbers,) * num_lists, Grid(1, num_groups)
             launch(scene.q, pages, lists, numbers, state, scene.rotation, scene.rule, grid)
+        lists = numbers, torch.zeros(len(scene.q), dtype=torch.int32)
+        turned = turn_queries(scene.q, 2, lists, scene.rotation, scene.rule)
+        launch_ahead(turned, pages, (numbers,) * 10, numbers, state, 1)
     yield from kernels
 
 

@@ -34,7 +34,11 @@ from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import RopeConfig
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import partial_attention
-from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.ops.prefill_attention import (
+    prefill_attention,
+    prefill_attention_ahead,
+    serves_ahead,
+)
 from looseleaf.rope import build_rotation
 from looseleaf.types import Rotation, ScoreRule
 
@@ -206,12 +210,27 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         "looseleaf": bench.arm(q, plan),
         "without frames": bench.arm(q, plan, bench.flat),
     }
+    if not case.rows and _can_turn_ahead(bench, plan):
+        layers = range(bench.shape.layers)
+        arms["turned ahead"] = lambda: [_ahead(bench, q, plan, layer) for layer in layers]
     if case.rows:
         arms["ungrouped"] = bench.arm(q, bench.plan(case, grouping=False))
         arms["batch-invariant"] = bench.arm(q, bench.plan(case, invariant=True))
         if bench.measured is not None:
             arms["measured costs"] = bench.arm(q, bench.plan(case, costs=bench.measured))
     return arms
+
+
+def _can_turn_ahead(bench: Bench, plan: AttentionPlan) -> bool:
+    spans = plan.spans
+    return spans is not None and serves_ahead(bench.pools[0][0], bench.rule, spans)
+
+
+def _ahead(bench: Bench, q: Tensor, plan: AttentionPlan, layer: int) -> Tensor:
+    """A layer's prefill with queries turned ahead."""
+    assert plan.spans is not None, "a step of new rows"
+    k_pages, v_pages = bench.pools[layer]
+    return prefill_attention_ahead(q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule).out
 
 
 def _peer_arms(

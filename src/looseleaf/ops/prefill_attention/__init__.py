@@ -7,12 +7,14 @@ per span (notes/sharing §1; LazyAttention turns every key tile instead)."""
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
+from looseleaf.ops import hopper_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.prefill_attention.reference import prefill_attention_reference
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-__all__ = ["SpanList", "prefill_attention"]
+__all__ = ["SpanList", "prefill_attention", "prefill_attention_ahead", "serves_ahead"]
 
 
 def prefill_attention(
@@ -41,3 +43,33 @@ def prefill_attention(
 
         return prefill_attention_cpu(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
+
+
+def serves_ahead(k_pages: Tensor, rule: ScoreRule, spans: SpanList) -> bool:
+    """Whether `prefill_attention_ahead` can read these spans: one request, plain rules, a GPU of
+    the Hopper generation."""
+    one_request = spans.request_span_indptr.shape[0] == 2
+    return one_request and hopper_attention.serves(k_pages, rule, spans.mask_words, None)
+
+
+def prefill_attention_ahead(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    spans: SpanList,
+    rotation: Rotation,
+    rule: ScoreRule,
+) -> AttnState:
+    """`prefill_attention` with the queries of all spans turned by a launch before its own, which
+    takes memory for a copy of them per span.
+
+    Raises InvalidOption where `serves_ahead` says no.
+    """
+    if not serves_ahead(k_pages, rule, spans):
+        raise InvalidOption(
+            "queries can be turned ahead for one request with plain rules on a Hopper GPU only: "
+            "use prefill_attention"
+        )
+    from looseleaf.ops.prefill_attention.kernel import prefill_attention_ahead_triton
+
+    return prefill_attention_ahead_triton(q, k_pages, v_pages, spans, rotation, rule)

@@ -204,6 +204,30 @@ def prefill_attention_triton(
     return AttnState(out, lse)
 
 
+def prefill_attention_ahead_triton(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    spans: SpanList,
+    rotation: Rotation,
+    rule: ScoreRule,
+) -> AttnState:
+    """See `looseleaf.ops.prefill_attention`."""
+    from looseleaf.ops.hopper_prefill.kernel import launch_ahead, turn_queries
+
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+    tiles, num_kv_heads = spans.tile_request.shape[0], k_pages.shape[1]
+    if not tiles or not len(q):
+        return AttnState(out, lse)
+    lists = spans.span_offset, spans.row_positions
+    turned = turn_queries(q, num_kv_heads, lists, rotation, rule)
+    pages, programs = (k_pages, v_pages), tiles * num_kv_heads
+    arrays = _hopper_arrays(spans)
+    launch_ahead(turned, pages, arrays, spans.page_indices, (out, lse), programs)
+    return AttnState(out, lse)
+
+
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
     """``BLOCK_M`` for the mean number of packed rows a tile has room for, ``BLOCK_N``, warps and
     stages."""
