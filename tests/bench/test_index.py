@@ -56,6 +56,8 @@ def test_layers_of_the_reference_model_are_its_own() -> None:
         next(reference_layers(texts, 10_000, (0,), 5))
     with pytest.raises(InvalidOption, match="give more"):
         next(reference_layers(texts[:1], 4000, (0,), 5))
+    with pytest.raises(InvalidOption, match="unknown index 'tree'"):
+        next(measure(iter([]), IndexConfig(), ["tree"]))
     with pytest.raises(InvalidOption, match="unknown layer"):
         made_layer("round", 100, 5)
 

@@ -79,6 +79,8 @@ def test_a_small_budget_reads_few_keys_and_says_so(checkpoint: Folder) -> None:
     counters = hosted.counters
     assert counters.share_read == pytest.approx(40 / LONG, abs=0.01)
     assert counters.share_scanned is not None and 0 < counters.share_scanned < 1
+    snapshot = llm.engine.snapshot().hosted
+    assert snapshot is not None and snapshot == counters and snapshot is not counters
     assert counters.sampled > 0 and counters.recall is not None and counters.recall > 0.5
 
 

@@ -79,7 +79,7 @@ class HostedAttention:
 
     rotation: Rotation
     threads: int = 1
-    sample: float = 0.0
+    sample: float = 1 / 256
     counters: HostedCounters = field(default_factory=HostedCounters)
     _pool: ThreadPoolExecutor | None = None
     _number: int = 0

@@ -37,13 +37,23 @@ class Arm:
     build: Callable[[Layer], tuple[Ask, float]]
 
 
-def measure(layers: Iterator[Layer], config: IndexConfig) -> Iterator[Row]:
-    """Rows of every layer, arm and effort. Raises InvalidOption without faiss, for HNSW."""
-    if find_spec("faiss") is None:
+def measure(
+    layers: Iterator[Layer], config: IndexConfig, names: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Rows of every layer, arm and effort, and of what is chosen by default.
+
+    With ``names`` only of arms that begin with one of them. Raises InvalidOption for a name that no
+    arm has, and without faiss, for HNSW."""
+    arms = [arm for arm in _arms(config) if not names or arm.name.startswith(tuple(names))]
+    known = [arm.name for arm in _arms(config)]
+    wrong = [name for name in names if not any(one.startswith(name) for one in known)]
+    if wrong:
+        raise InvalidOption(f"unknown index {wrong[0]!r}: there are {', '.join(known)}")
+    if any(arm.build is _build_hnsw for arm in arms) and find_spec("faiss") is None:
         raise InvalidOption("bench index needs faiss for HNSW: pip install 'looseleaf[bench]'")
     for layer in layers:
         exact = nearest_keys(layer.asked, layer.keys, _COUNT)
-        for arm in _arms(config):
+        for arm in arms:
             start = time.process_time()
             ask, bytes_per_key = arm.build(layer)
             seconds = time.process_time() - start

@@ -16,6 +16,7 @@ from looseleaf.cli.bench_report import OUTPUT, report
     type=click.Choice(["clustered", "unclustered", "reference"]),
     help="[default: all three]",
 )
+@click.option("--index", "names", multiple=True, help="indexes to measure [default: all]")
 @click.option("--keys", default=65536, show_default=True, help="keys of a made layer")
 @click.option("--tokens", default=4096, show_default=True, help="tokens that the model reads")
 @click.option("--queries", default=500, show_default=True, help="queries that are answered")
@@ -24,6 +25,7 @@ from looseleaf.cli.bench_report import OUTPUT, report
 @OUTPUT
 def index(
     kinds: tuple[str, ...],
+    names: tuple[str, ...],
     keys: int,
     tokens: int,
     queries: int,
@@ -48,7 +50,7 @@ def index(
                 yield made_layer(kind, keys, queries, seed)
 
     rows: list[Any] = []
-    for row in measure(layers(), IndexConfig()):
+    for row in measure(layers(), IndexConfig(), names):
         rows.append(row)
         click.echo(
             f"{row['layer']}, {row['index']} {row['effort']}: recall {row['recall']:.3f}, "

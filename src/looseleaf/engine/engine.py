@@ -133,6 +133,7 @@ class Engine:
             counters=replace(self.counters),
             tiers=self.tiers.snapshot() if self.tiers else (),
             skipped_writes=self.tiers.skipped_writes if self.tiers else 0,
+            hosted=self.hosting.counters,
         )
 
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:

@@ -9,14 +9,14 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.hosted import attend_segment, merge_all
+from looseleaf.attention.hosted import HostedCounters, attend_segment, merge_all
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig, ModelConfig
 from looseleaf.engine.request import PromptParts, Request
@@ -99,6 +99,12 @@ class Hosting:
     def has_work(self) -> bool:
         """Whether `step` has something to compute."""
         return any(job.stage == "computing" for job in list(self._jobs.values()))
+
+    @property
+    def counters(self) -> HostedCounters | None:
+        """What was read so far, None where nothing can be."""
+        hosted = self.attention.hosted
+        return None if hosted is None else replace(hosted.counters)
 
     def find(self, key: SegmentKey) -> HostedSegment | None:
         """The document of ``key`` if it is computed and indexed."""

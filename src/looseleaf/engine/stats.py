@@ -4,6 +4,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from looseleaf.attention.groups import Groups
+from looseleaf.attention.hosted import HostedCounters
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.kv.store import PageCounts
 from looseleaf.tiers import TierState
@@ -85,7 +86,8 @@ class StepStats:
 class EngineSnapshot:
     """An engine between two steps. Sequences are counted, of which a request has ``n``.
 
-    ``skipped_writes`` are documents that were not brought to the ``tiers``, since too much was."""
+    ``skipped_writes`` are documents that were not brought to the ``tiers``, since too much was.
+    ``hosted`` is what was read of hosted documents."""
 
     running: int
     waiting: int
@@ -97,6 +99,7 @@ class EngineSnapshot:
     counters: EngineCounters
     tiers: tuple[TierState, ...] = ()
     skipped_writes: int = 0
+    hosted: HostedCounters | None = None
 
 
 @dataclass(eq=False)

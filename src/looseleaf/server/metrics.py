@@ -9,6 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.stats import EngineSnapshot, StepStats
+from looseleaf.server.hosted_metrics import hosted_metrics
 from looseleaf.server.tier_metrics import tier_metrics
 
 _FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -104,6 +105,7 @@ class _EngineCollector:
         yield pages
         yield from self._sums(now)
         yield from tier_metrics(now.tiers, now.skipped_writes)
+        yield from hosted_metrics(now.hosted)
 
     def _sums(self, now: EngineSnapshot) -> Iterator[Metric]:
         sums = now.counters
