@@ -39,7 +39,7 @@ ORDERS: tuple[tuple[int, ...], ...] = (
     (0, 2, 1),
     (3, 2, 0),
 )
-SCORERS: tuple[SelectPolicy, ...] = ("window", "quest")
+SCORERS: tuple[SelectPolicy, ...] = ("window", "quest", "representatives", "partial")
 """Policies that choose pages; each is checked by itself."""
 _MOST_LAYERS = 4
 _NEW_ROWS = 24

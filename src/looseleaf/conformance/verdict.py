@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Status = Literal["passed", "failed", "skipped", "unavailable"]
+Status = Literal["passed", "failed", "skipped"]
 _WIDTH, _INDENT = 96, 16
-_SHOWN = {"failed": "FAILED", "unavailable": "none yet"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Verdict:
         """The verdict in one line."""
         counts = {
             status: sum(law.status == status for law in self.laws)
-            for status in ("passed", "failed", "skipped", "unavailable")
+            for status in ("passed", "failed", "skipped")
         }
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         if self.failed:
@@ -120,7 +119,7 @@ class Verdict:
         """One page of text."""
         lines = [textwrap.fill(" · ".join(self.subject.values()), _WIDTH), ""]
         for law in self.laws:
-            status = _SHOWN.get(law.status, law.status)
+            status = "FAILED" if law.status == "failed" else law.status
             lines.append(_indent(law.sentence, f"law {law.number}  {status}"))
             lines += [_indent(text) for text in _details(law)]
         return "\n".join([*lines, "", self.sentence])
@@ -151,7 +150,7 @@ def root_mean_square(x: Tensor) -> float:
 
 
 def _details(law: LawVerdict) -> list[str]:
-    if law.status in ("skipped", "unavailable"):
+    if law.status == "skipped":
         return [law.reason]
     told = [law.reason] if law.reason else []
     if law.status == "failed":

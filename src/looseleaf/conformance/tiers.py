@@ -1,0 +1,129 @@
+"""Laws 6 and 7 for documents that come from a tier, and for tiers that lost or spoiled them."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looseleaf.conformance.answers import Answers
+from looseleaf.conformance.subject import Answering, Asked, Subject
+from looseleaf.conformance.verdict import Finding
+from looseleaf.engine.pace import ComputePace
+
+_GIB = 1 << 30
+# seconds in which all that is on its way must have been written
+_PATIENCE = 120.0
+
+
+class NothingLoaded(Exception):
+    """No document came from the tier, so that nothing was shown."""
+
+
+def from_tiers(answers: Answers) -> list[Finding]:
+    """Law 6: documents from the host's memory and from disk."""
+    found = []
+    for name in ("host", "disk"):
+        with _tiered(answers.subject, name) as (engine, _):
+            first, again = _cold_and_loaded(answers, engine, name, lambda: None)
+        judged = answers.judge(name, first, _expected(answers))
+        found.append(judged.against(f"documents from {name}", torch.cat(again)))
+    return found
+
+
+def lost_documents(answers: Answers) -> list[Finding]:
+    """Law 7: files that are gone, cut short, or differ in a bit."""
+    found = []
+    for told, damage in _DAMAGES.items():
+        with _tiered(answers.subject, "disk") as (engine, folder):
+
+            def spoil(folder: Path = folder, damage: Callable[[Path], None] = damage) -> None:
+                for path in sorted(folder.rglob("*.segment")):
+                    damage(path)
+
+            _, again = _cold_and_loaded(answers, engine, None, spoil)
+            tiers = engine.engine.tiers
+            assert tiers is not None
+            seen = tiers.counters["disk"].num_faults > 0 or told == "missing"
+        judged = answers.judge(f"documents {told} on disk", again, _expected(answers))
+        found.append(judged.finding())
+        # a fault that no counter tells of is one that nobody will ever look into
+        found.append(Finding(f"{told}: a counter says so", 0.0 if seen else 1.0, 0.0))
+    return found
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _differs(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # in the last layers' values, far behind the header
+    content[-len(content) // 8] ^= 0x10
+    path.write_bytes(content)
+
+
+_DAMAGES: dict[str, Callable[[Path], None]] = {
+    "missing": _missing,
+    "cut short": _cut_short,
+    "with a flipped bit": _differs,
+}
+
+
+def _asked(answers: Answers) -> list[Asked]:
+    cases = answers.subject.cases
+    return [cases.several, *cases.others]
+
+
+def _expected(answers: Answers) -> list[Any]:
+    return [answers.reused(one) for one in _asked(answers)]
+
+
+def _cold_and_loaded(
+    answers: Answers, engine: Answering, tier: str | None, between: Callable[[], None]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Answers before and after the pool forgot everything; ``between`` is done meanwhile.
+
+    With ``tier`` at least one document must then come from it, else NothingLoaded is raised."""
+    asked = _asked(answers)
+    first = engine.ask(asked)
+    tiers, store = engine.engine.tiers, engine.engine.store
+    assert tiers is not None
+    if not tiers.flush(_PATIENCE):
+        raise NothingLoaded(f"the tier wrote nothing within {_PATIENCE:.0f} s")
+    engine.engine._tiering.release_pages()
+    store.evict_idle()
+    between()
+    watched = engine.watch(asked)
+    sources = {d.tier for _, p in watched for d in p.output().reuse.documents}
+    if tier is not None and tier not in sources:
+        raise NothingLoaded(f"no document came from {tier}")
+    return first, [logits for logits, _ in watched]
+
+
+@contextmanager
+def _tiered(subject: Subject, name: str) -> Iterator[tuple[Answering, Path]]:
+    """An engine with that one tier, which takes every document from it, however quick to compute;
+    and the folder of a disk."""
+    shape = subject.loaded.shape
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * subject.dtype.itemsize
+    room = max(0.02, 4 * subject.tokens * per_token / _GIB)
+    options: dict[str, Any] = {"host_gib": 0.0, "disk_path": None, "remote_url": None}
+    with tempfile.TemporaryDirectory(prefix="looseleaf-conformance-") as folder:
+        options |= {"host_gib": room} if name == "host" else {"disk_path": folder}
+        engine = subject.answering(**options, staging_gib=room)
+        controller = engine.engine._tiering.controller
+        assert controller is not None
+        # who knows nothing of how fast the model computes takes what a tier has
+        controller.pace = ComputePace()
+        try:
+            yield engine, Path(folder)
+        finally:
+            engine.engine.close()
