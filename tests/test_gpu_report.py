@@ -46,7 +46,7 @@ def test_nothing_begins_when_the_time_is_over(tmp_path: Path) -> None:
 def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path), "--only", "speed"])
-    assert "there are tests, memcheck, attention, serving" in capsys.readouterr().err
+    assert "there are tests, costs, memcheck, attention" in capsys.readouterr().err
 
 
 def test_commands_get_the_options_that_they_have(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +28,9 @@ LEAST_SECONDS = 10.0
 BENCHMARKS = (
     "attention", "serving", "select", "retro", "fuse", "tiers", "index", "relay", "lazy",
 )  # fmt: skip
-SANITIZED = "address or repeated or hundreds or carried or rotated"
+SANITIZED = "repeated or carried or selected or planned_tiles or turned_ahead"
+# what is timed in a test is timed alone
+TIMED = "tests/gpu/test_costs.py"
 TINY = {
     "attention": ["--longest", "128", "--rows", "4", "--head-dim", "32", "--repetitions", "1"],
     "serving": ["--shape", "tiny", "--repetitions", "1"],
@@ -61,11 +64,15 @@ class Outcome:
 def parts(device: str, out: Path, tiny: bool) -> list[Part]:
     """What there is to run, in the order of its worth."""
     python = sys.executable
-    tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    alone = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = [*alone, "tests/gpu", "--ignore", TIMED]
+    # compiling is most of the time, and takes no GPU
+    side_by_side = ["-n", "6"] if find_spec("xdist") is not None else []
     checker = shutil.which("compute-sanitizer")
     memcheck = (checker or "compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     found = [
-        Part("tests", tuple(tests), 170.0),
+        Part("tests", (*tests, *side_by_side), 300.0),
+        Part("costs", (*alone, "-s", TIMED), 120.0),
         Part(
             "memcheck",
             (*memcheck, *tests, "-k", SANITIZED),

@@ -131,19 +131,6 @@ def test_warming_up_captures_what_later_steps_replay(tmp_path):
     assert captured > 0
 
 
-def test_measured_costs_are_found_again_and_change_no_token(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = make_checkpoint(tmp_path, "llama")
-    params = [SamplingParams(max_tokens=20, seed=n, ignore_eos=True) for n in range(len(PROMPTS))]
-    answers = []
-    for attention_costs in ("built-in", "measured", "measured"):
-        options = {"device": "cuda", "dtype": "float32", "attention_costs": attention_costs}
-        llm = LLM(folder, num_pages=128, **options)
-        answers.append([output.token_ids for output in llm.generate(PROMPTS, params)])
-    assert answers[0] == answers[1] == answers[2]
-    assert len([*(tmp_path / "cache" / "looseleaf" / "costs").iterdir()]) == 1
-
-
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_pages_of_e4m3_answer_as_on_the_cpu(tmp_path, page_size):
     folder = make_checkpoint(tmp_path, "llama")

@@ -33,6 +33,7 @@ from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import RopeConfig
 from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention import partial_attention
 from looseleaf.ops.prefill_attention import (
     prefill_attention,
@@ -45,6 +46,7 @@ from looseleaf.types import Rotation, ScoreRule
 Row = dict[str, str | int | float]
 Arm = Callable[[], object]
 _INNER = 4
+_NARROW = "e4m3 pages"
 # what two right kernels of 16 bits differ by, and some more
 _SAME_ANSWER = 0.03
 
@@ -104,6 +106,11 @@ class Bench:
         self.flat = Rotation(self.rotation.cos[:, :0], self.rotation.sin[:, :0])
 
     @cached_property
+    def narrow_pools(self) -> list[Tensor]:
+        """The pools as pages of e4m3 hold them."""
+        return [to_pages(pool, FP8) for pool in self.pools]
+
+    @cached_property
     def measured(self) -> CostModel | None:
         """Costs measured on the device, None where they are the built-in ones."""
         heads = self.shape.num_qo_heads, self.shape.num_kv_heads, self.shape.head_dim
@@ -130,9 +137,16 @@ class Bench:
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks)
 
-    def layer(self, q: Tensor, plan: AttentionPlan, layer: int, rotation: Rotation) -> Tensor:
-        """Attention of one layer."""
-        k_pages, v_pages = self.pools[layer]
+    def layer(
+        self,
+        q: Tensor,
+        plan: AttentionPlan,
+        layer: int,
+        rotation: Rotation,
+        pools: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Attention of one layer, over pages of the shape's dtype if ``pools`` are no others."""
+        k_pages, v_pages = (pools or self.pools)[layer]
         out = torch.empty_like(q)
         if plan.work is not None:
             rows = slice(0, plan.num_work_rows)
@@ -214,6 +228,13 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         layers = range(bench.shape.layers)
         arms["turned ahead"] = lambda: [_ahead(bench, q, plan, layer) for layer in layers]
     if case.rows:
+        layers = range(bench.shape.layers)
+        # tiles of other pages, as the engine plans them
+        costs = cost_model_of(bench.device, bench.shape.head_dim, FP8.itemsize)
+        narrow = bench.plan(case, costs=costs)
+        arms[_NARROW] = lambda: [
+            bench.layer(q, narrow, layer, bench.rotation, bench.narrow_pools) for layer in layers
+        ]
         arms["ungrouped"] = bench.arm(q, bench.plan(case, grouping=False))
         arms["batch-invariant"] = bench.arm(q, bench.plan(case, invariant=True))
         if bench.measured is not None:
@@ -274,13 +295,16 @@ def _measure_case(
         timed |= _peer_arms(bench, case, q, on_missing)
     taken = measure_in_turn(timed, bench.config.repetitions)
     num_bytes = case.distinct_keys(shape.page_size) * shape.bytes_per_key
-    floor = ceilings.floor(num_bytes, case.pairs() * shape.flops_per_pair)
+    flops = case.pairs() * shape.flops_per_pair
+    floor = ceilings.floor(num_bytes, flops)
+    narrow_floor = ceilings.floor(num_bytes / shape.dtype.itemsize, flops)
     for name, seconds in taken.items():
         layers = 1 if name.startswith("torch") else shape.layers
         a_layer = Repeated(tuple(value / layers * 1e6 for value in seconds.values))
-        yield _row(case, name, a_layer, floor * 1e6) | {
-            "flops": float(case.pairs() * shape.flops_per_pair),
-            "bytes": float(num_bytes),
+        here = narrow_floor if name == _NARROW else floor
+        yield _row(case, name, a_layer, here * 1e6) | {
+            "flops": float(flops),
+            "bytes": float(num_bytes) / (shape.dtype.itemsize if name == _NARROW else 1),
             "copy_tb_per_s": ceilings.bytes_per_second / 1e12,
             "matrix_tflop_per_s": ceilings.flops_per_second / 1e12,
             "error_share_of_budget": error,
