@@ -18,6 +18,7 @@ from looseleaf.ops.hopper_prefill.kernel import (
 )
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
+from looseleaf.ops.page_scores.kernel import _page_scores_kernel, page_scores_triton
 from looseleaf.ops.partial_attention.kernel import (
     _partial_attention_kernel,
     partial_attention_triton,
@@ -28,11 +29,13 @@ from looseleaf.ops.prefill_attention.kernel import (
 )
 from looseleaf.ops.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
+from looseleaf.ops.select_pages.kernel import _select_pages_kernel, select_pages_triton
 from looseleaf.ops.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.split_linear import num_parts
 from looseleaf.ops.split_linear.kernel import _split_linear_kernel, split_linear_triton
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
 from looseleaf.testing.build import SceneBuilder
+from looseleaf.testing.candidates import NUM_KV_HEADS, candidate_list, room_for
 from looseleaf.testing.compile import Compiled, compiling
 from looseleaf.testing.lists import span_list, work_list
 from looseleaf.testing.scene import Shape
@@ -51,10 +54,12 @@ SHAPES = {
 }
 KERNELS = (
     _merge_states_kernel,
+    _page_scores_kernel,
     _partial_attention_kernel,
     _prefill_attention_kernel,
     _rms_norm_kernel,
     _rotate_kernel,
+    _select_pages_kernel,
     _silu_mul_kernel,
     _split_linear_kernel,
     _store_kv_kernel,
@@ -83,7 +88,19 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         spans = span_list(scene, rows_of, spans_of, tile_rows=64)
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
         _compile_layer(shape.dtype)
+        _compile_selection(shape)
     yield from kernels
+
+
+def _compile_selection(shape: Shape) -> None:
+    """The choice of pages, for queries and pages of this shape."""
+    scene = SceneBuilder(0, replace(shape, num_kv_heads=NUM_KV_HEADS)).decode()
+    candidates = candidate_list(0, 2, 300)
+    width = 2 * shape.head_dim
+    vectors = torch.zeros(64, NUM_KV_HEADS, width, dtype=shape.dtype)
+    how = scene.rotation, scene.rule, shape.page_size
+    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how)
+    select_pages_triton(scores, candidates, room_for(candidates, 64, 8))
 
 
 def _compile_layer(dtype: torch.dtype) -> None:

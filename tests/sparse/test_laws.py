@@ -1,13 +1,17 @@
 """The laws of selection, for every policy and on every path of the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 
+from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.selection import SelectingRow
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.sparse import Budget
 from looseleaf.types import ScoreRule
-from tests.attention.forests import STEPS, StepRecipe
+from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe
 from tests.sparse.policies import SCORERS, make
 from tests.sparse.stage import HEAD_DIM, RULE, Stage
 
@@ -55,3 +59,63 @@ def test_a_batch_of_policies_equals_one_at_a_time(recipe: StepRecipe) -> None:
     together = stage.answer(rows)
     for index, row in enumerate(rows):
         assert torch.allclose(stage.answer([row])[:, 0], together[:, index], atol=1e-5)
+
+
+@each_policy
+@pytest.mark.parametrize("patched", [False, True])
+@settings(max_examples=3)
+@given(recipe=STEPS)
+def test_choosing_in_the_work_list_equals_joining_what_was_chosen(
+    name: str, patched: bool, recipe: StepRecipe
+) -> None:
+    """What a GPU does, by its references, and what the CPU does."""
+    budget = Budget(pages=3, sink=1, recent=1)
+    listed, joined = (
+        Stage.of(recipe, implementation=path, patched=patched, rules=(RULE, WINDOWED))
+        for path in ("reference", "cpu")
+    )
+    mine = listed.answer(listed.selecting(make(name, budget)))
+    other = joined.answer(joined.selecting(make(name, budget)))
+    assert torch.allclose(mine, other, atol=1e-5)
+
+
+@each_policy
+@settings(max_examples=4)
+@given(recipe=STEPS)
+def test_a_larger_budget_recovers_no_less_of_the_attention(name: str, recipe: StepRecipe) -> None:
+    stage = Stage.of(recipe)
+    before = None
+    for pages in (2, 3, 5, 9):
+        rows = stage.selecting(make(name, Budget(pages=pages)))
+        measured = [
+            replace(row, measured=True) if isinstance(row, SelectingRow) else row for row in rows
+        ]
+        stage.answer(measured)
+        if not stage.attention.selected:
+            return
+        [selected] = stage.attention.selected
+        held = torch.tensor([read.recall for read in selected.reads()])
+        assert (held <= 1 + 1e-5).all()
+        assert before is None or (held >= before - 1e-5).all()
+        before = held
+
+
+def test_kv_heads_choose_apart() -> None:
+    """Keys that only one head of two wants are read by that head alone."""
+    span = ReadSpan(list(range(1, 9)), 0, 8 * PAGE_SIZE, 8)
+    tail = ReadSpan([9], 8 * PAGE_SIZE, 1, 0)
+    stage = Stage([DecodeRow(8 * PAGE_SIZE, (span,), tail)], rules=(RULE,))
+    k_pages, _ = stage.pool.layer(0)
+    k_pages.zero_()
+    rows = stage.selecting(make("quest", Budget(pages=2)))
+    policy = make("quest", Budget(pages=2))
+    # a dim that turns so slowly that the frame does not matter
+    slow = HEAD_DIM // 2 - 1
+    k_pages[3, 0, 5, slow] = k_pages[6, 1, 2, slow] = 50.0
+    stage.q.zero_()
+    stage.q[..., slow] = 1.0
+    stage.kv[0].zero_()
+    stage.answer(rows)
+    [selected] = stage.attention.selected
+    choice = policy.choose(0, stage.q, selected.candidates)
+    assert choice.ordinals[0, :, 0].tolist() == [2, 5]

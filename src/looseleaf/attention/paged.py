@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from looseleaf.attention.chosen_lists import DeviceChoice, choose_on_device, chosen_on_device
 from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
@@ -23,8 +24,9 @@ from looseleaf.attention.plan import (
     PlanCounters,
     Planner,
     PrefillChunk,
+    make_span_list,
 )
-from looseleaf.attention.readings import Reading, Readings, SelectedRows
+from looseleaf.attention.readings import HostedRows, Reading, Readings, SelectedRows
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
@@ -142,10 +144,9 @@ class PagedAttention:
         asked = None if rows.asked is None else rows.asked_chunks()
         if self._cpu is not None:
             return self._cpu.step(readings, rows.chunks, asked, rows.slots, rows.frame_positions)
-        plans = self._plans(readings, rows.chunks)
+        layers = self._plans(readings, rows.chunks)
         if asked is not None:
-            plans[-1] = self._plans(readings[-1:], asked)[0]
-        layers = list(zip(readings, plans, strict=True))
+            layers[-1] = self._plans(readings[-1:], asked)[0]
         return _OpsStep(self, layers, rows.slots, rows.frame_positions)
 
     def host_work(
@@ -163,7 +164,7 @@ class PagedAttention:
         Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
         in the same tensors."""
         plan = AttentionPlan(len(slots), work, None)
-        layers = [(None, plan)] * len(self.rules)
+        layers = [_LayerPlan(plan)] * len(self.rules)
         return _OpsStep(self, layers, slots, frame_positions)
 
     def _can_compile(self) -> bool:
@@ -177,13 +178,27 @@ class PagedAttention:
 
     def _plans(
         self, readings: Sequence[Reading], chunks: Sequence[PrefillChunk]
-    ) -> list[AttentionPlan]:
+    ) -> list["_LayerPlan"]:
         """A plan for every reading, made once where several are the same."""
-        made: dict[tuple[bool, ...], AttentionPlan] = {}
+        made: dict[tuple[bool, ...], _LayerPlan] = {}
         for reading in readings:
             if reading.key not in made:
-                made[reading.key] = self.planner.plan(reading.rows, reading.groups, chunks)
+                made[reading.key] = self._plan(reading, chunks)
         return [made[reading.key] for reading in readings]
+
+    def _plan(self, reading: Reading, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
+        own = [some for some in reading.selected if isinstance(some, SelectedRows)]
+        selected = chosen_on_device(own) if len(own) == len(reading.selected) else None
+        if selected is None:
+            plan = self.planner.plan(reading.rows, reading.groups, chunks)
+            return _LayerPlan(plan, reading.selected)
+        host = self.planner.host_work(reading.rows, reading.groups)
+        assert host is not None, "rows that decode have a work list"
+        device = self.pool.kv.device
+        work, choice = choose_on_device(host, selected, device)
+        tiles = self.planner.tile_rows
+        spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None
+        return _LayerPlan(AttentionPlan(len(reading.rows), work, spans), choice=choice)
 
     def _read(self, rows: Sequence[DecodeRow]) -> list[Reading]:
         """The readings of all layers; the same objects' groups as long as the same rows go on."""
@@ -197,17 +212,28 @@ class PagedAttention:
 
 
 @dataclass(frozen=True)
+class _LayerPlan:
+    """The plan of a layer, and what rows choose besides: on the device, in the plan's own list, or
+    by states that join.
+    """
+
+    plan: AttentionPlan
+    selected: "Sequence[SelectedRows | HostedRows]" = ()
+    choice: DeviceChoice | None = None
+
+
+@dataclass(frozen=True)
 class _OpsStep:
     """One operator call each for store, partial, merge and prefill."""
 
     attention: PagedAttention
-    layers: Sequence[tuple[Reading | None, AttentionPlan]]
+    layers: Sequence[_LayerPlan]
     slots: Tensor
     frame_positions: Tensor
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, chosen = self.attention, self.attention.implementation
-        reading, plan = self.layers[layer]
+        plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
@@ -227,11 +253,13 @@ class _OpsStep:
         if plan.work is not None:
             work = plan.work
             patch = places if work.mask_words.numel() else None
+            if choice is not None:
+                choice.fill(layer, q, chosen)
             states = partial_attention(
                 q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen
             )
             indptr = work.row_state_indptr
-            for selected in reading.selected if reading else ():
+            for selected in self.layers[layer].selected:
                 selected.join(layer, q, states, indptr)
             merge_states(states, indptr, out=out[:split], implementation=chosen)
         if new is not None:

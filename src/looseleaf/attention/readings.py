@@ -85,11 +85,7 @@ class SelectedRows:
         queries = q[self.rows]
         choice = self.policy.choose(layer, queries, self.candidates)
         state = attend_chosen(layer, queries, choice, self.candidates)
-        self.tally.add_(choice.counts.sum(-1))
-        summary = self.policy.summary
-        width = 0 if summary is None else summary.width * q.shape[-1]
-        itemsize = self.candidates.pool.kv.element_size()
-        self.looked.append((width + choice.looked) * itemsize)
+        self.count(choice.counts.sum(-1), choice.looked)
         if choice.join is None and any(row.measured for row in self.candidates.rows):
             others = self._others(states, row_state_indptr)
             everything = attend_chosen(
@@ -104,6 +100,14 @@ class SelectedRows:
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
         states.lse[place] = state.lse
+
+    def count(self, pages: Tensor, looked: int = 0) -> None:
+        """Count what one layer's choice read: ``pages`` of each row, and of the keys of a candidate
+        besides its summary so many numbers."""
+        self.tally.add_(pages)
+        pool, summary = self.candidates.pool, self.policy.summary
+        width = 0 if summary is None else summary.width * pool.kv.shape[5]
+        self.looked.append((width + looked) * pool.kv.element_size())
 
     def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
         """The lse of what each row reads in any case."""

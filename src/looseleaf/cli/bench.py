@@ -10,6 +10,7 @@ import click
 
 from looseleaf.cli.bench_index import index
 from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, relay
 from looseleaf.errors import InvalidOption
@@ -203,5 +204,5 @@ def _require_transformers() -> None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
-for _command in (hits, index, lazy, relay, tiers):
+for _command in (hits, index, lazy, relay, select, tiers):
     bench.add_command(_command)

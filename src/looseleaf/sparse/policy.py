@@ -51,6 +51,13 @@ class SparsePolicy:
         """What the scorer must know of every page."""
         return self.scorer.summary
 
+    @property
+    def vector_budget(self) -> tuple[int, int] | None:
+        """Pages of the sink and recent ones, if the choice is the pages with the largest products
+        of a query head and what is kept of a page; None if it is more than that."""
+        plain = self.summary is not None and self.group == "max" and self.budget.mass is None
+        return (self.budget.sink, self.budget.recent) if plain else None
+
     def limit(self, num_candidates: int, num_other: int) -> int:
         """See `Budget.limit`."""
         return self.budget.limit(num_candidates, num_other)

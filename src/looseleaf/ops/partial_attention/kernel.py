@@ -235,8 +235,10 @@ def partial_attention_triton(
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
         units = items * num_kv_heads
         # lists that nobody planned may hold pages that no row sees
-        if first_item is not None and hopper_attention.serves(
-            k_pages, rule, work.mask_words, slot_positions
+        if (
+            first_item is not None
+            and not tile.chosen
+            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
         ):
             from looseleaf.ops.hopper_attention.kernel import Grid, launch
 

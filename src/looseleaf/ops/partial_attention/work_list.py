@@ -15,7 +15,8 @@ class Tile:
     """What one launch of the kernel is compiled and sized for.
 
     ``block_m`` packed rows (entries × query heads of a KV head) by ``block_n`` keys. An item with
-    more rows than that is right, and slow.
+    more rows than that is right, and slow. Items of a ``chosen`` tile are filled on the device, so
+    that nobody knows how many pages they have, if any.
     """
 
     block_m: int
@@ -23,6 +24,7 @@ class Tile:
     num_warps: int
     num_stages: int
     programs_per_processor: int
+    chosen: bool = False
 
 
 @dataclass(frozen=True)

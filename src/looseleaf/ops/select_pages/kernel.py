@@ -28,7 +28,6 @@ def _threshold(scores, count, limit, BLOCK: tl.constexpr):
     o_digit = tl.arange(0, 256)
     found = limit * 0
     for step in tl.static_range(4):
-        shift: tl.constexpr = 24 - 8 * step
         counts = tl.zeros((256,), tl.int32)
         for start in range(0, count, BLOCK):
             ordinal = start + tl.arange(0, BLOCK)
@@ -36,12 +35,12 @@ def _threshold(scores, count, limit, BLOCK: tl.constexpr):
             # with the sign turned over, digits rise from 0
             key = _keys(scores, ordinal, matches) ^ SIGN
             if step > 0:
-                matches = matches & ((key >> (shift + 8)) == (found >> (shift + 8)))
-            counts += tl.histogram((key >> shift) & 255, 256, mask=matches)
+                matches = matches & ((key >> (32 - 8 * step)) == (found >> (32 - 8 * step)))
+            counts += tl.histogram((key >> (24 - 8 * step)) & 255, 256, mask=matches)
         above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
         here = (above < limit) & (above + counts >= limit)
         limit -= tl.sum(tl.where(here, above, 0), 0)
-        found |= tl.sum(tl.where(here, o_digit, 0), 0) << shift
+        found |= tl.sum(tl.where(here, o_digit, 0), 0) << (24 - 8 * step)
     return found ^ SIGN, limit
 
 
