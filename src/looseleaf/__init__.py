@@ -8,7 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, Select
+    from looseleaf.config import (
+        CacheConfig,
+        EngineConfig,
+        Fuse,
+        SchedulerConfig,
+        Select,
+        TierConfig,
+    )
     from looseleaf.engine.async_llm import AsyncLLM
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
