@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from looseleaf.engine.llm import LLM
 from looseleaf.evals.arms import EngineArm, Form, HostedArm
+from looseleaf.evals.one_by_one import MapReduceArm, MapRerankArm
 from looseleaf.evals.task import Arm, Task
 from looseleaf.evals.world import MAX_HOPS, CountTokens, count_words
 from looseleaf.evals.world_tasks import NeedleTask, RollCallTask, WorldTask
@@ -63,6 +64,8 @@ ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
     {
         "full": _full,
         "reuse": _reuse,
+        "map-reduce": MapReduceArm,
+        "map-rerank": MapRerankArm,
         "hosted": lambda llm, form: HostedArm(llm, 1.0, form=form),
         "graph": lambda llm, form: HostedArm(llm, 0.05, form=form),
         "ivf": lambda llm, form: HostedArm(llm, 0.05, kind="ivf", form=form),
