@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.blend import Candidates, Chase, Links, Question, Readers, Selector
+from looseleaf.blend import (
+    Candidates,
+    Chase,
+    Links,
+    Oracle,
+    Question,
+    Readers,
+    Selector,
+    deviation_over_layers,
+)
 from looseleaf.blend.received import attention_received
 from looseleaf.models import Decoder
 from looseleaf.rope import build_rotation, softmax_scale
@@ -152,6 +161,17 @@ class DenseBlend:
             chase = links.follow(self.candidates, chase, strength)
         return chase
 
+    def true_deviation(self) -> Tensor:
+        """Of every candidate from a full prefill of all documents and text, over all layers."""
+        at = self.candidates.positions
+        rows = self.rows(torch.arange(len(at)))
+        _, done = self.run(rows)
+        layers = [
+            (done.fresh[n][0][: len(at)], done.fresh[n][1][: len(at)], k[at], v[at])
+            for n, (k, v) in enumerate(zip(self.keys, self.values, strict=True))
+        ]
+        return deviation_over_layers(layers)
+
     def choose(self, selector: Selector, num_text: int | None = None) -> Tensor:
         """What a selector chooses that needs no row filter."""
         scores = torch.zeros(len(self.candidates))
@@ -159,4 +179,6 @@ class DenseBlend:
             scores = self.question_scores(selector, num_text)
         elif isinstance(selector, Links):
             scores = self.chase(selector, num_text).scores
+        elif isinstance(selector, Oracle):
+            scores = self.true_deviation()
         return selector.select(self.candidates, scores)

@@ -190,7 +190,7 @@ def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
     [
         ({"selector": "last"}, "unknown selector 'last'"),
         ({"selector": "all", "ratio": 0.5}, "takes no budget"),
-        ({"selector": "first", "ratio": 0.5}, "takes tokens"),
+        ({"selector": "ape", "ratio": 0.5}, "takes temperature or scale"),
         ({"selector": "links", "threshold": 0.5}, "takes ratio or tokens"),
         ({"selector": "random", "ratio": 0.5, "tokens": 3}, "give one of"),
         ({"selector": "random", "ratio": 1.5}, "ratio must be"),
@@ -206,7 +206,7 @@ def test_a_policy_without_meaning_is_refused(options: dict[str, Any], reason: st
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.25, 0.5])
-@pytest.mark.parametrize("selector", ["question", "links"])
+@pytest.mark.parametrize("selector", ["question", "links", "oracle"])
 def test_what_is_chosen_is_what_dense_attention_chooses(
     checkpoint: Folder, selector: Any, ratio: float
 ) -> None:

@@ -1,9 +1,11 @@
 """MapReduce and MapRerank: what they ask, and what becomes of the answers."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jaxtyping import config
 
 from looseleaf import LLM
 from looseleaf.engine.loading import reference_model
@@ -15,6 +17,14 @@ from looseleaf.evals.world import NO_ANSWER
 from looseleaf.evals.world_tasks import WorldTask
 
 RUNNER = Runner(Source("", ""))
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """A script may stand for an engine."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 class Scripted:
@@ -45,6 +55,7 @@ SCRIPT = {
 }
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_map_reduce_answers_from_the_answers_that_say_something() -> None:
     llm: Any = Scripted(SCRIPT)
     (answer,) = MapReduceArm(llm).answer([ITEM])
@@ -53,12 +64,14 @@ def test_map_reduce_answers_from_the_answers_that_say_something() -> None:
     assert {question for _, question in llm.asked} == {"Who?"}
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_map_rerank_takes_the_surest_answer_but_no_refusal() -> None:
     llm: Any = Scripted(SCRIPT)
     (answer,) = MapRerankArm(llm).answer([ITEM])
     assert answer.text == "Tolland."
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_where_all_decline_the_answer_declines() -> None:
     script = {("a",): (NO_ANSWER, -1.0), (NO_ANSWER,): (NO_ANSWER, -1.0)}
     item = Item("1", ("a",), "Who?", ("Mira.",))

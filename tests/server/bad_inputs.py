@@ -176,7 +176,21 @@ CHATS = [
     chat("a fuse that is a number", "fuse", fuse=0.15),
     chat("a ratio above 1", "fuse.ratio", fuse={"selector": "links", "ratio": 1.5}),
     chat("a ratio as text", "fuse.ratio", fuse={"selector": "links", "ratio": "15%"}),
-    chat("a ratio for a selector without one", "fuse", fuse={"selector": "first", "ratio": 0.1}),
+    chat("a ratio for a selector without one", "fuse", fuse={"selector": "ape", "ratio": 0.1}),
+    chat("a fuse for evaluation only", "fuse", fuse="oracle"),
+    chat("a scale of 0 for ape", "fuse.scale", fuse={"selector": "ape", "scale": 0}),
+    chat(
+        "documents at one place with text between them",
+        None,
+        fuse="ape",
+        messages=_user(
+            [
+                {"type": "document", "text": "x"},
+                {"type": "text", "text": "and"},
+                {"type": "document", "text": "y"},
+            ]
+        ),
+    ),
     chat("two budgets", "fuse", fuse={"selector": "links", "ratio": 0.1, "tokens": 9}),
     chat("negative tokens to fuse", "fuse.tokens", fuse={"selector": "first", "tokens": -1}),
     chat(

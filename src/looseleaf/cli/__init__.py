@@ -12,6 +12,10 @@ HOMES = {
     "ask": ("looseleaf.cli.ask:ask", "Answer QUESTION from documents."),
     "bench": ("looseleaf.cli.bench:bench", "Measure speed against a baseline in the same run."),
     "cache": ("looseleaf.cli.cache:cache", "Look after stored documents."),
+    "calibrate": (
+        "looseleaf.cli.calibrate:calibrate",
+        "Compare fuse policies of MODEL with full prefill, and propose one.",
+    ),
     "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
     "conformance": (
         "looseleaf.cli.conformance:conformance",

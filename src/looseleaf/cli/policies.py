@@ -6,12 +6,19 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from looseleaf.config import Fuse, FuseSelector, Revise, Select, SelectPolicy
+from looseleaf.config import (
+    EvaluatedSelector,
+    Fuse,
+    FuseSelector,
+    Revise,
+    Select,
+    SelectPolicy,
+)
 from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_WITHOUT_RATIO = ("none", "all", "first")
+_WITHOUT_RATIO = ("none", "all", "ape")
 
 
 def fuse_options(*, several: bool) -> Callable[[Command], Command]:
@@ -29,7 +36,7 @@ def fuse_options(*, several: bool) -> Callable[[Command], Command]:
         fuse = click.option(
             "--fuse",
             "selectors",
-            type=click.Choice(get_args(FuseSelector)),
+            type=click.Choice(get_args(EvaluatedSelector if several else FuseSelector)),
             multiple=True,
             help=f"which tokens of reused documents are computed again [default: none]{again}",
         )
@@ -42,7 +49,7 @@ def take_fuses(options: dict[str, Any]) -> list[Fuse]:
     """The policies that the flags ask for, every selector at every ratio; takes both out of
     ``options``.
     """
-    selectors: Sequence[FuseSelector] = options.pop("selectors")
+    selectors: Sequence[EvaluatedSelector] = options.pop("selectors")
     ratios: Sequence[float | None] = options.pop("ratios")
     free = [s for s in selectors if s not in _WITHOUT_RATIO]
     if ratios and not free:

@@ -10,7 +10,7 @@ from looseleaf.config.engine import (
     EngineConfig,
     SchedulerConfig,
 )
-from looseleaf.config.fuse import Fuse, FuseSelector
+from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Revise
@@ -23,6 +23,7 @@ __all__ = [
     "CpuKernels",
     "DType",
     "EngineConfig",
+    "EvaluatedSelector",
     "Fuse",
     "FuseSelector",
     "GroupRule",

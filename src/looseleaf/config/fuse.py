@@ -6,20 +6,25 @@ from typing import Any, Literal, get_args
 
 from looseleaf.config.option import require
 
-FuseSelector = Literal["none", "all", "first", "random", "deviation", "question", "links"]
+FuseSelector = Literal["none", "all", "first", "random", "deviation", "question", "links", "ape"]
 """Which tokens are computed again: none, all, the first of every document, a random control, those
 whose keys and values deviate, those that the question reads, or these and the chains behind
-them."""
+them. ``ape`` computes none: all documents stand at one place and are weighed as a whole."""
+
+EvaluatedSelector = Literal[FuseSelector, "oracle"]
+"""``oracle`` needs the full prefill that blending avoids: for evaluation only."""
 
 _BUDGETS = ("ratio", "tokens", "threshold")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "all": (),
-    "first": ("tokens", "balanced"),
+    "first": ("ratio", "tokens", "balanced"),
     "random": ("ratio", "tokens", "balanced"),
     "links": ("ratio", "tokens", "watched_share"),
     "deviation": (*_BUDGETS, "check_layers"),
     "question": (*_BUDGETS, "watched_share"),
+    "ape": ("temperature", "scale"),
+    "oracle": _BUDGETS,
 }
 """What each selector can be told; at most one of the budgets at a time."""
 
@@ -36,24 +41,28 @@ class Fuse:
     in their place and seen by this request only. How many: ``ratio``, a share of the tokens to
     choose from (default 0.15); or ``tokens``, a number, for ``first`` of each document (default
     16); or, for ``question`` and ``deviation``, ``threshold``, the score above which a token is
-    chosen. ``none`` and ``all`` take none of these. ``watched_share`` of the layers, the last ones,
-    tell what the question reads; ``check_layers``, from 1, rising, are where deviation is measured,
-    each leaving fewer tokens to the next. With ``balanced`` the budget is the least: it is raised
-    to what can be computed while the documents load from their tiers, so it depends on how fast
-    these are and where the documents happen to be; the report says what it was. Only for ``first``
-    and ``random``: the others choose by what they read, and wait for it. Raises InvalidOption.
+    chosen. ``none``, ``all`` and ``ape`` take none of these. ``watched_share`` of the layers, the
+    last ones, tell what the question reads; ``check_layers``, from 1, rising, are where deviation
+    is measured, each leaving fewer tokens to the next. With ``balanced`` the budget is the least:
+    it is raised to what can be computed while the documents load from their tiers, so it depends on
+    how fast these are and where the documents happen to be; the report says what it was. Only for
+    ``first`` and ``random``: the others choose by what they read, and wait for it. ``ape`` divides
+    scores of document tokens by ``temperature``, and multiplies the log-sum-exp of all of them by
+    ``scale``. Raises InvalidOption.
     """
 
-    selector: FuseSelector = "none"
+    selector: EvaluatedSelector = "none"
     ratio: float | None = None
     tokens: int | None = None
     threshold: float | None = None
     watched_share: float = 0.25
     check_layers: tuple[int, ...] = (2,)
     balanced: bool = False
+    temperature: float = 0.9
+    scale: float = 0.9
 
     def __post_init__(self) -> None:
-        known = get_args(FuseSelector)
+        known = get_args(EvaluatedSelector)
         require(
             self.selector in known, f"unknown selector {self.selector!r}: use {', '.join(known)}"
         )
@@ -74,10 +83,11 @@ class Fuse:
             len(layers) > 0 and list(layers) == sorted(set(layers)) and layers[0] >= 1,
             f"check_layers rise and begin at 1 or later, not {layers}",
         )
-        if not given and "ratio" in takes:
-            object.__setattr__(self, "ratio", _DEFAULT_RATIO)
-        elif not given and self.selector == "first":
+        require(self.temperature > 0 and self.scale > 0, "temperature and scale must be positive")
+        if not given and self.selector == "first":
             object.__setattr__(self, "tokens", _DEFAULT_FIRST)
+        elif not given and "ratio" in takes:
+            object.__setattr__(self, "ratio", _DEFAULT_RATIO)
 
     def settings(self) -> dict[str, Any]:
         """The selector and the values of all fields that it takes, as plain values."""
@@ -97,5 +107,8 @@ class Fuse:
         return [field.name for field in others if getattr(self, field.name) != field.default]
 
     def __str__(self) -> str:
-        given = [f"{n} {getattr(self, n):g}" for n in _BUDGETS if getattr(self, n) is not None]
+        told = [*_BUDGETS, *(n for n in self._stated() if n not in (*_BUDGETS, "check_layers"))]
+        given = [f"{n} {getattr(self, n):g}" for n in told if getattr(self, n) is not None]
+        if "check_layers" in self._stated():
+            given.append("layers " + " ".join(map(str, self.check_layers)))
         return ", ".join([self.selector, *given])

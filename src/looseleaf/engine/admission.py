@@ -146,15 +146,15 @@ class Admission:
                 return True
         return False
 
-    def _acquire_documents(self, sequence: Sequence) -> dict[int, DocumentSource]:
-        sources: dict[int, DocumentSource] = {}
+    def _acquire_documents(self, sequence: Sequence) -> dict[DocumentUse, DocumentSource]:
+        sources: dict[DocumentUse, DocumentSource] = {}
         for use in sequence.documents:
             found = self.store.find(use.key)
             if found is None:
-                sources[use.start] = "computed"
+                sources[use] = "computed"
             else:
                 use.segment = self.store.acquire(found)
-                sources[use.start] = "cached" if found.ready else "awaited"
+                sources[use] = "cached" if found.ready else "awaited"
         return sources
 
     def _release_documents(self, sequence: Sequence) -> None:
@@ -198,8 +198,8 @@ class Admission:
         coming = self.tiering.begin(sequence, missing.values())
         sequence.owned = [use for use in sequence.owned if use.key not in coming]
         for use in sequence.documents:
-            if use.key in coming and sources[use.start] == "computed":
-                sources[use.start] = "loaded"
+            if use.key in coming and sources[use] == "computed":
+                sources[use] = "loaded"
 
     def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
         """Full pages of a run; the prompt's last token is always computed, for its logits."""
@@ -239,14 +239,16 @@ class Admission:
         if self._in_flight.get(key) is sequence:
             del self._in_flight[key]
 
-    def _report(self, sequence: Sequence, sources: dict[int, DocumentSource]) -> ReuseReport:
-        first = {use.key: use.start for use in reversed(sequence.documents)}
+    def _report(
+        self, sequence: Sequence, sources: dict[DocumentUse, DocumentSource]
+    ) -> ReuseReport:
+        first = {use.key: use for use in reversed(sequence.documents)}
         now = time.perf_counter()
         documents = []
         for use in sequence.documents:
-            source = sources[use.start]
+            source = sources[use]
             # a document that stands in the prompt twice is computed, or loaded, once
-            if source in ("computed", "loaded") and first[use.key] != use.start:
+            if source in ("computed", "loaded") and first[use.key] is not use:
                 source = "cached"
             if use.seconds is None:
                 there = source == "cached" or use.num_tokens == 0
@@ -258,5 +260,5 @@ class Admission:
             tuple(documents),
             text_tokens=sum(run.num_tokens for run in sequence.runs),
             text_tokens_cached=sum(run.computed for run in sequence.runs),
-            fuse=sequence.fusion.fuse if sequence.fusion else None,
+            fuse=sequence.fuse_in_force,
         )

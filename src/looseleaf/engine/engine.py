@@ -88,7 +88,7 @@ class Engine:
         self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
-        limits = parts.max_model_len, shape.num_layers
+        limits = parts.max_model_len, shape
         self._intake = Intake(
             parts.tokenizer, self.grammars, self._admission, *limits, revisions, self.hosting.find
         )

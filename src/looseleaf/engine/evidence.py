@@ -14,7 +14,7 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
-from looseleaf.blend import Deviation, Links, Question, RowFilter, kv_deviation
+from looseleaf.blend import Deviation, Links, Oracle, Question, RowFilter, kv_deviation
 from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
@@ -37,11 +37,14 @@ class Evidence:
         if isinstance(selector, Deviation):
             positions = self._deviating(fusion, selector)
         else:
-            if isinstance(selector, Links):
+            if isinstance(selector, Oracle):
+                scores = self._true_deviation(fusion)
+            elif isinstance(selector, Links):
                 scores = self._chase(fusion, selector)
             else:
                 assert isinstance(selector, Question), "other selectors choose without evidence"
                 scores = self._question_scores(fusion, selector)
+            fusion.scores = scores
             positions = candidates.positions[selector.select(candidates, scores)].tolist()
         self.attention.pool.free(fusion.settle(positions))
 
@@ -133,6 +136,22 @@ class Evidence:
         self._gather(fusion, left)
         fusion.patched = True
         return left[selector.check_layers[-1]]
+
+    def _true_deviation(self, fusion: Fusion) -> Float[Tensor, " tokens"]:
+        """How far stored keys and values are from those of the full prefill, over all layers."""
+        everyone: list[int] = fusion.candidates.positions.tolist()
+        rows = fusion.pass_rows(everyone)
+        among = torch.from_numpy(np.searchsorted(rows.positions, everyone))
+        total = torch.zeros(len(everyone))
+
+        def measure(layer: int, hidden: Tensor) -> Tensor:
+            at = rows.positions[among.numpy()]
+            total.add_(self._deviations(fusion, layer, hidden[among.to(hidden.device)], at))
+            return hidden
+
+        tokens, step = self._step(fusion, rows, everyone)
+        self.model.forward(tokens, step, measure)
+        return total
 
     def _gather(self, fusion: Fusion, left: dict[int, list[int]]) -> None:
         """Bring the keys and values of the tokens that are left at the end to the beginning of the

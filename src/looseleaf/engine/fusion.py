@@ -23,6 +23,7 @@ from looseleaf.blend import (
     Everything,
     FirstK,
     Links,
+    Oracle,
     Question,
     RandomTokens,
     Selector,
@@ -53,7 +54,7 @@ class Fusion:
     over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
     ``num_pages`` while the sequence is admitted; with ``patched`` its keys and values are there
     once the tokens are chosen, and the pass has text only; ``stale`` tokens were chosen like
-    that in pages that are gone."""
+    that in pages that are gone. ``scores`` are the evidence's, kept for who wants to know."""
 
     fuse: Fuse
     selector: Selector
@@ -65,6 +66,7 @@ class Fusion:
     most: int
     positions: list[int] | None = None
     pages: list[int] = field(default_factory=list)
+    scores: torch.Tensor | None = None
     patched: bool = False
     stale: bool = False
     scheduled: int = 0
@@ -101,7 +103,7 @@ class Fusion:
     def num_evidence_rows(self) -> int:
         """About how many rows the passes have that tell which tokens to choose."""
         text = sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
-        return text + (self.most if isinstance(self.selector, Deviation) else 0)
+        return text + (self.most if isinstance(self.selector, Deviation | Oracle) else 0)
 
     @property
     def rows(self) -> FusedRows:
@@ -245,7 +247,7 @@ def make_fusion(
     blended = [
         n for n, part in enumerate(parts) if isinstance(part, DocumentUse) and not is_exact(part)
     ]
-    if fuse is None or fuse.selector == "none" or not blended:
+    if fuse is None or fuse.selector in ("none", "ape") or not blended:
         return None
     before, behind = list(parts[: blended[0]]), list(parts[blended[0] :])
     selector = make_selector(fuse)
@@ -288,7 +290,7 @@ def make_selector(fuse: Fuse) -> Selector:
         return Everything()
     if fuse.selector == "first":
         # that the first document is exact is known here better than by its being the first
-        return FirstK(fuse.tokens or 0, skip_first=False)
+        return FirstK(fuse.tokens or 0, share=fuse.ratio, skip_first=False)
     budget = Budget(fuse.ratio, fuse.tokens, fuse.threshold)
     if fuse.selector == "random":
         return RandomTokens(budget)
@@ -296,6 +298,8 @@ def make_selector(fuse: Fuse) -> Selector:
         return Deviation(budget, fuse.check_layers, _falling(len(fuse.check_layers)))
     if fuse.selector == "question":
         return Question(budget, fuse.watched_share)
+    if fuse.selector == "oracle":
+        return Oracle(budget)
     return Links(budget, watched_share=fuse.watched_share)
 
 

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from looseleaf.config import Fuse
+from looseleaf.config import Fuse, ModelConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.outputs import SelectReport
+from looseleaf.engine.placing import require_apart
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.engine.revision import Revisions
@@ -24,7 +25,7 @@ class Intake:
     grammars: GrammarCompiler
     admission: Admission
     max_model_len: int
-    num_layers: int
+    model: ModelConfig
     revisions: Revisions
     find_hosted: FindHosted = lambda key: None
 
@@ -39,23 +40,24 @@ class Intake:
                 f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
                 "or raise max_model_len"
             )
-        fuse = request.fuse
-        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= self.num_layers:
+        require_apart(request, self.model)
+        fuse, num_layers = request.fuse, self.model.num_layers
+        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= num_layers:
             raise InvalidOption(
-                f"check_layers {fuse.check_layers} go past the model's {self.num_layers} layers, "
-                f"0 to {self.num_layers - 1}: leave out those it does not have"
+                f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
+                f"0 to {num_layers - 1}: leave out those it does not have"
             )
         self._check_retrieval(request)
         select = request.select
-        if select and set(range(self.num_layers)) <= set(select.layers_read_densely):
+        if select and set(range(num_layers)) <= set(select.layers_read_densely):
             raise InvalidOption(
-                f"select would leave all {self.num_layers} layers of the model dense: give "
+                f"select would leave all {num_layers} layers of the model dense: give "
                 "dense_layers with fewer of them, or leave select out"
             )
-        if select and any(layer >= self.num_layers for layer in select.dense_layers or ()):
+        if select and any(layer >= num_layers for layer in select.dense_layers or ()):
             raise InvalidOption(
-                f"dense_layers {select.dense_layers} go past the model's {self.num_layers} layers, "
-                f"0 to {self.num_layers - 1}: leave out those it does not have"
+                f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
+                f"0 to {num_layers - 1}: leave out those it does not have"
             )
         balanced = self._balance(request)
         if balanced is not None:

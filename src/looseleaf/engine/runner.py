@@ -4,13 +4,14 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.attention.apart import Apart, ApartStep
 from looseleaf.attention.calibration import Shape, costs_of
 from looseleaf.attention.cost_model import CostModel
 from looseleaf.attention.groups import DecodeRow
@@ -126,7 +127,8 @@ class Runner:
         decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
-        if self.graphs is not None and not awaited:
+        apart = list(_rows_apart(work, decode, chunks))
+        if self.graphs is not None and not awaited and not apart:
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
@@ -134,6 +136,8 @@ class Runner:
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
         attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.asked))
+        if apart:
+            attend = ApartStep(self.attention, attend, apart, rows.asked)
         asked = None if rows.asked is None else rows.asked_on(self.model.device)
         if awaited:
             attend = _Following(attend, awaited)
@@ -165,6 +169,26 @@ def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
     read = [(1, row.position + 1) for row in decode]
     read += [(len(c.positions), c.positions[-1] + 1) for c in chunks]
     return count_pairs(read)
+
+
+def _rows_apart(
+    work: StepWork, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
+) -> Iterator[Apart]:
+    """The rows of a step that read their documents apart from text."""
+    found = []
+    for start, (sequence, row) in enumerate(zip(work.decode, decode, strict=False)):
+        if sequence.apart:
+            own = PrefillChunk([row.position], (*row.settled, row.tail))
+            found.append((start, sequence, own))
+    stop = len(decode)
+    for chunk, own in zip(work.chunks, chunks, strict=True):
+        start, stop = stop, stop + len(own.positions)
+        if chunk.sequence.apart and chunk.target is chunk.sequence.tail:
+            found.append((start, chunk.sequence, own))
+    for start, sequence, own in found:
+        fuse, rows = sequence.apart, range(start, start + len(own.positions))
+        assert fuse is not None
+        yield Apart(rows, own, sequence.spans_apart(), fuse.temperature, fuse.scale)
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:

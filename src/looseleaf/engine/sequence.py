@@ -16,10 +16,11 @@ from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
-from looseleaf.config import Select
+from looseleaf.config import Fuse, Select
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
+from looseleaf.engine.placing import reads_apart, starts_of
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.engine.revision import Revision
 from looseleaf.kv.hosted import HostedSegment
@@ -120,13 +121,15 @@ class Sequence:
         self.arrivals: Arrivals | None = None
         self.parts: list[TextRun | DocumentUse | HostedUse] = []
         self.owned: list[DocumentUse] = []
-        self.num_prompt_tokens = 0
+        self.num_prompt_tokens = request.num_tokens
+        self.apart: Fuse | None = request.fuse if reads_apart(request) else None
         self._settled: tuple[ReadSpan, ...] | None = None
         self._num_shared = 0
         retrieves = request.select is not None and request.select.policy == "retrieval"
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
-        for part in request.parts:
+        starts = starts_of(request.parts, together=self.apart is not None)
+        for start, part in zip(starts, request.parts, strict=True):
             if isinstance(part, DocumentPart):
                 if part.context_length not in contexts:
                     contexts[part.context_length] = self._context(
@@ -135,19 +138,16 @@ class Sequence:
                 key = keys.document(contexts[part.context_length], part.tokens)
                 hosted = find_hosted(key) if retrieves else None
                 if hosted is not None:
-                    self.parts.append(HostedUse(self.num_prompt_tokens, part, hosted))
+                    self.parts.append(HostedUse(start, part, hosted))
                 else:
-                    self.parts.append(DocumentUse(self.num_prompt_tokens, part, key))
+                    self.parts.append(DocumentUse(start, part, key))
                 # what stands behind was not computed from all of it
                 policy = repr(request.select).encode() if hosted is not None else b""
                 chain = keys.placed(chain, key, policy)
             else:
-                run = TextRun(
-                    self.num_prompt_tokens, list(part.tokens), chain, num_shared=part.num_shared
-                )
+                run = TextRun(start, list(part.tokens), chain, num_shared=part.num_shared)
                 self.parts.append(run)
                 chain = run.end_key(keys, page_size)
-            self.num_prompt_tokens += len(part.tokens)
         tail = self.parts[-1]
         assert isinstance(tail, TextRun), "a prompt ends with text"
         self.tail = tail
@@ -156,6 +156,8 @@ class Sequence:
         self.fusion = make_fusion(request.fuse, pooled, page_size)
         self._select = request.select or Select("all")
         self._hosted: tuple[HostedRead, ...] | None = None
+        # what the tail's tokens read is no other prompt's
+        tail.fused = tail.fused or self.apart is not None
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
@@ -205,7 +207,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output."""
-        return self.tail.start + self.tail.num_tokens
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def num_computed(self) -> int:
@@ -238,12 +240,12 @@ class Sequence:
         self.tail.tokens.pop()
 
     def spans_before(self, run: TextRun) -> tuple[ReadSpan, ...]:
-        """All parts before ``run``, whole."""
+        """All parts before ``run``, whole; without documents that are read apart."""
         spans = []
         for part in self.parts:
             if part is run:
                 break
-            if isinstance(part, HostedUse):
+            if isinstance(part, HostedUse) or (self.apart and isinstance(part, DocumentUse)):
                 continue
             spans.append(
                 part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens)
@@ -265,7 +267,7 @@ class Sequence:
             self._hosted = self.hosted_before(self.tail)
         tail = self.tail
         own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
-        position = self.num_tokens - 1
+        position = tail.start + tail.num_tokens - 1
         if self.policy is not None and self.num_tokens > self._select.dense_below:
             # the newest token's page is not full before it is stored
             sealed = (tail.num_tokens - 1) // self.page_size
@@ -319,6 +321,15 @@ class Sequence:
         return all(use.segment is not None and use.segment.ready for use in self.documents) and all(
             run.computed == run.num_tokens for run in before if isinstance(run, TextRun)
         )
+
+    def spans_apart(self) -> tuple[ReadSpan, ...]:
+        """The documents, where they are read apart."""
+        return tuple(use.span() for use in self.documents if use.num_tokens) if self.apart else ()
+
+    @property
+    def fuse_in_force(self) -> Fuse | None:
+        """The policy by which this sequence's documents meet; None for plain reuse."""
+        return self.fusion.fuse if self.fusion else self.apart
 
     def private_pages(self) -> list[int]:
         """Pages that no segment owns."""

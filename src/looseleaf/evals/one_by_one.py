@@ -26,10 +26,10 @@ class OneByOne:
         singles = [
             Item(item.key, documents, item.question, item.answers, item.max_tokens, item.before)
             for item in items
-            for documents in ([(text,) for text in item.documents] or [()])
+            for documents in _alone(item)
         ]
         found = iter(self._ask(singles))
-        return [[next(found) for _ in item.documents or [()]] for item in items]
+        return [[next(found) for _ in _alone(item)] for item in items]
 
     def _ask(self, items: Sequence[Item]) -> list[RequestOutput]:
         params = [
@@ -77,6 +77,12 @@ class MapRerankArm(OneByOne):
 def declines(text: str) -> bool:
     """Whether an answer says that there is none, in the words of the generated world."""
     return NO_ANSWER in text
+
+
+def _alone(item: Item) -> list[tuple[str, ...]]:
+    """Each document by itself; none at all, if there is none."""
+    none: tuple[str, ...] = ()
+    return [(text,) for text in item.documents] or [none]
 
 
 def _rank(output: RequestOutput) -> tuple[bool, float]:

@@ -28,6 +28,12 @@ class FuseInput(Strict):
     balanced: bool | None = Field(
         None, description="Raise the budget to what can be computed while the documents load."
     )
+    temperature: float | None = Field(
+        None, gt=0, le=100, description="For `ape`: what scores of document tokens are divided by."
+    )
+    scale: float | None = Field(
+        None, gt=0, le=100, description="For `ape`: what their log-sum-exp is multiplied by."
+    )
 
 
 FusePolicy = FuseSelector | FuseInput

@@ -1,0 +1,93 @@
+"""``looseleaf calibrate``: which tokens to compute again, for a model and one's own documents."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from looseleaf.cli.documents import read_documents
+from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
+from looseleaf.config import FuseSelector
+from looseleaf.errors import InvalidOption
+
+_CHOSEN = ("first", "question", "links", "deviation")
+_WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-d", "--document", "names", multiple=True, metavar="FILE", help="file or folder")
+@click.option("-q", "--question", "questions", multiple=True, help="may be repeated")
+@click.option(
+    "--questions",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="a text file with a question a line",
+)
+@click.option(
+    "--fuse",
+    "selectors",
+    multiple=True,
+    type=click.Choice(_WITH_RATIO),
+    help=f"[default: {_CHOSEN}]",
+)
+@click.option("--ratio", "ratios", multiple=True, type=float, help="[default: 0.05 to 0.3]")
+@click.option(
+    "--tolerance",
+    default=0.02,
+    show_default=True,
+    help="share of answers that may differ from full prefill's",
+)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="CSV file")
+@section_options(*ENGINE_SECTIONS)
+def calibrate(
+    model: str | None,
+    names: tuple[str, ...],
+    questions: tuple[str, ...],
+    file: Path | None,
+    **options: Any,
+) -> None:
+    """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
+    propose the cheapest that stays within the tolerance.
+
+    Selectors that look at layers are tried on several first."""
+    selectors = options.pop("selectors") or _CHOSEN
+    ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
+    tolerance, output = options.pop("tolerance"), options.pop("output")
+    if not all(0 < ratio <= 1 for ratio in ratios) or not 0 <= tolerance < 1:
+        raise InvalidOption("ratios are above 0 and at most 1, the tolerance from 0 to below 1")
+    lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    asked = [*questions, *(line.strip() for line in lines if line.strip())]
+    documents = read_documents(names)
+
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows
+    from looseleaf.engine.llm import LLM
+    from looseleaf.evals.calibration import Calibration, as_rows, propose
+
+    name = Path(model).name if model else "reference"
+    calibration = Calibration(LLM(model, **given(options)), name, documents, asked)
+    click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
+    rows = calibration.sweep(selectors, ratios, _show)
+    if output is not None:
+        append_rows(output, as_rows(rows), describe_origin())
+    chosen = propose(rows, tolerance)
+    if chosen is None:
+        click.echo(f"nothing stays within {tolerance:.0%}: take full prefill, or a higher --ratio")
+        return
+    fuse, row = chosen
+    click.echo(f"proposed: {json.dumps(fuse.settings())}, at {row.cost:.1%} of the full prefill")
+
+
+def _show(row: Any) -> None:
+    numbers = row.agreement, row.text_deviation, row.deviation_left, row.recomputed, row.cost
+    agree, *others = (f"{number:.1%}" for number in numbers)
+    named = [row.selector, row.ratio and f"ratio {row.ratio:g}"]
+    named += [row.watched_share and f"last {row.watched_share:.3g}"]
+    named += [row.check_layers and f"layer {row.check_layers}"]
+    click.echo(_line(", ".join(filter(None, named)), agree, f"{row.kl:.4f}", *others))
+
+
+def _line(policy: str, *columns: str) -> str:
+    return policy.ljust(34) + "".join(column.rjust(9) for column in columns)

@@ -1,0 +1,168 @@
+"""APE: documents at one place, read apart from text, tempered and scaled."""
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from looseleaf import LLM, Fuse, SamplingParams
+from looseleaf.config import Select
+from looseleaf.engine.llm import make_config
+from looseleaf.engine.loading import load_engine
+from looseleaf.engine.request import Part, PromptParts, Request
+from looseleaf.errors import InvalidOption
+from looseleaf.models import Decoder
+from looseleaf.rope import rope_frequencies, softmax_scale
+from looseleaf.testing.scene import turned_at
+from tests.checkpoints import FAMILIES
+from tests.engine.fused import LEAD, PARAMS, Blended, blend, blend_all, same
+from tests.engine.harness import TOLERANCE, Folder, Recorder, document, make_llm, words, worst
+
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+APE = Fuse("ape", temperature=0.8, scale=0.7)
+UNION = Fuse("ape", temperature=1.0, scale=1.0)
+DOCUMENTS = [document(1, 23), document(3, 19), document(2, 5)]
+PROMPT: list[Part] = [LEAD, *DOCUMENTS, words(2, 21)]
+
+
+class _Dense:
+    """An attention object over all tokens at once, by the definition; every document stands
+    directly behind the lead, where it was encoded, so there is one frame for all."""
+
+    def __init__(self, decoder: Decoder, parts: PromptParts, num_output: int, fuse: Fuse) -> None:
+        self.config, self.fuse = decoder.config, fuse
+        self.frequencies = rope_frequencies(self.config.rope).inverse
+        self.scale = softmax_scale(self.config.rope)
+        lead, *documents, tail = parts
+        lengths = [len(part.tokens) for part in documents]
+        behind = len(lead.tokens) + max(lengths)
+        spans = [range(len(lead.tokens))]
+        spans += [range(len(lead.tokens), len(lead.tokens) + n) for n in lengths]
+        spans += [range(behind, behind + len(tail.tokens) + num_output)]
+        self.at = torch.tensor([place for span in spans for place in span])
+        # 0 for text, and a number for each document
+        numbers = [0, *range(1, len(documents) + 1), 0]
+        self.of = torch.tensor([n for n, span in zip(numbers, spans, strict=True) for _ in span])
+        self.is_tail = (self.of == 0) & (self.at >= behind)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rotation = self.frequencies, self.config.rope.interleaved
+        group = self.config.num_qo_heads // self.config.num_kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum(
+            "qhd,khd->hqk", turned_at(q, self.at, *rotation), turned_at(k, self.at, *rotation)
+        )
+        scores = scores * self.scale
+        causal = self.at[:, None] >= self.at
+        if window := self.config.window(layer):
+            causal &= self.at[:, None] - self.at < window
+        text = causal & (self.of == 0)
+        own = causal & (self.of[:, None] == self.of) & (self.of > 0)
+        other = causal & self.is_tail[:, None] & (self.of > 0)
+        one = scores.masked_fill(~(text | own), -torch.inf)
+        two = (scores / self.fuse.temperature).masked_fill(~other, -torch.inf)
+        lse = torch.stack((one.logsumexp(-1), two.logsumexp(-1) * self.fuse.scale))
+        share = lse.softmax(0)[..., None]
+        weights = share[0] * one.softmax(-1) + share[1] * two.softmax(-1).nan_to_num(0.0)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def assert_as_defined(llm: LLM, answer: Blended, fuse: Fuse) -> None:
+    decoder, output = llm.engine.runner.model, list(answer.output.token_ids)
+    tokens = [token for part in answer.parts for token in part.tokens] + output
+    hidden = decoder.forward(torch.tensor(tokens), _Dense(decoder, answer.parts, len(output), fuse))
+    expected = decoder.logits(hidden)[-len(output) - 1 : -1]
+    assert worst(answer.logits, expected) <= TOLERANCE
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("fuse", [APE, UNION], ids=str)
+def test_an_answer_is_what_the_dense_definition_says(
+    checkpoint: Folder, family: str, fuse: Fuse
+) -> None:
+    """In one chunk or many, on the CPU's own path."""
+    for options in ({}, {"max_num_batched_tokens": 9, "max_num_seqs": 4}):
+        llm = make_llm(checkpoint(family), **options)
+        assert_as_defined(llm, blend(llm, PROMPT, fuse), fuse)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_every_implementation_reads_apart_alike(checkpoint: Folder, implementation: Any) -> None:
+    prompt = PROMPT if implementation == "reference" else ["a", document(1, 4), document(2, 3), "?"]
+    params = replace(PARAMS, max_tokens=2)
+    llm = make_llm(checkpoint("llama"))
+    expected = blend(llm, prompt, APE, params)
+    config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 96})
+    llm.engine = load_engine(checkpoint("llama"), config, implementation=implementation)
+    llm.engine.runner = Recorder(llm.engine.runner)  # type: ignore[assignment]
+    same(blend(llm, prompt, APE, params), expected)
+
+
+def test_the_order_of_the_documents_says_nothing(checkpoint: Folder) -> None:
+    """They all stand at one place, behind the text before them."""
+    llm = make_llm(checkpoint("llama"))
+    expected = blend(llm, PROMPT, APE)
+    assert len({d.offset for d in expected.output.reuse.documents}) == 1
+    for order in permutations(DOCUMENTS):
+        same(blend(llm, [LEAD, *order, PROMPT[-1]], APE), expected)
+
+
+def test_temperature_and_scale_each_have_an_effect(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    fuses = [
+        UNION,
+        Fuse("ape", temperature=0.8, scale=1.0),
+        Fuse("ape", temperature=1.0, scale=0.7),
+    ]
+    first = [blend(llm, PROMPT, fuse).logits[0] for fuse in [*fuses, APE]]
+    for n, one in enumerate(first):
+        assert all(worst(one, other) > 10 * TOLERANCE for other in first[:n])
+
+
+def test_one_document_at_its_place_as_it_is_equals_plain_reuse(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    prompt = [LEAD, DOCUMENTS[0], words(2, 21)]
+    same(blend(llm, prompt, UNION), blend(llm, prompt, None))
+    same(blend(llm, words(1, 30), APE), blend(llm, words(1, 30), None))
+
+
+def test_batch_mates_and_history_change_nothing_and_no_text_is_taken_for_a_prefix(
+    checkpoint: Folder,
+) -> None:
+    asked = [(PROMPT, APE), (PROMPT, None), (PROMPT, Fuse("links", ratio=0.3)), (PROMPT, UNION)]
+    alone = [blend(make_llm(checkpoint("qwen3")), *one) for one in asked]
+    llm = make_llm(checkpoint("qwen3"))
+    for _ in range(2):
+        for mine, expected in zip(blend_all(llm, asked), alone, strict=True):
+            same(mine, expected)
+
+
+def test_a_request_that_makes_room_answers_the_same(checkpoint: Folder) -> None:
+    long = replace(PARAMS, max_tokens=40)
+    asked = [([LEAD, document(1, 23), document(n, 19), words(n, 9)], APE) for n in (2, 3, 4)]
+    alone = [blend(make_llm(checkpoint("llama")), *one, long) for one in asked]
+    llm = make_llm(checkpoint("llama"), num_pages=20)
+    for mine, expected in zip(blend_all(llm, asked, long), alone, strict=True):
+        same(mine, expected)
+    assert llm.engine.counters.preemptions > 0
+
+
+def test_the_report_names_the_policy_and_the_common_place(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    reuse = blend(llm, PROMPT, APE).output.reuse
+    assert reuse.fuse == APE and str(APE) == "ape, temperature 0.8, scale 0.7"
+    assert reuse.document_tokens_recomputed == 0
+    assert blend(llm, words(1, 30), APE).output.reuse.fuse is None
+
+
+def test_what_has_no_meaning_is_refused_with_the_reason(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"))
+    with pytest.raises(InvalidOption, match="no text can stand between"):
+        llm.generate([[LEAD, DOCUMENTS[0], "and", DOCUMENTS[1], "?"]], PARAMS, fuse=APE)
+    parts = llm.engine.prompts.from_parts(PROMPT)
+    with pytest.raises(InvalidOption, match="leave one of them out"):
+        llm.engine.add(Request("a", parts, SamplingParams(), fuse=APE, select=Select("quest")))
+    assert not llm.engine.has_work
