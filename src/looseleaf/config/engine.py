@@ -91,6 +91,14 @@ class EngineConfig:
         "what grouping and splitting are chosen by on a GPU: built-in (costs of an H200), or "
         "measured (at the first start with a shape, then kept on disk)",
     )
+    canary_share: float = option(
+        0.0,
+        "share of the requests with a fuse policy whose answers are compared with full prefill's, "
+        "in the background",
+    )
+    canary_bound: float = option(
+        0.95, "share of those answers that must agree; below it, ratios of fuse policies are raised"
+    )
     seed: int = option(0, "where the random draws of requests without a seed start")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -100,6 +108,8 @@ class EngineConfig:
         require(
             self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive"
         )
+        require(0 <= self.canary_share <= 1, "canary_share must be from 0 to 1")
+        require(0 <= self.canary_bound <= 1, "canary_bound must be from 0 to 1")
         require(
             self.dtype in ("auto", "float32", "float16", "bfloat16"),
             f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",

@@ -37,7 +37,7 @@ class Books:
                 if output.request.metrics.admitted is None:
                     output.request.mark_admitted()
                     self.documents.note_admission(sequence, report)
-                    if not sequence.warms:
+                    if not sequence.warms and not output.request.request.canary:
                         self.counters.count_reuse(report)
                 output.reuse = report
             else:
@@ -100,7 +100,7 @@ class Books:
 
     def book_end(self, progress: RequestProgress) -> None:
         """How a request ended."""
-        if progress.request.warms:
+        if progress.request.warms or progress.request.canary:
             return
         again = (sum(output.sequence.recomputed()) for output in progress.outputs)
         self.counters.document_tokens_recomputed += sum(again)

@@ -14,6 +14,7 @@ from torch import Tensor
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.books import Books
+from looseleaf.engine.canary import Canary
 from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
@@ -82,6 +83,7 @@ class Engine:
         calls = self.warm, self.abort
         self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
         self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
+        self._canary = Canary(parts.config, self._books.counters)
         self.tiers = parts.tiers
         self._tiering = make_tiering(parts.tiers, self.store, parts.runner)
         prefixes = parts.config.cache.prefix_caching
@@ -113,7 +115,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self._scheduler.has_work or self.hosting.has_work
+        return self._scheduler.has_work or self.hosting.has_work or self._canary.has_work
 
     def knows(self, request_id: str) -> bool:
         """Whether the request was added and has not ended."""
@@ -143,11 +145,11 @@ class Engine:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
         number = next(self._warm_numbers if request.warms else self._numbers)
-        progress = self._intake.take(request, self.config.seed + number)
+        progress = self._intake.take(self._canary.adjusted(request), self.config.seed + number)
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
-        self.counters.requests += not request.warms
+        self.counters.requests += not (request.warms or request.canary)
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
@@ -200,6 +202,7 @@ class Engine:
         before = replace(plan)
         changed = self._expire(begun)
         self.hosting.step()
+        self._canary.start(self.add, len(self._scheduler.waiting))
         launched = self._take_ahead() or self._launch_next(changed)
         if launched is not None:
             self._finish(launched, changed)
@@ -374,6 +377,7 @@ class Engine:
             progress.mark_finished()
             self._requests.pop(name, None)
             self._books.book_end(progress)
+            self._canary.ended(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
         """End a request that cannot be admitted though nobody else runs."""

@@ -62,7 +62,7 @@ class Intake:
         balanced = self._balance(request)
         if balanced is not None:
             request = replace(request, fuse=balanced[0])
-        progress = RequestProgress(request)
+        progress = RequestProgress(request, seed)
         if select and select.policy != "all":
             progress.select = SelectReport(select)
         for index in range(request.params.n):

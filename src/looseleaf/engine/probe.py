@@ -52,7 +52,7 @@ def probe(
     progress = engine.add(request)
     try:
         sequence = progress.outputs[0].sequence
-        values = torch.empty(0)
+        values = torch.empty(0, 0, 0, 0)
         while not progress.finished:
             engine.step()
             if not len(values) and sequence.phase is Phase.DECODE:

@@ -37,6 +37,11 @@ class OutputProgress:
     def finished(self) -> bool:
         return self.stop.finish is not None
 
+    @property
+    def answer(self) -> tuple[int, ...]:
+        """The tokens so far."""
+        return tuple(self.token_ids)
+
     def push(self, token: int, logprobs: tuple[TokenLogprob, ...] | None) -> None:
         """Take the next token; the sequence grows unless the output ends with it."""
         self.token_ids.append(token)
@@ -89,9 +94,10 @@ class OutputProgress:
 
 @dataclass(eq=False)
 class RequestProgress:
-    """A request with its ``n`` outputs."""
+    """A request with its ``n`` outputs; ``seed`` is for one that names none."""
 
     request: Request
+    seed: int = 0
     outputs: list[OutputProgress] = field(default_factory=list)
     preempted_tokens: int = 0
     error: LooseleafError | None = None

@@ -111,7 +111,8 @@ class Request:
     DeadlineExceeded. ``warms`` requests end as soon as their prompt is stored, and have no output.
     ``fuse`` says which tokens of its documents are computed again; None is plain reuse. ``select``
     says which keys its decoding rows read; None is all. ``revise`` says how many earlier rows go on
-    to read with the newest; None is none. Raises InvalidOption for what has no meaning together.
+    to read with the newest; None is none. A ``canary`` checks another one's answer. Raises
+    InvalidOption for what has no meaning together.
     """
 
     request_id: str
@@ -123,6 +124,7 @@ class Request:
     fuse: Fuse | None = None
     select: Select | None = None
     revise: Revise | None = None
+    canary: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not 0.0 < self.deadline < math.inf:

@@ -19,7 +19,9 @@ class EngineCounters:
     What a prompt found is counted once a request, when it is first admitted: tokens of text, those
     of them that were an exact prefix, and documents with their tokens by where they came from.
     ``document_tokens_recomputed`` are those that requests computed again, for every output that
-    did, counted when the request ends.
+    did, counted when the request ends. ``canaries`` are answers of theirs that were compared with
+    full prefill's, ``canaries_agreed`` those that were the same; ``canary_raises`` counts how often
+    ratios were raised since. The canaries' own work is in ``steps`` and in both sums of tokens.
     ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
     serve several rows, ``grouped_rows`` how many. Rows of requests that choose what they read read
     ``pages_read`` of the ``pages_held``, counted once a layer and KV head.
@@ -45,6 +47,9 @@ class EngineCounters:
     document_tokens_awaited: int = 0
     document_tokens_loaded: int = 0
     document_tokens_recomputed: int = 0
+    canaries: int = 0
+    canaries_agreed: int = 0
+    canary_raises: int = 0
     items: int = 0
     grouped_items: int = 0
     grouped_rows: int = 0

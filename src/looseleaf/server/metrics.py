@@ -132,6 +132,12 @@ class _EngineCollector:
             "Document tokens computed again for one output, by its fuse policy.",
             sums.document_tokens_recomputed,
         )
+        for name, text in (
+            ("canaries", "Answers of fused requests that were compared with full prefill's."),
+            ("canaries_agreed", "Those of them that were the same."),
+            ("canary_raises", "How often ratios were raised because too few agreed."),
+        ):
+            yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
         words = CounterMetricFamily(
             "looseleaf_text_tokens", "Tokens of text, at admission.", labels=["source"]
         )

@@ -1,0 +1,118 @@
+"""The canary: some requests that blend their documents are answered once more by full prefill, and
+where too many answers differ, ratios are raised.
+
+In the background: such a request is added when nobody waits, one at a time, and its answer goes
+nowhere. It draws with the same parameters and the same seed, so that a difference is one of the
+models' distributions."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from looseleaf.config import EngineConfig
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.request import Request, TextPart
+from looseleaf.engine.stats import EngineCounters
+from looseleaf.errors import LooseleafError
+
+WINDOW = 10
+"""So many answers are looked at before ratios are raised, and again afterwards."""
+
+RAISE = 1.5
+_MOST_PENDING = 16
+
+
+@dataclass(frozen=True)
+class _Case:
+    request: Request
+    answer: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Canary:
+    """What one engine knows of its blends' answers; ``factor`` is what their ratios and numbers of
+    tokens are multiplied by."""
+
+    config: EngineConfig
+    counters: EngineCounters
+    factor: float = 1.0
+    _owed: float = 0.0
+    _running: _Case | None = None
+    _pending: deque[_Case] = field(default_factory=deque)
+    _recent: list[bool] = field(default_factory=list)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an answer waits to be checked."""
+        return bool(self._pending)
+
+    def adjusted(self, request: Request) -> Request:
+        """The request with the budget that its policy has by now."""
+        fuse = request.fuse
+        if self.factor == 1.0 or fuse is None:
+            return request
+        if fuse.ratio is not None:
+            fuse = replace(fuse, ratio=min(1.0, fuse.ratio * self.factor))
+        elif fuse.tokens is not None:
+            fuse = replace(fuse, tokens=math.ceil(fuse.tokens * self.factor))
+        return replace(request, fuse=fuse)
+
+    def ended(self, progress: RequestProgress) -> None:
+        """A request has ended: one to be checked, or the check of one."""
+        if progress.request.canary:
+            self._settle(progress)
+        elif self._is_asked_for(progress):
+            self._pending.append(_Case(self._again(progress), progress.outputs[0].answer))
+
+    def start(self, add: Callable[[Request], object], waiting: int) -> None:
+        """Add the next request to be checked, if nobody waits and no other canary runs."""
+        if waiting or self._running is not None or not self._pending:
+            return
+        self._running = self._pending.popleft()
+        try:
+            add(self._running.request)
+        except LooseleafError:
+            # as text alone it may be too much for the pool
+            self._running = None
+
+    def _is_asked_for(self, progress: RequestProgress) -> bool:
+        sequence = progress.outputs[0].sequence
+        finish = progress.outputs[0].stop.finish
+        if sequence.fuse_in_force is None or progress.error is not None or not finish:
+            return False
+        if finish.reason == "abort":
+            return False
+        self._owed += self.config.canary_share
+        if self._owed < 1.0 or len(self._pending) >= _MOST_PENDING:
+            return False
+        self._owed -= 1.0
+        return True
+
+    def _again(self, progress: RequestProgress) -> Request:
+        request = progress.request
+        seed = progress.seed if request.params.seed is None else request.params.seed
+        return replace(
+            request,
+            request_id=f"(canary of {request.request_id})",
+            parts=(TextPart(tuple(request.token_ids)),),
+            params=replace(request.params, n=1, seed=seed, logprobs=None),
+            deadline=None,
+            fuse=None,
+            canary=True,
+        )
+
+    def _settle(self, progress: RequestProgress) -> None:
+        case, self._running = self._running, None
+        if case is None or progress.error is not None:
+            return
+        agrees = progress.outputs[0].answer == case.answer
+        self.counters.canaries += 1
+        self.counters.canaries_agreed += agrees
+        self._recent.append(agrees)
+        if len(self._recent) < WINDOW:
+            return
+        if sum(self._recent) < self.config.canary_bound * WINDOW:
+            self.factor *= RAISE
+            self.counters.canary_raises += 1
+        self._recent.clear()

@@ -1,0 +1,107 @@
+"""The canary: fused answers checked against full prefill; ratios rise where they differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from looseleaf import LLM, Fuse, SamplingParams
+from looseleaf.engine.canary import RAISE, WINDOW
+from looseleaf.engine.llm import make_config
+from looseleaf.engine.request import Part
+from looseleaf.errors import InvalidOption
+from tests.engine.harness import Folder, assert_idle, document, make_llm, words
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+# unlike a random model's likeliest tokens, drawn ones depend on what documents say
+PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
+
+
+def ask(llm: LLM, number: int, fuse: Fuse | None, params: SamplingParams = PARAMS) -> Any:
+    """One question about two documents; then all that is left to do in the background."""
+    prompt: Sequence[Part] = [words(1, 9), document(number), document(number + 100), words(3, 6)]
+    (output,) = llm.generate([prompt], params, fuse=fuse)
+    while llm.engine.has_work:
+        llm.engine.step()
+        llm.engine.check()
+    assert_idle(llm)
+    return output
+
+
+@pytest.mark.parametrize("params", [GREEDY, PARAMS])
+def test_full_prefill_agrees_with_itself_however_tokens_are_drawn(
+    checkpoint: Folder, params: SamplingParams
+) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0)
+    for number in range(3):
+        ask(llm, number, Fuse("all"), params)
+    sums = llm.engine.counters
+    assert (sums.canaries, sums.canaries_agreed, sums.canary_raises) == (3, 3, 0)
+    # it is nobody's request, and finds nothing that counts
+    assert sums.requests == sums.finished == 3
+    assert sums.documents_computed == 6 and sums.text_tokens < 200
+
+
+def test_ratios_rise_until_enough_answers_agree(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0, canary_bound=0.9)
+    fuse, sums = Fuse("random", ratio=0.3), llm.engine.counters
+    ratios, agreed = [], []
+    for window in range(4):
+        before = sums.canaries_agreed
+        told = [ask(llm, 10 * window + n, fuse).reuse.fuse.ratio for n in range(WINDOW)]
+        assert len(set(told)) == 1
+        ratios.append(told[0])
+        agreed.append((sums.canaries_agreed - before) / WINDOW)
+    assert ratios[0] == 0.3 and agreed[0] < 0.9
+    for n in range(3):
+        factor = RAISE if agreed[n] < 0.9 else 1.0
+        assert ratios[n + 1] == pytest.approx(min(1.0, ratios[n] * factor))
+    # what is computed again more often is right more often
+    assert agreed[-1] >= 0.9 and ratios[-1] > 0.3 * RAISE
+    assert sums.canary_raises == sum(share < 0.9 for share in agreed)
+
+
+def test_numbers_of_tokens_rise_as_well(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0, canary_bound=1.0)
+    told = [ask(llm, number, Fuse("first", tokens=1)).reuse for number in range(WINDOW + 1)]
+    assert [told[0].fuse.tokens, told[-1].fuse.tokens] == [1, 2]
+    assert told[-1].document_tokens_recomputed == 2 * told[0].document_tokens_recomputed
+
+
+@pytest.mark.parametrize(("share", "checked"), [(0.0, 0), (0.25, 1), (0.5, 3), (1.0, 6)])
+def test_as_many_answers_are_checked_as_asked_for(
+    checkpoint: Folder, share: float, checked: int
+) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=share)
+    for number in range(6):
+        ask(llm, number, Fuse("first", tokens=2), GREEDY)
+        ask(llm, number, None, GREEDY)
+    assert llm.engine.counters.canaries == checked
+
+
+def test_no_canary_is_added_while_somebody_waits(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0, max_num_seqs=1)
+    engine, running, waiting = llm.engine, [], []
+    start = engine._canary.start
+
+    def listen(add: Any, left: int) -> None:
+        def heard(request: Any) -> Any:
+            running.append(request.request_id)
+            waiting.append(left)
+            return add(request)
+
+        start(heard, left)
+
+    engine._canary.start = listen  # type: ignore[method-assign]
+    prompts = [[words(1, 9), document(n), document(n + 1), "?"] for n in range(4)]
+    llm.generate(prompts, GREEDY, fuse=Fuse("first", tokens=2))
+    while engine.has_work:
+        engine.step()
+    assert len(running) == 4 and set(waiting) == {0}
+    assert engine.counters.canaries == 4
+
+
+@pytest.mark.parametrize("option", ["canary_share", "canary_bound"])
+def test_a_share_is_a_share(option: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{option} must be from 0 to 1"):
+        make_config({option: 1.5})

@@ -1,0 +1,94 @@
+"""Calibration: what it measures, on documents whose truth is known, and what it proposes."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from looseleaf import LLM, Document, Fuse
+from looseleaf.cli.calibrate import calibrate
+from looseleaf.engine.loading import reference_model
+from looseleaf.errors import InvalidRequest
+from looseleaf.evals.calibration import Calibrated, Calibration, propose
+
+TEXTS = (
+    "The seal of Orlen Gate is anchor. The archive is in the north wing.",
+    "As in Orlen Gate, the seal of Mill House stays unchanged.",
+    "As in Mill House, the seal of Taqui Bridge stays unchanged.",
+)
+QUESTION = "What is the seal of Taqui Bridge?"
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    llm = LLM(reference_model("causal"), dtype="float32")
+    return Calibration(llm, "causal", [Document(text) for text in TEXTS], [QUESTION])
+
+
+def test_everything_computed_again_deviates_in_nothing(calibration: Calibration) -> None:
+    row = calibration.measure(Fuse("all"))
+    assert row.agreement == 1.0
+    assert row.kl < 1e-6 and row.text_deviation < 1e-4 and row.deviation_left < 1e-6
+    assert row.cost == row.recomputed > 0.5
+
+
+def test_plain_reuse_deviates_in_everything(calibration: Calibration) -> None:
+    row = calibration.measure(Fuse("none"))
+    assert row.agreement == 0.0
+    assert row.kl > 0.01 and row.text_deviation > 0.01
+    assert (row.deviation_left, row.recomputed, row.cost) == (1.0, 0.0, 0.0)
+
+
+def test_a_larger_share_leaves_less_of_the_deviation(calibration: Calibration) -> None:
+    left = [calibration.measure(Fuse("oracle", ratio=r)).deviation_left for r in (0.1, 0.3, 0.6)]
+    assert left == sorted(left, reverse=True) and left[0] > left[-1]
+    # no selector leaves less than the one that knows
+    assert calibration.measure(Fuse("random", ratio=0.3)).deviation_left > left[1]
+
+
+def test_a_sweep_compares_layers_first_and_then_ratios(calibration: Calibration) -> None:
+    rows = calibration.sweep(["deviation"], [0.15, 0.3])
+    tried = [(fuse.selector, fuse.ratio, fuse.check_layers) for fuse, _ in rows]
+    assert tried[0][0] == "none"
+    layers = {layers for _, ratio, layers in tried if ratio == 0.15}
+    assert {(1,), (2,)} <= layers
+    assert len([1 for _, ratio, _ in tried if ratio == 0.3]) == 1
+    assert tried == list(dict.fromkeys(tried))
+
+
+def row(selector: str, agreement: float, cost: float, kl: float = 0.1) -> Calibrated:
+    return Calibrated("m", selector, 0.1, "", "", "", 50, agreement, kl, 0.1, 0.5, cost, cost)
+
+
+def test_the_cheapest_within_the_tolerance_is_proposed() -> None:
+    rows = [
+        (Fuse("none"), row("none", 0.5, 0.0)),
+        (Fuse("links"), row("links", 0.98, 0.2)),
+        (Fuse("question"), row("question", 0.98, 0.2, kl=0.01)),
+        (Fuse("all"), row("all", 1.0, 1.0)),
+    ]
+    assert propose(rows, 0.02) == rows[2]
+    assert propose(rows, 0.01) == rows[3]
+    assert propose(rows, 0.5) == rows[0]
+    assert propose(rows[:1], 0.1) is None
+
+
+def test_one_document_or_no_question_is_refused() -> None:
+    llm = LLM(reference_model("causal"), dtype="float32")
+    for documents, questions in ((TEXTS[:1], [QUESTION]), (TEXTS, [])):
+        with pytest.raises(InvalidRequest, match="give two or more, and a question"):
+            Calibration(llm, "causal", [Document(text) for text in documents], questions)
+
+
+def test_the_command_prints_a_table_proposes_and_writes_rows(tmp_path: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    output = tmp_path / "rows.csv"
+    arguments = [str(reference_model("causal")), "-d", str(tmp_path), "-q", QUESTION]
+    arguments += ["--fuse", "question", "--ratio", "0.3", "--output", str(output)]
+    done = CliRunner().invoke(calibrate, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert 'proposed: {"selector": "question"' in done.output
+    rows = output.read_text(encoding="utf-8").splitlines()
+    assert len(rows) - 1 == len(done.output.splitlines()) - 2
+    assert "agreement" in rows[0] and "commit" in rows[0]
