@@ -14,7 +14,7 @@ from tests.engine.harness import Folder, assert_idle, document, make_llm, words
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 # unlike a random model's likeliest tokens, drawn ones depend on what documents say
-PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def ask(llm: LLM, number: int, fuse: Fuse | None, params: SamplingParams = PARAMS) -> Any:
@@ -45,20 +45,19 @@ def test_full_prefill_agrees_with_itself_however_tokens_are_drawn(
 def test_ratios_rise_until_enough_answers_agree(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint("llama"), canary_share=1.0, canary_bound=0.9)
     fuse, sums = Fuse("random", ratio=0.3), llm.engine.counters
-    ratios, agreed = [], []
-    for window in range(4):
+    ratios, agreed = [], [0.0]
+    while agreed[-1] < 0.9 and len(ratios) < 6:
         before = sums.canaries_agreed
-        told = [ask(llm, 10 * window + n, fuse).reuse.fuse.ratio for n in range(WINDOW)]
+        number = WINDOW * len(ratios)
+        told = [ask(llm, number + n, fuse).reuse.fuse.ratio for n in range(WINDOW)]
         assert len(set(told)) == 1
         ratios.append(told[0])
         agreed.append((sums.canaries_agreed - before) / WINDOW)
-    assert ratios[0] == 0.3 and agreed[0] < 0.9
-    for n in range(3):
-        factor = RAISE if agreed[n] < 0.9 else 1.0
-        assert ratios[n + 1] == pytest.approx(min(1.0, ratios[n] * factor))
-    # what is computed again more often is right more often
-    assert agreed[-1] >= 0.9 and ratios[-1] > 0.3 * RAISE
-    assert sums.canary_raises == sum(share < 0.9 for share in agreed)
+    # each time that too few agreed it rose; what is computed again more often is right more often
+    assert ratios == pytest.approx([min(1.0, 0.3 * RAISE**n) for n in range(len(ratios))])
+    assert len(ratios) >= 3 and agreed[-1] >= 0.9
+    assert sums.canary_raises == len(ratios) - 1
+    assert ask(llm, 999, fuse).reuse.fuse.ratio == ratios[-1]
 
 
 def test_numbers_of_tokens_rise_as_well(checkpoint: Folder) -> None:

@@ -192,7 +192,7 @@ class Admission:
         self,
         sequence: Sequence,
         missing: dict[SegmentKey, DocumentUse],
-        sources: dict[int, DocumentSource],
+        sources: dict[DocumentUse, DocumentSource],
     ) -> None:
         """Of the documents that it owns now, leave those to the tiers that come from there."""
         coming = self.tiering.begin(sequence, missing.values())
