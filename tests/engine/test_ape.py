@@ -144,7 +144,7 @@ def test_a_request_that_makes_room_answers_the_same(checkpoint: Folder) -> None:
     long = replace(PARAMS, max_tokens=40)
     asked = [([LEAD, document(1, 23), document(n, 19), words(n, 9)], APE) for n in (2, 3, 4)]
     alone = [blend(make_llm(checkpoint("llama")), *one, long) for one in asked]
-    llm = make_llm(checkpoint("llama"), num_pages=20)
+    llm = make_llm(checkpoint("llama"), num_pages=15)
     for mine, expected in zip(blend_all(llm, asked, long), alone, strict=True):
         same(mine, expected)
     assert llm.engine.counters.preemptions > 0
