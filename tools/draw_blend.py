@@ -1,6 +1,6 @@
 """Draws docs/blend_arms.png from results/blend.csv: exact match against what was computed again.
 
-    python tools/draw_blend.py"""
+python tools/draw_blend.py"""
 
 import csv
 from collections import defaultdict
