@@ -14,7 +14,7 @@ HOMES = {
     "cache": ("looseleaf.cli.cache:cache", "Look after stored documents."),
     "calibrate": (
         "looseleaf.cli.calibrate:calibrate",
-        "Compare fuse policies of MODEL with full prefill, and propose one.",
+        "Compare fuse policies with full prefill; propose one.",
     ),
     "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
     "conformance": (

@@ -30,7 +30,7 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     "selectors",
     multiple=True,
     type=click.Choice(_WITH_RATIO),
-    help=f"[default: {_CHOSEN}]",
+    help=f"[default: {', '.join(_CHOSEN)}]",
 )
 @click.option("--ratio", "ratios", multiple=True, type=float, help="[default: 0.05 to 0.3]")
 @click.option(
