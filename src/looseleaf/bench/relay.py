@@ -5,7 +5,6 @@ The operator's speed-up stands beside the paper's model, (s + c + 2) / (s/b + c 
 and c private keys and b rows (its equation 10), and beside what its authors measured. Throughput,
 and the request rate at a fixed latency per token, are of whole engines over random weights."""
 
-import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,7 +160,6 @@ class Service:
         as a service's system prompt is there before its users are."""
         self.engine.store.evict_idle()
         self.serve(prompts[:1], [0.0], 1)
-        gc.collect()
         start = self.clock()
         for prompt in prompts:
             self.add(prompt, output)
