@@ -122,6 +122,8 @@ def test_a_document_longer_than_the_pool_is_answered(checkpoint: Folder) -> None
         document(0, LONG, context="alone"), index=INDEX,
         on_progress=lambda stage, done, total: stages.append(f"{stage} {done}/{total}"),
     )  # fmt: skip
+    with pytest.raises(PoolTooSmall, match="since one is hosted"):
+        small.generate([prompt()], GREEDY)
     assert "computing 64/" in stages[0] and stages[-1].startswith("indexing")
     expected = logits(make(checkpoint("llama", "dynamic")), prompt(), None)
     torch.testing.assert_close(logits(small, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)

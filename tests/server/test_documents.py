@@ -77,6 +77,11 @@ def test_a_hosted_document_takes_no_page(live: Live) -> None:
     assert document.bytes > 0 and document.tokens_done == document.tokens
     live.wait_until_idle()
     assert live.now().pages == before
+    read = {"documents": [{"id": "long"}], "temperature": 0, "max_tokens": 8}
+    whole = live.chat(**read, select={"policy": "retrieval", "ratio": 1.0}).json()
+    assert live.chat(**read, select="retrieval").status_code == 200
+    assert "looseleaf_hosted_keys_read_total" in live.client.get("/metrics").text
+    assert live.chat(**read).json()["choices"] == whole["choices"]
     assert live.client.delete("/v1/documents/long").json()["deleted"] is True
     for wrong in ({"pinned": True}, {"hosted": False}):
         refused = live.post("/v1/documents", {**body, **wrong})

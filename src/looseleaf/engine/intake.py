@@ -138,10 +138,12 @@ class Intake:
         wanted = most if explicit and not sequence.warms else least
         if wanted > total:
             page_size = self.admission.page_size
+            hosted = any(self.find_hosted(use.key) for use in sequence.documents)
             raise PoolTooSmall(
                 f"the request needs {wanted} pages of {page_size} tokens for "
                 f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
                 f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
+                + ("; or ask with select='retrieval', since one is hosted" if hosted else "")
             )
         if most <= total:
             return max_tokens
