@@ -261,6 +261,19 @@ def test_a_registered_hosted_document_is_back_after_a_restart(
     assert not list((tmp_path / "hosted").glob("*.segment"))
 
 
+def test_the_same_text_under_two_ids_stays_until_both_are_deleted(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    text = document(0, LONG, context="alone")
+    parts, documents = llm.engine.prompts.from_document(text), llm.engine.documents
+    segment = llm.host(text, index=INDEX)
+    for name in ("one", "two"):
+        assert documents.register(text, parts, name, hosted=INDEX).state == "ready"
+    documents.delete("one")
+    assert llm.engine.hosting.find(segment.key) is segment
+    documents.delete("two")
+    assert llm.engine.hosting.find(segment.key) is None
+
+
 def test_a_failed_hosting_is_told_to_who_registered(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

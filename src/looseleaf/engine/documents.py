@@ -204,8 +204,7 @@ class Documents:
         entry = self._entries.pop((salt, document_id))
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
-        if entry.hosting is not None and self.hosting is not None:
-            self.hosting.forget(entry.hosting.segment.key)
+        self._unhost(entry)
         self._by_content[entry.content].remove(entry)
         if not self._by_content[entry.content]:
             del self._by_content[entry.content]
@@ -269,6 +268,15 @@ class Documents:
             entry.seconds = use.seconds
         if (entry.salt, entry.id) in self._entries:
             self._pin_ready(entry)
+
+    def _unhost(self, entry: _Entry) -> None:
+        """Drop what hosts a deleted document, unless it hosts the same text under another id."""
+        if entry.hosting is None or self.hosting is None:
+            return
+        key = entry.hosting.segment.key
+        others = [e.hosting.segment.key for e in self._entries.values() if e.hosting is not None]
+        if key not in others:
+            self.hosting.forget(key)
 
     def _attach(self, entry: _Entry, key: SegmentKey) -> None:
         segment = self.store.find(key)
