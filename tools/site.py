@@ -58,12 +58,19 @@ def rewrite(text: str, source: str, page: str) -> str:
 
 def options_page() -> str:
     """Every option of the configuration with its default and help, from the dataclasses."""
-    from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+    from looseleaf.config import (
+        CacheConfig,
+        EngineConfig,
+        SchedulerConfig,
+        ServerConfig,
+        TierConfig,
+    )
 
     sections = {
         "Engine": EngineConfig,
         "Cache": CacheConfig,
         "Scheduler": SchedulerConfig,
+        "Tiers": TierConfig,
         "Server": ServerConfig,
     }
     lines = [
