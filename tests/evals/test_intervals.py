@@ -12,6 +12,11 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
     assert interval([1.0] * 95 + [0.0] * 5) == wilson(95, 100)
 
 
+def test_bounds_hold_the_share_itself_at_both_ends() -> None:
+    for total in range(1, 60):
+        assert wilson(0, total)[0] == 0.0 and wilson(total, total)[1] == 1.0
+
+
 def test_a_perfect_sample_leaves_room() -> None:
     assert wilson(20, 20)[0] < 0.85
     low, high = paired([0.0] * 20)

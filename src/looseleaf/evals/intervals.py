@@ -15,7 +15,9 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     p = right / total
     center = (p + Z * Z / (2 * total)) / (1 + Z * Z / total)
     margin = Z * math.sqrt(p * (1 - p) / total + Z * Z / (4 * total * total)) / (1 + Z * Z / total)
-    return max(0.0, center - margin), min(1.0, center + margin)
+    # at the ends rounding would leave a share of 0 outside its own bounds
+    low = max(0.0, center - margin) if right else 0.0
+    return low, min(1.0, center + margin) if right < total else 1.0
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
