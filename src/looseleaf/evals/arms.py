@@ -78,10 +78,14 @@ class EngineArm:
         return [Answer(output.text, self.report(output)) for output in outputs]
 
 
+_ENDS = {"sink": 4, "local": 16}
+
+
 class HostedArm(EngineArm):
     """Greedy answers of ``llm`` with an item's documents joined to one, hosted, and read by its
     index: ``ratio`` of its keys for each query head. With 1.0 every key is read.
 
+    Its first 4 and last 16 tokens are always read, since contexts of the reference model are short.
     What was hosted stays, so that several arms over one engine host it once."""
 
     def __init__(
@@ -101,7 +105,7 @@ class HostedArm(EngineArm):
         hosted = self.llm.engine.runner.attention.hosted
         answers = []
         for item in items:
-            self.llm.host(self._joined(item), index=IndexConfig(self.kind))
+            self.llm.host(self._joined(item), index=IndexConfig(self.kind, **_ENDS))
             assert hosted is not None, "what is hosted can be read"
             hosted.counters = HostedCounters()
             (answer,) = super().answer([item])
