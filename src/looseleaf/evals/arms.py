@@ -78,7 +78,7 @@ class EngineArm:
         return [Answer(output.text, self.report(output)) for output in outputs]
 
 
-_ENDS = {"sink": 4, "local": 16}
+_SINK, _LOCAL = 4, 16
 
 
 class HostedArm(EngineArm):
@@ -105,7 +105,9 @@ class HostedArm(EngineArm):
         hosted = self.llm.engine.runner.attention.hosted
         answers = []
         for item in items:
-            self.llm.host(self._joined(item), index=IndexConfig(self.kind, **_ENDS))
+            self.llm.host(
+                self._joined(item), index=IndexConfig(self.kind, sink=_SINK, local=_LOCAL)
+            )
             assert hosted is not None, "what is hosted can be read"
             hosted.counters = HostedCounters()
             (answer,) = super().answer([item])
