@@ -1,6 +1,7 @@
 """The engine against the plainest form: the same pages, the same states, the same logits."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from looseleaf.config import Revise
 from looseleaf.engine.request import Prompt, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
+from looseleaf.tiers.loader import LoadFailed
 from tests.engine.harness import Folder, assert_idle, make_llm, words, worst
 from tests.retro.dense import Choose, DenseRetro, Page
 
@@ -172,6 +174,34 @@ def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder
     assert tight.engine.counters.preemptions > 0
     for (tokens, _), (others, _) in zip(roomy, narrow, strict=True):
         assert tokens == others
+    # the last token's logits are of a window that was lived through again
+    assert all(worst(a[1][-1:], b[1][-1:]) <= TOLERANCE for a, b in zip(roomy, narrow, strict=True))
+
+
+def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder) -> None:
+    """A layer's keys may fail to arrive half way through a step, which is then made again."""
+    policies = [{"select": SELECT, "revise": Revise(4)}] * 2
+    prompts = [[words(n, 90)] for n in range(2)]
+    calm = ask_together(make_llm(checkpoint()), prompts, policies, 30)
+    llm = make_llm(checkpoint())
+    engine: Any = llm.engine
+    forward, steps = engine.runner.model.forward, count()
+
+    def failing(tokens: Tensor, attend: Any, **options: Any) -> Tensor:
+        broken = next(steps) % 3 == 1
+
+        def half_way(layer: int, *qkv: Tensor) -> Tensor:
+            if broken and layer == 2:
+                raise LoadFailed("lost")
+            return attend(layer, *qkv)
+
+        return forward(tokens, half_way, **options)
+
+    engine.runner.model.forward = failing
+    shaken = ask_together(llm, prompts, policies, 30)
+    assert next(steps) > 40
+    for mine, other in zip(calm, shaken, strict=True):
+        assert mine[0] == other[0] and worst(mine[1], other[1]) <= TOLERANCE
 
 
 def test_what_outputs_kept_is_given_back(checkpoint: Folder) -> None:
@@ -218,9 +248,9 @@ def test_an_adaptive_window_falls_as_the_batch_grows(checkpoint: Folder) -> None
 
     engine.runner.run = watched
     wide = {"select": SELECT, "revise": Revise(4, adaptive=True)}
-    for count in (1, 30):
-        prompts = [[words(n, 100)] for n in range(count)]
-        ask_together(llm, prompts, [wide] * count, 6)
+    for number in (1, 30):
+        prompts = [[words(n, 100)] for n in range(number)]
+        ask_together(llm, prompts, [wide] * number, 6)
     assert max(widths[1]) == 4 and widths[30] == {1}
 
 

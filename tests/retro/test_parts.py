@@ -40,6 +40,13 @@ def test_a_row_that_has_left_the_window_does_not_come_back() -> None:
     assert rows == [0, 0, 0, 3, 3, 3]
 
 
+def test_a_step_that_is_made_again_has_the_same_window() -> None:
+    window = Window()
+    for position in (20, 21, 22, 22):
+        window.advance(position, 3, start=0, page_size=4)
+    assert (window.num_rows, window.first, window.sealed) == (3, 20, 5)
+
+
 def test_after_a_gap_or_a_restart_the_window_begins_again() -> None:
     window = Window()
     window.advance(3, 4, start=0, page_size=16)

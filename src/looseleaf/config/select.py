@@ -5,11 +5,18 @@ from typing import Any, Literal, get_args
 
 from looseleaf.config.option import require
 
-SelectPolicy = Literal["all", "window", "quest", "representatives", "partial", "retrieval"]
+SelectPolicy = Literal[
+    "all", "window", "quest", "representatives", "partial", "retrieval", "snapkv", "tova", "h2o"
+]
 """Which pages are read: all; the first and the newest (StreamingLLM); those whose bounds promise
 most (Quest); those whose representative keys do (after InfLLM); those that a few dims of their
 keys speak for (after InfiniGen); of hosted documents those that a vector index finds
-(RetrievalAttention), key by key."""
+(RetrievalAttention), key by key. Or keys are thrown away (`EVICTING`): of the prompt all but those
+that its end attends to (SnapKV); what the newest token attends to least (TOVA), or all tokens so
+far together (H2O)."""
+
+EVICTING: tuple[SelectPolicy, ...] = ("snapkv", "tova", "h2o")
+"""Policies that throw keys of a request's own text away, and give the pages back."""
 
 GroupRule = Literal["max", "sum"]
 """How query heads that share a KV head agree: a page is worth its largest score, or the sum of the
@@ -34,7 +41,8 @@ class Select:
     ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
     ``dense_below`` tokens, and where it fits into the budget. ``group`` is how query heads of one
     KV head agree. With ``recall_every`` n, every nth token is read densely as well, to report which
-    share of the attention the choice held. Raises InvalidOption.
+    share of the attention the choice held. Policies that throw keys away keep ``tokens`` of them in
+    every layer, and heed nothing else of this. Raises InvalidOption.
     """
 
     policy: SelectPolicy = "quest"
@@ -63,6 +71,10 @@ class Select:
             "policy 'retrieval' can't tell the mass of keys that it does not look at: give tokens "
             "or ratio",
         )
+        require(
+            self.policy not in EVICTING or budget in ([], ["tokens"]),
+            f"policy {self.policy!r} keeps a number of keys: give tokens, not {budget}",
+        )
         require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")
         require(self.tokens is None or self.tokens > 0, "tokens must be positive")
         require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
@@ -84,7 +96,8 @@ class Select:
     def layers_read_densely(self) -> tuple[int, ...]:
         """``dense_layers``, or what the policy has by default."""
         if self.dense_layers is None:
-            return () if self.policy in ("all", "window", "retrieval") else _DEFAULT_DENSE_LAYERS
+            none = self.policy in ("all", "window", "retrieval", *EVICTING)
+            return () if none else _DEFAULT_DENSE_LAYERS
         return self.dense_layers
 
     def settings(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering import Tiering
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.sparse import TextPages
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Admission:
     def grow(self, sequence: Sequence) -> bool:
         """Make room for the tail's newest token; False if no page can be had."""
         tail = sequence.tail
-        if tail.num_tokens <= len(tail.pages) * self.page_size:
+        if tail.num_tokens - sequence.num_evicted <= len(tail.pages) * self.page_size:
             return True
         page = self.store.reserve_next(tail.pages[-1])
         if page is None:
@@ -101,6 +102,22 @@ class Admission:
         tail.pages += page
         tail.segments.append(None)
         return True
+
+    def evict(self, sequence: Sequence, *, ends_prompt: bool) -> None:
+        """Book a step of an output that throws keys away: weigh them, and free pages if it has more
+        than it keeps.
+        """
+        eviction, tail = sequence.eviction, sequence.tail
+        if eviction is None:
+            return
+        num_keys = tail.computed - eviction.num_evicted
+        text = TextPages(self.store.pool, tail.pages, num_keys)
+        eviction.book(text, tail.position(tail.computed - 1))
+        if not eviction.due(num_keys, self.page_size, ends_prompt):
+            return
+        count = self.pages_for(eviction.evict(text))
+        self.store.pool.free(tail.pages[count:])
+        tail.pages, tail.segments = tail.pages[:count], tail.segments[:count]
 
     def publish(self, sequence: Sequence, run: TextRun) -> None:
         """Hand the run's full pages to the store, unless another sequence published the same

@@ -18,6 +18,7 @@ from looseleaf.engine.canary import Canary
 from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
+from looseleaf.engine.eviction import Evictions
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.intake import Intake
@@ -90,9 +91,9 @@ class Engine:
         self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
-        limits = parts.max_model_len, shape
+        about = parts.max_model_len, shape, Evictions(parts.runner.attention)
         self._intake = Intake(
-            parts.tokenizer, self.grammars, self._admission, *limits, revisions, self.hosting.find
+            parts.tokenizer, self.grammars, self._admission, *about, revisions, self.hosting.find
         )
         self._scheduler = Scheduler(
             scheduling, self._admission, self.hosting.chunk_tokens, self._tiering

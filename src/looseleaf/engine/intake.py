@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from looseleaf.config import Fuse, ModelConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.arrivals import Arrivals
+from looseleaf.engine.eviction import Evictions
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.outputs import SelectReport
 from looseleaf.engine.placing import require_apart
@@ -26,6 +27,7 @@ class Intake:
     admission: Admission
     max_model_len: int
     model: ModelConfig
+    evictions: Evictions
     revisions: Revisions
     find_hosted: FindHosted = lambda key: None
 
@@ -59,6 +61,7 @@ class Intake:
                 f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
                 f"0 to {num_layers - 1}: leave out those it does not have"
             )
+        self.evictions.check(request)
         balanced = self._balance(request)
         if balanced is not None:
             request = replace(request, fuse=balanced[0])
@@ -113,6 +116,7 @@ class Intake:
         )
         if request.revise is not None:
             sequence.revision = self.revisions.revision(request.revise, sequence.policy)
+        self.evictions.equip(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
         sampling = SamplingState(

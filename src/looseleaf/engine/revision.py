@@ -85,7 +85,8 @@ class Revision:
             self._slot = self.policy.states.take()
         window, position = self.window, newest.position - age
         place = position % self.policy.states.window
-        state = RevisedRow(self._slot, place, age, window.newly_sealed if age == 0 else 0)
+        newly_sealed = window.newly_sealed if age == 0 else 0
+        state = RevisedRow(self._slot, place, age, newly_sealed)
         length = newest.tail.length - age
         tail = replace(newest.tail, pages=self._pages(newest.tail, length), length=length)
         return SelectingRow(position, newest.settled, tail, self.policy, window.sealed, state)

@@ -140,7 +140,8 @@ def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, i
     """Token, slot and place of the token ``age`` before the newest."""
     tail = sequence.tail
     place = tail.num_tokens - 1 - age
-    slot = tail.pages[place // page_size] * page_size + place % page_size
+    stored = place - sequence.num_evicted
+    slot = tail.pages[stored // page_size] * page_size + stored % page_size
     return tail.tokens[place], slot, place
 
 

@@ -19,6 +19,7 @@ from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.engine.eviction import Tapped, find_taps
 from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
@@ -127,22 +128,28 @@ class Runner:
         decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
-        apart = list(_rows_apart(work, decode, chunks))
-        if self.graphs is not None and not awaited and not apart:
+        apart, taps = list(_rows_apart(work, decode, chunks)), find_taps(work, len(decode))
+        if self.graphs is not None and not awaited and not apart and not taps:
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
         tokens, slots, places = rows.to(self.model.device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
-        attend = self.attention.step(StepRows(decode, chunks, slots, places, rows.asked))
+        # the queries of all rows are watched, in the last layer too
+        asked = None if taps else rows.asked
+        attend = self.attention.step(StepRows(decode, chunks, slots, places, asked))
         if apart:
-            attend = ApartStep(self.attention, attend, apart, rows.asked)
-        asked = None if rows.asked is None else rows.asked_on(self.model.device)
+            attend = ApartStep(self.attention, attend, apart, asked)
         if awaited:
             attend = _Following(attend, awaited)
+        if taps:
+            attend = Tapped(attend, taps)
         begun = None if self.pace is None or awaited else self.pace.begin(self.model.device)
-        hidden = self.model.forward(tokens, attend, asked=asked)
+        index = None if asked is None else rows.asked_on(self.model.device)
+        hidden = self.model.forward(tokens, attend, asked=index)
+        if taps and rows.asked is not None:
+            hidden = hidden.index_select(0, rows.asked_on(self.model.device))
         for sequence in work.decode:
             if sequence.revision is not None:
                 sequence.revision.book()

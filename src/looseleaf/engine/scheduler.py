@@ -132,6 +132,8 @@ class Scheduler:
         complete = [chunk.sequence for chunk in work.chunks if chunk.ends_prompt]
         for sequence in complete:
             sequence.phase = Phase.DECODE
+        for sequence in dict.fromkeys([*work.decode, *(c.sequence for c in work.chunks)]):
+            self.admission.evict(sequence, ends_prompt=sequence in complete)
         for sequence in [*work.decode, *complete]:
             sequence.advance()
         return complete

@@ -26,7 +26,7 @@ from looseleaf.engine.revision import Revision
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Arriving
-from looseleaf.sparse import make_policy
+from looseleaf.sparse import Eviction, make_policy
 from looseleaf.tiers import tenant_of
 
 IntArray = npt.NDArray[np.int64]
@@ -161,6 +161,7 @@ class Sequence:
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size)
         self.revision: Revision | None = None
+        self.eviction: Eviction | None = None
         self.replay: list[int] = []
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -203,6 +204,11 @@ class Sequence:
         if self.policy is None or run is not self.tail:
             return run.computed
         return min(run.computed, self._num_prompt_tail)
+
+    @property
+    def num_evicted(self) -> int:
+        """Keys of the tail that were thrown away."""
+        return self.eviction.num_evicted if self.eviction is not None else 0
 
     @property
     def num_tokens(self) -> int:
@@ -266,7 +272,8 @@ class Sequence:
             self._num_shared = self.tail.num_shared_pages()
             self._hosted = self.hosted_before(self.tail)
         tail = self.tail
-        own = ReadSpan(tail.pages, tail.start, tail.num_tokens, self._num_shared)
+        stored = tail.num_tokens - self.num_evicted
+        own = ReadSpan(tail.pages, tail.start, stored, self._num_shared)
         position = tail.start + tail.num_tokens - 1
         if self.policy is not None and self.num_tokens > self._select.dense_below:
             # the newest token's page is not full before it is stored
@@ -365,11 +372,13 @@ class Sequence:
                 part.segment = None
         self.owned = []
         self._settled = None
-        if self.policy is not None:
+        if self.policy is not None or self.eviction is not None:
             self.replay = self.output_token_ids
             del self.tail.tokens[self._num_prompt_tail :]
         if self.fusion is not None:
             self.fusion.reset()
         if self.revision is not None:
             self.revision.release()
+        if self.eviction is not None:
+            self.eviction.reset()
         self.phase = Phase.WAITING

@@ -80,15 +80,20 @@ class Revising:
             ordinals, valid = _with_taken_over(ordinals, valid, step.taken_over)
         slots = step.slots[:outputs]
         registers = states.registers[layer, slots]
-        states.registers[layer, slots] = mark_read(registers, _mask(registers, ordinals, valid))
+        # a step that was computed in vain reads nothing new when it is made again
+        again = states.booked[layer, slots] == step.newest.row_positions
+        states.booked[layer, slots] = step.newest.row_positions
+        marked = mark_read(registers, _mask(registers, ordinals, valid))
+        states.registers[layer, slots] = torch.where(again[:, None, None], registers, marked)
         known = registers.gather(-1, ordinals)
-        new = valid[step.owner] & unseen(known[step.owner], step.ages)
+        new = valid[step.owner] & unseen(known[step.owner], step.ages + again[step.owner])
         read, counts = _rising(ordinals[step.owner], new, candidates.table.pages.shape[1])
 
         def carried() -> AttnState:
             state = states.carried(layer, step.slots, step.places)
             # the newest row takes the place of the one that left the window
-            state.lse[:outputs], state.out[:outputs] = -torch.inf, 0.0
+            state.lse[:outputs].masked_fill_(~again[:, None], -torch.inf)
+            state.out[:outputs].masked_fill_(~again[:, None, None], 0.0)
             return state
 
         def keep(state: AttnState) -> None:

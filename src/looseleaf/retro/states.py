@@ -29,7 +29,8 @@ class RevisionStates:
     """The states of all outputs with one ``window``; an output holds a slot from `take` to `free`.
 
     ``registers`` uint8 ``[layers, slots, kv_heads, pages]``; ``out`` fp32 ``[layers, slots, window,
-    qo_heads, head_dim]`` and ``lse`` without the last. All grow as they are needed.
+    qo_heads, head_dim]`` and ``lse`` without the last; ``booked`` int64 ``[layers, slots]`` the
+    position of the newest row that was booked. All grow as they are needed.
     """
 
     def __init__(self, shape: StateShape, window: int) -> None:
@@ -41,6 +42,7 @@ class RevisionStates:
         )
         self.out: Tensor = torch.zeros(*states, shape.head_dim, device=device)
         self.lse: Tensor = torch.zeros(states, device=device)
+        self.booked: Tensor = torch.zeros(layers, 0, dtype=torch.int64, device=device)
         self._free: list[int] = []
 
     @property
@@ -60,8 +62,11 @@ class RevisionStates:
             more = max(4, slots)
             self.registers = _grown(self.registers, 1, more)
             self.out, self.lse = _grown(self.out, 1, more), _grown(self.lse, 1, more)
+            self.booked = _grown(self.booked, 1, more)
             self._free = list(range(slots + more - 1, slots - 1, -1))
-        return self._free.pop()
+        slot = self._free.pop()
+        self.booked[:, slot] = -1
+        return slot
 
     def free(self, slot: int) -> None:
         """The output is done with its slot."""

@@ -14,8 +14,8 @@ class Window:
 
     The window begins with the first token that is decoded (a prompt is never revised) and grows by
     a row a step, up to what the step allows. A row that has left it is final and does not come
-    back. ``sealed`` counts the tail's sealed pages, ``newly_sealed`` those that past rows must
-    still take over.
+    back. A step that was computed in vain is made again, with the same window. ``sealed`` counts
+    the tail's sealed pages, ``newly_sealed`` those that past rows must still take over.
     """
 
     position: int = -1
@@ -28,6 +28,8 @@ class Window:
         begins at position ``start``.
         """
         assert width >= 1, "a step has at least its newest row"
+        if position == self.position:
+            return
         follows = position == self.position + 1
         kept = self.num_past + 1 if follows else 0
         self.position, self.num_past = position, min(width - 1, kept)

@@ -4,8 +4,10 @@ A *scorer* says how much each query head of a row wants each of its candidate pa
 to all of them, budgets and pages that are read in any case, is `SparsePolicy`. README.md beside
 this file says how a policy plugs into a step."""
 
-from looseleaf.config import Select
+from looseleaf.config import EVICTING, Select
 from looseleaf.sparse.budget import Budget
+from looseleaf.sparse.evicting import Eviction, Evictor, TextPages
+from looseleaf.sparse.evictors import make_evictor
 from looseleaf.sparse.partial import Partial
 from looseleaf.sparse.policy import Scorer, SparsePolicy
 from looseleaf.sparse.quest import Quest
@@ -14,12 +16,16 @@ from looseleaf.sparse.window import Window
 
 __all__ = [
     "Budget",
+    "Eviction",
+    "Evictor",
     "Partial",
     "Quest",
     "Representatives",
     "Scorer",
     "SparsePolicy",
+    "TextPages",
     "Window",
+    "make_evictor",
     "make_policy",
 ]
 
@@ -27,7 +33,7 @@ __all__ = [
 def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
     """The policy that ``select`` names, None if it reads all pages: so does ``retrieval``, which is
     about documents that have none."""
-    if select is None or select.policy in ("all", "retrieval"):
+    if select is None or select.policy in ("all", "retrieval", *EVICTING):
         return None
     scorers: dict[str, Scorer] = {
         "window": Window(),

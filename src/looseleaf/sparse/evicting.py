@@ -1,0 +1,170 @@
+"""Policies that throw keys away: what a request never reads again gives its pages back.
+
+Only a request's own text can be cut down: nobody else reads it. For every KV head and layer the
+keys that are kept move together at the front of the text's pages; they stay turned as they were, so
+that nothing but their order in memory changes. What is gone is gone, unlike with policies that
+choose pages anew for every token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.kv.pool import PagePool
+from looseleaf.ops.rotate import rotate
+from looseleaf.types import Rotation, ScoreRule
+
+# weights of so many rows are held at a time, for all heads and keys
+_TILE_ROWS = 32
+
+
+@runtime_checkable
+class Evictor(Protocol):
+    """Says which of a text's keys are kept, from the attention they get."""
+
+    @property
+    def capacity(self) -> int:
+        """Keys that are kept for a KV head."""
+        ...
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether keys go after the prompt only; else whenever there is a page too many."""
+        ...
+
+    def rows(self, count: int, ends_prompt: bool) -> int:
+        """How many of the last of ``count`` rows of a step it wants to know the attention of."""
+        ...
+
+    def scores(
+        self,
+        before: Float[Tensor, "kv_heads keys"],
+        weights: Float[Tensor, "rows kv_heads group keys"],
+    ) -> Float[Tensor, "kv_heads keys"]:
+        """What each key is worth after a step, from its worth before (0 for new keys) and the
+        attention of the rows that were wanted."""
+        ...
+
+    def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
+        """The keys that are kept of more than ``capacity``, rising; the newest is among them."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextPages:
+    """The text of one output in memory: its pages, and how many keys they hold."""
+
+    pool: PagePool
+    pages: Sequence[int]
+    num_keys: int
+
+    def keys(self, layer: int) -> Float[Tensor, "kv_heads keys head_dim"]:
+        """Its keys in one layer, as they are stored."""
+        return self._read(self.pool.layer(layer)[0])
+
+    def compact(self, layer: int, kept: Int[Tensor, "kv_heads kept"]) -> None:
+        """Move the kept keys and values of every KV head to the front."""
+        size, head_dim = self.pool.page_size, self.pool.kv.shape[-1]
+        index = kept[..., None].expand(-1, -1, head_dim)
+        place = torch.arange(kept.shape[1], device=kept.device)
+        page = self._page_index()[place // size]
+        for stored in self.pool.layer(layer):
+            some = self._read(stored).gather(1, index)
+            stored[page, :, place % size] = some.transpose(0, 1)
+
+    def _read(self, stored: Tensor) -> Tensor:
+        whole = stored[self._page_index()].transpose(0, 1).flatten(1, 2)
+        return whole[:, : self.num_keys]
+
+    def _page_index(self) -> Tensor:
+        return torch.tensor(self.pages, dtype=torch.int64, device=self.pool.kv.device)
+
+
+@dataclass(eq=False)
+class Eviction:
+    """What one output has kept and thrown away; ``num_evicted`` keys are gone from its text."""
+
+    evictor: Evictor
+    rotation: Rotation
+    rules: Sequence[ScoreRule]
+    num_evicted: int = 0
+    _scores: dict[int, Tensor] = field(default_factory=dict)
+    _wanted: dict[int, Tensor] = field(default_factory=dict)
+
+    def see(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], ends_prompt: bool
+    ) -> None:
+        """A step asked with these queries, unrotated, of consecutive rows of the text."""
+        count = self.evictor.rows(len(q), ends_prompt)
+        if count:
+            self._wanted[layer] = q[len(q) - count :].clone()
+
+    def book(self, text: TextPages, position: int) -> None:
+        """The step is computed, its newest row at ``position``: weigh the keys anew."""
+        for layer, q in self._wanted.items():
+            keys = text.keys(layer).float()
+            before = self._scores.get(layer)
+            fresh = keys.new_zeros(keys.shape[:2])
+            if before is not None:
+                fresh[:, : before.shape[1]] = before
+            for start in range(0, len(q), _TILE_ROWS):
+                some = q[start : start + _TILE_ROWS]
+                ahead = len(q) - 1 - start - torch.arange(len(some), device=q.device)
+                weights = self._weights(layer, some, keys, position - ahead, ahead)
+                fresh = self.evictor.scores(fresh, weights)
+            self._scores[layer] = fresh
+        self._wanted = {}
+
+    def due(self, num_keys: int, page_size: int, ends_prompt: bool) -> bool:
+        """Whether keys are to go now: there are more than fit, and pages to be had."""
+        if self.evictor.only_prompt or ends_prompt:
+            return ends_prompt and num_keys > self.evictor.capacity
+        return num_keys >= self.evictor.capacity + page_size
+
+    def evict(self, text: TextPages) -> int:
+        """Throw away what is least worth; how many keys are left."""
+        for layer, scores in self._scores.items():
+            kept = self.evictor.keep(scores)
+            text.compact(layer, kept)
+            self._scores[layer] = scores.gather(1, kept)
+        left = self.evictor.capacity
+        self.num_evicted += text.num_keys - left
+        return left
+
+    def reset(self) -> None:
+        """The output starts over, with everything."""
+        self.num_evicted = 0
+        self._scores, self._wanted = {}, {}
+
+    def _weights(
+        self,
+        layer: int,
+        q: Float[Tensor, "rows qo_heads head_dim"],
+        keys: Float[Tensor, "kv_heads keys head_dim"],
+        positions: Int[Tensor, " rows"],
+        ahead: Int[Tensor, " rows"],
+    ) -> Float[Tensor, "rows kv_heads group keys"]:
+        """The softmax of rows that see all keys but the ``ahead`` last ones."""
+        rule = self.rules[layer]
+        turned = rotate(q.float(), positions, self.rotation).unflatten(1, (len(keys), -1))
+        scores = torch.einsum("rhgd,hnd->rhgn", turned, keys) * rule.softmax_scale
+        if rule.soft_cap:
+            scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+        last = keys.shape[1] - ahead
+        hidden = torch.arange(keys.shape[1], device=q.device) >= last[:, None]
+        return scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+
+
+def best(
+    scores: Float[Tensor, "kv_heads keys"], count: int, recent: int
+) -> Int[Tensor, "kv_heads kept"]:
+    """The ``count`` keys with the largest scores, the last ``recent`` among them; rising."""
+    forced = scores.clone()
+    forced[:, scores.shape[1] - recent :] = torch.inf
+    order = forced.sort(dim=-1, descending=True, stable=True).indices
+    kept: Tensor = order[:, :count].sort(-1).values
+    return kept

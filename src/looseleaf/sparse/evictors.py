@@ -1,0 +1,22 @@
+"""The policies that throw keys away, by name."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from looseleaf.config import Select
+from looseleaf.sparse.evicting import Evictor
+from looseleaf.sparse.h2o import H2O
+from looseleaf.sparse.snapkv import SnapKV
+from looseleaf.sparse.tova import Tova
+
+_EVICTORS: Mapping[str, Callable[[int], Evictor]] = MappingProxyType(
+    {"snapkv": SnapKV, "tova": Tova, "h2o": H2O}
+)
+
+
+def make_evictor(select: Select | None) -> Evictor | None:
+    """The policy that ``select`` names, None if it throws nothing away."""
+    if select is None or select.policy not in _EVICTORS:
+        return None
+    assert select.tokens is not None, "what is kept is a number of tokens"
+    return _EVICTORS[select.policy](select.tokens)

@@ -1,0 +1,45 @@
+"""SnapKV (arXiv 2404.14469): of a prompt the keys stay that its last tokens attend to.
+
+Scores are the mean attention of the last ``observed`` rows, smoothed over neighbours; the heads of
+a group share keys, so theirs is the mean (the paper keeps keys per query head)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.sparse.evicting import best
+
+
+@dataclass(frozen=True)
+class SnapKV:
+    """Keeps ``capacity`` keys of a prompt, those of the last ``observed`` tokens among them."""
+
+    capacity: int
+    observed: int = 32
+    pool: int = 5
+
+    @property
+    def only_prompt(self) -> bool:
+        """What is generated stays."""
+        return True
+
+    def rows(self, count: int, ends_prompt: bool) -> int:
+        """The last ones of the prompt."""
+        return min(count, self.observed) if ends_prompt else 0
+
+    def scores(
+        self,
+        before: Float[Tensor, "kv_heads keys"],
+        weights: Float[Tensor, "rows kv_heads group keys"],
+    ) -> Float[Tensor, "kv_heads keys"]:
+        """The sum of attention so far."""
+        return before + weights.mean(2).sum(0)
+
+    def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
+        """The best after smoothing, and the observers."""
+        smooth = torch.nn.functional.avg_pool1d(
+            scores[None], self.pool, stride=1, padding=self.pool // 2, count_include_pad=False
+        )[0]
+        return best(smooth, self.capacity, min(self.observed, self.capacity))
