@@ -10,6 +10,7 @@ from looseleaf.config import Revise
 from looseleaf.evals.interview import (
     ASSISTANT,
     USER,
+    EvictingArm,
     Interview,
     InterviewArm,
     report_revision,
@@ -69,3 +70,14 @@ def test_the_model_answers_and_the_grammar_asks(revised: bool) -> None:
     assert asked == item.question.split("\n")[1:]
     assert task.score(item, answer.text)["exact"] == 1.0
     assert ("exposure_7" in answer.report) == revised
+
+
+def test_what_throws_keys_away_reads_the_same_prompt() -> None:
+    task = Interview(questions=3, documents=2)
+    (item,) = task.items(range(1))
+    llm = LLM(device="cpu", num_pages=100)
+    full = InterviewArm(llm, "full", "prompt").answer([item])
+    kept = EvictingArm(llm, "tova", 1.5).answer([item])
+    assert kept[0].text == full[0].text
+    gone = EvictingArm(llm, "tova", 0.02).answer([item])
+    assert gone[0].text != full[0].text

@@ -218,7 +218,10 @@ CHATS = [
         None,
         select={"policy": "quest", "dense_layers": [999]},
     ),
-    chat("revise that does not exist yet", "revise", revise=8),
+    chat("revise without a select", "revise", revise=8),
+    chat("a window that is too wide to revise", "revise", select="quest", revise=10),
+    chat("revise by a word", "revise", select="quest", revise="window"),
+    chat("revise where keys are thrown away", None, select="tova", revise=2),
     chat(
         "documents without a user message",
         "documents",

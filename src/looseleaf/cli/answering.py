@@ -4,13 +4,13 @@ report.
 
 import sys
 from collections.abc import Sequence
+from typing import Unpack
 
 import click
 
-from looseleaf.config import Fuse, Select
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Document, Message, PromptParts
+from looseleaf.engine.request import Document, Message, Policies, PromptParts
 from looseleaf.sampling_params import SamplingParams
 
 
@@ -29,8 +29,7 @@ def print_answer(
     llm: LLM,
     parts: PromptParts,
     params: SamplingParams,
-    fuse: Fuse | None = None,
-    select: Select | None = None,
+    **policies: Unpack[Policies],
 ) -> RequestOutput:
     """Stream the answer to standard output, with a bar on standard error before the first word."""
     from rich.console import Console
@@ -51,8 +50,7 @@ def print_answer(
             parts,
             params,
             on_prefill=lambda done, total: bar.update(task, completed=done, total=total),
-            fuse=fuse,
-            select=select,
+            **policies,
         ):
             if not shown:
                 bar.stop()

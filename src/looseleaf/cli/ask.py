@@ -7,7 +7,14 @@ import click
 from looseleaf.cli.answering import build_prompt, print_answer
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given
-from looseleaf.cli.policies import fuse_options, select_options, take_fuse, take_select
+from looseleaf.cli.policies import (
+    fuse_options,
+    select_options,
+    take_fuse,
+    take_revise,
+    take_select,
+)
+from looseleaf.engine.request import Policies
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -50,7 +57,11 @@ def ask(
     """Answer QUESTION from documents."""
     if not question.strip():
         raise InvalidRequest("the question is empty: ask something")
-    fuse, select = take_fuse(options), take_select(options)
+    policies: Policies = {
+        "fuse": take_fuse(options),
+        "select": take_select(options),
+        "revise": take_revise(options),
+    }
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.engine.llm import LLM
@@ -58,7 +69,7 @@ def ask(
     llm = LLM(**given(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*documents, question]})
-    output = print_answer(llm, build_prompt(llm, messages), params, fuse, select)
+    output = print_answer(llm, build_prompt(llm, messages), params, **policies)
     if show_reuse:
         click.echo(str(output.reuse), err=True)
         if output.select is not None:

@@ -32,6 +32,7 @@ from looseleaf.errors import InvalidOption
     type=click.IntRange(2, 9),
     help="rows that are revised on top of quest; may be repeated [default: 2, 4, 8]",
 )
+@click.option("--no-revise", is_flag=True, help="leave revision out")
 @click.option("--every-layer", is_flag=True, help="leave no layer dense")
 @click.option("--answers", type=click.Path(path_type=Path, dir_okay=False), help="kept answers")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="CSV to append to")
@@ -46,7 +47,7 @@ def interview(first_seed: int, items: int, model: str | None, **options: Any) ->
     from looseleaf.engine.loading import reference_model
     from looseleaf.evals.interview import Interview
 
-    names = ("lines", "documents", "budgets", "names", "windows", "every_layer")
+    names = ("lines", "documents", "budgets", "names", "windows", "every_layer", "no_revise")
     chosen = {name: options.pop(name) for name in names}
     files = options.pop("answers"), options.pop("output")
     if items < 1:
@@ -89,8 +90,8 @@ def _run(
 
 def _arms(llm: Any, chosen: dict[str, Any]) -> list[tuple[Any, str]]:
     """The arms in order, each with the name of that which it is compared with."""
-    from looseleaf.config import Revise, Select
-    from looseleaf.evals.interview import InterviewArm, report_revision
+    from looseleaf.config import EVICTING, Revise, Select
+    from looseleaf.evals.interview import EvictingArm, InterviewArm, report_revision
 
     dense: dict[str, Any] = {"dense_layers": ()} if chosen["every_layer"] else {}
     # a name says all that an answer depends on
@@ -103,10 +104,13 @@ def _arms(llm: Any, chosen: dict[str, Any]) -> list[tuple[Any, str]]:
 
     for budget in chosen["budgets"] or (0.05, 0.1, 0.15, 0.25):
         for policy in ("quest", *(chosen["names"] or ("window",))):
+            if policy in EVICTING:
+                arms.append((EvictingArm(llm, policy, budget), "full attention"))
+                continue
             select = Select(policy, ratio=budget, **dense)
             add(f"{select}{layers}", "full attention", select=select)
         quest = Select("quest", ratio=budget, **dense)
-        for window in chosen["windows"] or (2, 4, 8):
+        for window in () if chosen["no_revise"] else chosen["windows"] or (2, 4, 8):
             name = f"{quest}{layers}"
             add(f"{name}, revise {window}", name, select=quest, revise=Revise(window))
     return arms

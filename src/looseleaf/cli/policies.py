@@ -1,5 +1,5 @@
 """``--fuse`` and ``--ratio``: which tokens of reused documents are computed again; ``--select`` and
-``--budget``: which keys an answer reads."""
+``--budget``: which keys an answer reads; ``--revise``: which of its tokens read on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from looseleaf.config import (
+    MAX_WINDOW,
     EvaluatedSelector,
     Fuse,
     FuseSelector,
@@ -70,7 +71,14 @@ def take_fuse(options: dict[str, Any]) -> Fuse | None:
 
 
 def select_options(command: Command) -> Command:
-    """Adds ``--select`` and ``--budget``. `take_select` reads them."""
+    """Adds ``--select``, ``--budget`` and ``--revise``. `take_select` and `take_revise` read
+    them."""
+    revise = click.option(
+        "--revise",
+        type=click.IntRange(1, MAX_WINDOW),
+        help="how many of the last tokens go on to read with the newest; needs --select "
+        "[default: 1]",
+    )
     budget = click.option(
         "--budget",
         type=float,
@@ -83,7 +91,13 @@ def select_options(command: Command) -> Command:
         type=click.Choice(get_args(SelectPolicy)),
         help="which keys each token of the answer reads [default: all]",
     )
-    return policy(budget(command))
+    return policy(budget(revise(command)))
+
+
+def take_revise(options: dict[str, Any]) -> Revise | None:
+    """The window that the flag asks for, None without it; takes it out of ``options``."""
+    window = options.pop("revise")
+    return None if window is None else Revise(window)
 
 
 def reading_options(command: Command) -> Command:

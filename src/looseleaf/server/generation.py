@@ -96,8 +96,10 @@ class Generation:
             params = replace(params, seed=params.seed + number)
         parts = self.prompts[number].parts
         request = Request(name, parts, params, self.caller.salt, self.deadline)
-        policies = self.policies
-        return self.service.llm.stream(replace(request, fuse=policies.fuse, select=policies.select))
+        asked = self.policies
+        return self.service.llm.stream(
+            replace(request, fuse=asked.fuse, select=asked.select, revise=asked.revise)
+        )
 
     def _check_sizes(self) -> None:
         config, context = self.service.config, self.service.llm.engine.max_model_len

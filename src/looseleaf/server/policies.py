@@ -1,15 +1,15 @@
 """From a request's policy fields to the engine's options, and back into its report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from looseleaf.config import Fuse, Select
+from looseleaf.config import Fuse, Revise, Select
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.common import GenerationRequest
-from looseleaf.server.protocol.policies import FusePolicy, SelectChoice
+from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,24 @@ class Policies:
 
     fuse: Fuse | None = None
     select: Select | None = None
+    revise: Revise | None = None
 
 
 def take_policies(body: GenerationRequest) -> Policies:
     """What a body asks for. Raises ApiError (400) if it has no meaning."""
-    return Policies(fuse=_fuse(body.fuse), select=_select(body.select))
+    select = _select(body.select)
+    return Policies(fuse=_fuse(body.fuse), select=select, revise=_revise(body.revise, select))
 
 
 def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """What the report says of one request's policies: those that had an effect on any prompt."""
     fuses = [output.reuse.fuse for output in outputs if output.reuse.fuse is not None]
     selects = [output.select.select for output in outputs if output.select is not None]
+    revises = [output.revision.revise for output in outputs if output.revision is not None]
     return {
         "fuse": (fuses[0] if fuses else Fuse()).settings(),
         "select": (selects[0] if selects else Select("all")).settings(),
-        "revise": 1,
+        "revise": asdict(revises[0]) if revises else 1,
     }
 
 
@@ -62,3 +65,16 @@ def _select(given: SelectChoice | None) -> Select | None:
         return Select(**fields)
     except InvalidOption as error:
         raise ApiError(400, f"select: {error}", param="select", code="invalid_value") from error
+
+
+def _revise(given: ReviseChoice | None, select: Select | None) -> Revise | None:
+    """None for a window of 1, which is how things are without one."""
+    if given is None:
+        return None
+    revise = Revise(given) if isinstance(given, int) else Revise(**given.model_dump())
+    if revise.window == 1:
+        return None
+    if select is None or select.policy == "all":
+        message = "revise: nothing is selected, so earlier tokens have read everything: give select"
+        raise ApiError(400, message, param="revise", code="invalid_value")
+    return revise

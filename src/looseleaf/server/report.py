@@ -7,6 +7,7 @@ from typing import Any
 from looseleaf.engine.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.retro import exposure_ratios
 from looseleaf.server.policies import policies_in_force
 from looseleaf.server.prompts import Label
 
@@ -67,6 +68,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "keys_shared": sum(p.keys_shared for p in paths),
         },
         "selection": _selection(outputs),
+        "revision": _revision(outputs),
         "times": {
             "queued": _slowest([m.admitted for m in metrics]),
             "first_token": _slowest([m.first_token for m in metrics]),
@@ -99,6 +101,15 @@ def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
         **{name: sum(getattr(r, name) for r in reports) for name in names},
         "recall": sum(recall * count for recall, count in measured) / rows if rows else None,
     }
+
+
+def _revision(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+    """The effective KV exposure over all outputs; None before the end, and without revision."""
+    reports = [output.revision for output in outputs if output.revision is not None]
+    if not reports:
+        return None
+    pages = [sum(counts) for counts in zip(*(r.pages_read for r in reports), strict=True)]
+    return {"exposure": exposure_ratios(pages)}
 
 
 def _slowest(times: Sequence[float | None]) -> float | None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from looseleaf.server.protocol.base import Strict
-from looseleaf.server.protocol.policies import FuseInput, SelectInput
+from looseleaf.server.protocol.policies import FuseInput, ReviseInput, SelectInput
 
 
 class PromptTokensDetails(Strict):
@@ -48,7 +48,7 @@ class Policies(Strict):
 
     fuse: FuseInput
     select: SelectInput
-    revise: Literal[1] = 1
+    revise: Literal[1] | ReviseInput = 1
 
 
 class AttentionReport(Strict):
@@ -71,6 +71,13 @@ class SelectionReport(Strict):
     recall: float | None = Field(
         None, description="Share of the attention that what was read held, where it was measured."
     )
+
+
+class RevisionReport(Strict):
+    """What revision added: the pages that a token has read with 0 to 7 later ones, in all, as a
+    multiple of those that it read by itself."""
+
+    exposure: list[float]
 
 
 class Times(Strict):
@@ -108,6 +115,7 @@ class LooseleafReport(Strict):
     policies: Policies
     attention: AttentionReport
     selection: SelectionReport | None = None
+    revision: RevisionReport | None = None
     times: Times
 
 

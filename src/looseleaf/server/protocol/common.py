@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from looseleaf.server.protocol.base import Strict
-from looseleaf.server.protocol.policies import FusePolicy, SelectChoice
+from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
@@ -103,6 +103,8 @@ class GenerationRequest(Strict):
         description="Which keys an output token reads: a policy's name, or an object with its "
         "budget.",
     )
-    revise: Literal[1] | None = Field(
-        None, description="How many of the last tokens profit from the keys that one selects."
+    revise: ReviseChoice | None = Field(
+        None,
+        description="How many of the last tokens profit from the keys that one selects: a number, "
+        "or an object. Needs `select`.",
     )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from looseleaf.config import FuseSelector, GroupRule, SelectPolicy
+from looseleaf.config import MAX_WINDOW, FuseSelector, GroupRule, SelectPolicy
 from looseleaf.server.protocol.base import Strict
 
 
@@ -67,3 +67,14 @@ class SelectInput(Strict):
 
 SelectChoice = SelectPolicy | SelectInput
 """A policy's name alone takes its default budget."""
+
+
+class ReviseInput(Strict):
+    """How many of the last tokens go on to read with the newest one."""
+
+    window: int = Field(ge=1, le=MAX_WINDOW, description="The newest token counts; 1 is off.")
+    adaptive: bool = Field(False, description="Fewer while the batch is large.")
+
+
+ReviseChoice = Annotated[int, Field(ge=1, le=MAX_WINDOW)] | ReviseInput
+"""A number is the window."""
