@@ -91,10 +91,9 @@ class Engine:
         self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
-        about = parts.max_model_len, shape, Evictions(parts.runner.attention)
-        self._intake = Intake(
-            parts.tokenizer, self.grammars, self._admission, *about, revisions, self.hosting.find
-        )
+        evictions = Evictions(parts.runner.attention)
+        about = parts.max_model_len, shape, evictions, revisions, self.hosting.find
+        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, *about)
         self._scheduler = Scheduler(
             scheduling, self._admission, self.hosting.chunk_tokens, self._tiering
         )
