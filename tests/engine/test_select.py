@@ -11,6 +11,7 @@ from looseleaf.config import Fuse
 from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import InvalidOption
 from tests.engine.harness import (
+    TOLERANCE,
     Folder,
     ask,
     assert_idle,
@@ -19,6 +20,7 @@ from tests.engine.harness import (
     drawn,
     make_llm,
     words,
+    worst,
 )
 
 A, B = document(1, 70), document(2, 50)
@@ -78,6 +80,13 @@ def test_preemption_and_resumption_change_nothing(checkpoint: Folder, policy: st
     assert roomy.engine.counters.preemptions == 0
     assert answers(tight, selects, 36) == expected
     assert tight.engine.counters.preemptions > 0
+    # tokens forgive much: what an output goes on from must be the same as well
+    last = [
+        [logits[-1] for _, logits in sorted(llm.engine.runner.logits.items())]  # type: ignore[attr-defined]
+        for llm in (roomy, tight)
+    ]
+    for mine, other in zip(*last, strict=True):
+        assert worst(mine, other) <= TOLERANCE
 
 
 def test_what_came_of_a_choice_is_no_prefix_of_others(checkpoint: Folder) -> None:
