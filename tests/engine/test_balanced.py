@@ -18,7 +18,7 @@ def test_a_balanced_budget_grows_with_the_time_that_documents_take_to_load(
     (held,) = llm.generate([prompt], PARAMS, fuse=fuse)
     tiering = llm.engine._tiering
     assert tiering.controller is not None and llm.engine.tiers is not None
-    tiering.controller.pace.predict = lambda rows, pairs: 1e-3 * rows  # type: ignore[method-assign]
+    tiering.controller.pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
     shares = []
     for seconds in (1e-5, 0.06, 0.1, 0.15, 9.0):
         forget_pool(llm)

@@ -86,3 +86,14 @@ def test_a_budget_is_raised_to_the_share_and_never_lowered(
 def test_who_reads_to_choose_can_not_be_balanced(selector: str) -> None:
     with pytest.raises(InvalidOption, match="balanced"):
         Fuse(selector, balanced=True)  # type: ignore[arg-type]
+
+
+def test_passes_that_blend_are_known_by_a_factor_that_follows_them() -> None:
+    pace = ComputePace()
+    for rows in (10, 100, 1000):
+        pace.observe(rows, rows * rows, 1e-3 * rows)
+    assert pace.predict(100, 10_000, blends=True) == pace.predict(100, 10_000)
+    for _ in range(30):
+        pace.observe_blending(100, 10_000, 0.25)
+    assert pace.predict(100, 10_000, blends=True) == pytest.approx(0.25, rel=0.01)
+    assert pace.predict(100, 10_000) == pytest.approx(0.1, rel=0.05)

@@ -19,12 +19,16 @@ _LONGEST_MEASUREMENT = 1.0
 class ComputePace:
     """``seconds = a + b rows + c pairs``, fitted to the steps so far with fading weights; a pair is
     a row and a key that it reads, in one layer. Nothing is known before `observe` was called.
+
+    A pass that blends reads around tokens that are replaced, which takes longer; how much longer is
+    one factor, learned from such passes.
     """
 
     _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 3)))
     _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
     _fit: npt.NDArray[np.float64] | None = None
-    _pending: list[tuple[torch.cuda.Event, torch.cuda.Event, int, int]] = field(
+    _blending: float = 1.0
+    _pending: list[tuple[torch.cuda.Event, torch.cuda.Event, int, int, bool]] = field(
         default_factory=list
     )
 
@@ -36,14 +40,23 @@ class ComputePace:
         self._targets = _MEMORY * self._targets + x
         self._fit = None
 
-    def predict(self, rows: int, pairs: int) -> float | None:
-        """How many seconds a step of so many rows and pairs takes; None if nothing is known."""
+    def observe_blending(self, rows: int, pairs: int, seconds: float) -> None:
+        """A pass that computes tokens again took that long."""
+        plain = self.predict(rows, pairs)
+        if plain:
+            self._blending = self._blending**0.7 * (seconds / plain) ** 0.3
+
+    def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
+        """How many seconds a step of so many rows and pairs takes, or a pass that ``blends``; None
+        if nothing is known.
+        """
         self._collect()
         if not self._products[0, 0]:
             return None
         if self._fit is None:
             self._fit = _nonnegative(self._products, self._targets)
-        return float(self._fit @ np.array([1.0, rows, pairs]))
+        plain = float(self._fit @ np.array([1.0, rows, pairs]))
+        return plain * self._blending if blends else plain
 
     def begin(self, device: torch.device) -> "torch.cuda.Event | float":
         """The clock of a step that is launched now."""
@@ -53,20 +66,25 @@ class ComputePace:
         event.record()
         return event
 
-    def end(self, begun: "torch.cuda.Event | float", rows: int, pairs: int) -> None:
+    def end(
+        self, begun: "torch.cuda.Event | float", rows: int, pairs: int, *, blends: bool = False
+    ) -> None:
         """The step is launched; on a GPU it is observed once it was computed."""
         if isinstance(begun, float):
-            self.observe(rows, pairs, time.perf_counter() - begun)
+            self._note(rows, pairs, time.perf_counter() - begun, blends)
             return
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._pending.append((begun, event, rows, pairs))
+        self._pending.append((begun, event, rows, pairs, blends))
         self._collect()
 
     def _collect(self) -> None:
         while self._pending and self._pending[0][1].query():
-            begun, event, rows, pairs = self._pending.pop(0)
-            self.observe(rows, pairs, begun.elapsed_time(event) / 1e3)
+            begun, event, rows, pairs, blends = self._pending.pop(0)
+            self._note(rows, pairs, begun.elapsed_time(event) / 1e3, blends)
+
+    def _note(self, rows: int, pairs: int, seconds: float, blends: bool) -> None:
+        (self.observe_blending if blends else self.observe)(rows, pairs, seconds)
 
 
 def count_pairs(chunks: Iterable[tuple[int, int]]) -> int:

@@ -74,7 +74,8 @@ class LoadingController:
 
         def fits(share: float) -> bool:
             rows = text + again(raised(fuse, share, lengths), lengths)
-            seconds = self.pace.predict(rows, count_pairs([(rows, max(rows, keys))]))
+            pairs = count_pairs([(rows, max(rows, keys))])
+            seconds = self.pace.predict(rows, pairs, blends=True)
             return seconds is not None and seconds <= load
 
         low, high = 0.0, 1.0
@@ -116,7 +117,8 @@ class LoadingController:
         fusion = sequence.fusion
         if fusion is not None:
             rows += fusion.most if fusion.positions is None else len(fusion.positions)
-        return self.pace.predict(rows, count_pairs([(rows, sequence.num_tokens)]))
+        pairs = count_pairs([(rows, sequence.num_tokens)])
+        return self.pace.predict(rows, pairs, blends=fusion is not None)
 
     def _try_again(self, names: Iterable[str]) -> bool:
         again = False

@@ -4,6 +4,7 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -141,11 +142,12 @@ class Runner:
         attend = self.attention.step(StepRows(decode, chunks, slots, places, asked))
         if apart:
             attend = ApartStep(self.attention, attend, apart, asked)
+        following = _Following(attend, awaited)
         if awaited:
-            attend = _Following(attend, awaited)
+            attend = following
         if taps:
             attend = Tapped(attend, taps)
-        begun = None if self.pace is None or awaited else self.pace.begin(self.model.device)
+        begun = None if self.pace is None else self.pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
         hidden = self.model.forward(tokens, attend, asked=index)
         if taps and rows.asked is not None:
@@ -155,20 +157,30 @@ class Runner:
                 sequence.revision.book()
         logits = self.model.logits(rows.without_past(hidden))
         if self.pace is not None and begun is not None:
-            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks))
+            blends = any(isinstance(chunk.target, Fusion) for chunk in work.chunks)
+            if isinstance(begun, float):
+                begun += following.waited
+            # on a GPU the waiting is among what its clock counts
+            if isinstance(begun, float) or not awaited:
+                self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
         return logits
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Following:
-    """The attention of a step whose documents are arriving: a layer's keys come before its rows."""
+    """The attention of a step whose documents are arriving: a layer's keys come before its rows.
+
+    ``waited`` counts the seconds that it waited for them."""
 
     attend: Attend
     awaited: list[Arriving]
+    waited: float = 0.0
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        begun = time.perf_counter()
         for arriving in self.awaited:
             arriving.wait(layer)
+        self.waited += time.perf_counter() - begun
         return self.attend(layer, q, k, v)
 
 

@@ -49,6 +49,8 @@ class Load:
         self._state: LoadState = "loading"
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
+        # rows of an earlier owner of the pages may not be computed yet
+        self._fence = copy.fence()
         self._changed = threading.Condition()
 
     @property
@@ -101,7 +103,7 @@ class Load:
         with self._changed:
             if self._state != "loading":
                 return False
-            event = self._copy.write_layer(layer, self.pages, content)
+            event = self._copy.write_layer(layer, self.pages, content, self._fence)
             if event is not None:
                 self._events.append(event)
             self._layers = layer + 1

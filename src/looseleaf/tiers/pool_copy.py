@@ -47,17 +47,32 @@ class PoolCopy:
         dtype = dtype_name(self.pool.kv.dtype)
         return Record(key, length, int(layers), shape, dtype, size, tenant)
 
+    def fence(self) -> torch.cuda.Event | None:
+        """On a GPU, when all that was launched so far has been computed: what was read from pages
+        that are another's now."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._kv.device))
+        return event
+
     def write_layer(
-        self, layer: int, pages: Sequence[int], content: UInt8[Tensor, " layer_bytes"]
+        self,
+        layer: int,
+        pages: Sequence[int],
+        content: UInt8[Tensor, " layer_bytes"],
+        behind: torch.cuda.Event | None = None,
     ) -> torch.cuda.Event | None:
-        """Copy a layer into ``pages``; on a GPU the event says when it is there, and until then
-        ``content`` must stay as it is."""
+        """Copy a layer into ``pages`` once ``behind`` has come; on a GPU the event says when it is
+        there, and until then ``content`` must stay as it is."""
         words = content.view(self._kv.dtype).view(2, len(pages), *self._kv.shape[3:])
         if self._stream is None:
             assert self._arrays is not None
             self._arrays[layer][:, _index(pages)] = words.numpy()
             return None
         with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
+            if behind is not None:
+                self._stream.wait_event(behind)
             there = words.to(self._kv.device, non_blocking=True)
             index = torch.tensor(pages, device=self._kv.device)
             self._kv[layer].index_copy_(1, index, there)

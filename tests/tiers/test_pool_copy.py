@@ -1,0 +1,54 @@
+"""Between pages and records: what is copied out comes back, wherever its pages are."""
+
+import pytest
+import torch
+
+from looseleaf.kv.pool import PagePool
+from looseleaf.tiers.pool_copy import PoolCopy
+from tests.tiers.records import key
+
+
+def pool(dtype: torch.dtype) -> PagePool:
+    made = PagePool(
+        num_pages=12,
+        page_size=16,
+        num_layers=3,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    made.kv.copy_(torch.randn(made.kv.shape, generator=torch.Generator().manual_seed(1)))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("source", [[2, 3, 4], [9, 0, 5]])
+@pytest.mark.parametrize("target", [[6, 7, 8], [11, 1, 10]])
+def test_a_segment_comes_back_to_any_pages_bit_by_bit(
+    dtype: torch.dtype, source: list[int], target: list[int]
+) -> None:
+    held = pool(dtype)
+    copy, before = PoolCopy(held), held.kv.clone()
+    record = copy.record(key(1), 37, 3)
+    layers = torch.full((record.num_layers, record.layer_bytes), 255, dtype=torch.uint8)
+    assert copy.read(record, source, layers) is None
+    for layer in range(record.num_layers):
+        copy.write_layer(layer, target, layers[layer])
+    words = held.kv.view(torch.uint8)
+    was = before.view(torch.uint8)
+    assert torch.equal(words[:, :, target[:2]], was[:, :, source[:2]])
+    assert torch.equal(words[:, :, target[2], :, :5], was[:, :, source[2], :, :5])
+    others = [n for n in range(12) if n not in target]
+    assert torch.equal(words[:, :, others], was[:, :, others])
+
+
+def test_what_lies_behind_the_end_is_not_stored() -> None:
+    held = pool(torch.float32)
+    copy = PoolCopy(held)
+    record = copy.record(key(1), 37, 3)
+    layers = torch.empty(record.num_layers, record.layer_bytes, dtype=torch.uint8)
+    copy.read(record, [2, 3, 4], layers)
+    stored = layers.view(torch.float32).view(3, 2, 3, 2, 16, 8)
+    assert (stored[:, :, 2, :, :5] != 0).all()
+    assert (stored[:, :, 2, :, 5:] == 0).all()
