@@ -5,7 +5,7 @@ indexes. A side-car is a named set of arrays; it is written behind its segment i
 found again after a restart, and dropped with the segment. It is never a fault not to find one."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.arena import Arena
+from looseleaf.tiers.asking import Asker
 from looseleaf.tiers.base import Tier, TierCounters, TierFault, check_name
 from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.guard import Guard
@@ -30,6 +31,7 @@ from looseleaf.tiers.writer import Keeping, Writer
 
 _GIB = 1 << 30
 _LAST_WORDS_SECONDS = 30.0
+_LONGEST_LOOKUP = 0.25
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Tiers:
             )
             for guard in self.guards
         }
+        self._askers = {guard.name: Asker(guard) for guard in self.guards}
         lower = [guard for guard in self.guards if guard.tier is not self.host]
         self.writer = Writer(self.copy, self.staging, self.host, lower)
         self._closed = False
@@ -140,18 +143,16 @@ class Tiers:
         """Which of ``keys`` are where, as far as can be told without reading them; the names of
         tiers in the order in which they are to be asked.
 
-        What is in the memory of the host is not asked for elsewhere."""
+        What is in the memory of the host is not asked for elsewhere. Another tier is waited for a
+        quarter of a second: one that takes longer has nothing."""
         host = None if self.host is None else self.host.name
         found: dict[SegmentKey, list[str]] = {}
         for guard in self.guards:
             asked = [k for k in dict.fromkeys(keys) if host not in found.get(k, ())]
             if not asked:
                 break
-            there = guard.call(
-                lambda tier, asked=asked: tier.contains(asked),  # type: ignore[misc]
-                [False] * len(asked),
-                proof=False,
-            )
+            asker = self._askers[guard.name]
+            there = asker.ask(_containing(asked), [False] * len(asked), _LONGEST_LOOKUP)
             for key, is_there in zip(asked, there, strict=True):
                 if is_there:
                     found.setdefault(key, []).append(guard.name)
@@ -245,6 +246,8 @@ class Tiers:
         self.writer.close(_LAST_WORDS_SECONDS)
         for loader in self._loaders.values():
             loader.close()
+        for asker in self._askers.values():
+            asker.close()
         for guard in self.guards:
             guard.call(lambda tier: tier.close(), None)
 
@@ -252,6 +255,10 @@ class Tiers:
 def tenant_of(salt: str) -> str:
     """What records say of a salt: enough to count its bytes, not enough to know it."""
     return hashlib.blake2b(salt.encode(), digest_size=8).hexdigest() if salt else ""
+
+
+def _containing(keys: Sequence[SegmentKey]) -> Callable[[Tier], list[bool]]:
+    return lambda tier: tier.contains(keys)
 
 
 def _ledger(config: TierConfig, gib: float) -> Ledger:
