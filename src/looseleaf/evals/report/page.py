@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from looseleaf.errors import InvalidOption
 from looseleaf.evals.report.charts import Chart, Format, draw
-from looseleaf.evals.report.quality import quality_charts, quality_table
+from looseleaf.evals.report.quality import budget_charts, quality_charts, quality_table
 from looseleaf.evals.report.rows import Row, origin_of, read_rows
 from looseleaf.evals.report.sharing import hits_charts, lazy_charts, relay_charts
 from looseleaf.evals.report.tables import Table
@@ -15,6 +15,7 @@ from looseleaf.evals.report.tables import Table
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
     {
         "evals": ("How often answers are right", quality_charts),
+        "blend": ("How much must be computed again", budget_charts),
         "hits": ("What a cache holds", hits_charts),
         "relay": ("A prompt that all requests share", relay_charts),
         "lazy": ("Documents stored once", lazy_charts),

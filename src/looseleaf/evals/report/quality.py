@@ -27,6 +27,13 @@ def quality_charts(rows: Sequence[Row]) -> Iterator[Chart]:
         yield from _budgets(model, own)
 
 
+def budget_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Lines over budgets alone, for a file of one kind of policy."""
+    own = main_rows(rows)
+    for model in dict.fromkeys(row["model"] for row in own):
+        yield from _budgets(model, [row for row in own if row["model"] == model])
+
+
 def quality_table(rows: Sequence[Row]) -> Table:
     """Every figure with its interval: a line for each task and setting, a column for each arm."""
     own = main_rows(rows)
