@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
+from looseleaf.attention.selection import Candidates, Choice
 from looseleaf.config import Revise
 from looseleaf.engine.request import Prompt, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
+from looseleaf.sparse import SparsePolicy
 from looseleaf.tiers.loader import LoadFailed
 from tests.engine.harness import Folder, assert_idle, make_llm, words, worst
 from tests.retro.dense import Choose, DenseRetro, Page
@@ -102,17 +104,22 @@ def test_a_window_of_one_is_the_base_policy_to_the_bit(checkpoint: Folder) -> No
     assert base[0] == revised[0] and torch.equal(base[1], revised[1])
 
 
+def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidates) -> Choice:
+    """Every candidate of every row, whatever the budget says."""
+    rows, most = candidates.table.pages.shape
+    heads = candidates.num_kv_heads
+    counts = candidates.table.num_pages[:, None].expand(rows, heads)
+    return Choice(torch.arange(most).expand(rows, heads, most).contiguous(), counts)
+
+
 @pytest.mark.parametrize("window", [2, 9])
-def test_a_full_budget_equals_dense_decode(checkpoint: Folder, window: int) -> None:
-    """The budget holds all but what is taken over, so that rows do choose, and are revised."""
-    llm = make_llm(checkpoint())
-    dense, chosen = (
-        answer(llm, PROMPT, 40, **policies)
-        for policies in (
-            {},
-            {"select": Select("quest", mass=1.0, dense_layers=()), "revise": Revise(window)},
-        )
-    )
+def test_a_full_budget_equals_dense_decode(
+    checkpoint: Folder, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that holds all would not be asked: rows are made to choose, and choose it all."""
+    dense = answer(make_llm(checkpoint()), PROMPT, 30)
+    monkeypatch.setattr(SparsePolicy, "choose", everything)
+    chosen = answer(make_llm(checkpoint()), PROMPT, 30, select=SELECT, revise=Revise(window))
     assert dense[0] == chosen[0] and worst(dense[1], chosen[1]) <= TOLERANCE
 
 

@@ -111,6 +111,14 @@ def test_pages_that_hold_nothing_any_more_are_given_back(folder: Any, policy: An
     assert seen and all(left == 48 and pages == 3 for left, pages in seen)
 
 
+@EVICTOR
+def test_a_prompt_in_chunks_keeps_the_same(folder: Any, policy: Any) -> None:
+    select = Select(policy, tokens=48)
+    whole = answer(make_llm(folder), select=select)
+    cut = answer(make_llm(folder, max_num_batched_tokens=68, max_num_seqs=8), select=select)
+    assert whole[0] == cut[0] and worst(whole[1], cut[1]) <= TOLERANCE
+
+
 def test_snapkv_keeps_what_its_observers_attend_to() -> None:
     policy = SnapKV(capacity=6, observed=2, pool=1)
     weights = torch.zeros(2, 1, 2, 12)

@@ -112,7 +112,9 @@ class Admission:
             return
         num_keys = tail.computed - eviction.num_evicted
         text = TextPages(self.store.pool, tail.pages, num_keys)
-        eviction.book(text, tail.position(tail.computed - 1))
+        eviction.book(text, tail.position(tail.computed - 1), ends_prompt)
+        if sequence.phase is not Phase.DECODE:
+            return
         if not eviction.due(num_keys, self.page_size, ends_prompt):
             return
         count = self.pages_for(eviction.evict(text))

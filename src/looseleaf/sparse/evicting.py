@@ -93,18 +93,30 @@ class Eviction:
     rules: Sequence[ScoreRule]
     num_evicted: int = 0
     _scores: dict[int, Tensor] = field(default_factory=dict)
+    _asked: dict[int, Tensor] = field(default_factory=dict)
     _wanted: dict[int, Tensor] = field(default_factory=dict)
+    _prompt_done: bool = False
 
     def see(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], ends_prompt: bool
     ) -> None:
-        """A step asked with these queries, unrotated, of consecutive rows of the text."""
-        count = self.evictor.rows(len(q), ends_prompt)
-        if count:
-            self._wanted[layer] = q[len(q) - count :].clone()
+        """A step asks with these queries, unrotated, of consecutive rows of the text."""
+        count = self.evictor.rows(len(q), ends_prompt or self.evictor.only_prompt)
+        if count and not self._prompt_done:
+            self._asked[layer] = q[len(q) - count :].clone()
 
-    def book(self, text: TextPages, position: int) -> None:
-        """The step is computed, its newest row at ``position``: weigh the keys anew."""
+    def book(self, text: TextPages, position: int, ends_prompt: bool) -> None:
+        """The step is computed, its newest row at ``position``: weigh the keys anew.
+
+        Where only the end of a prompt counts, its queries are kept from chunk to chunk."""
+        for layer, q in self._asked.items():
+            held = self._wanted.get(layer)
+            both = q if held is None else torch.cat([held, q])
+            self._wanted[layer] = both[-self.evictor.rows(len(both), True) :]
+        self._asked = {}
+        if self.evictor.only_prompt and not ends_prompt:
+            return
+        self._prompt_done = self.evictor.only_prompt
         for layer, q in self._wanted.items():
             keys = text.keys(layer).float()
             before = self._scores.get(layer)
@@ -138,7 +150,8 @@ class Eviction:
     def reset(self) -> None:
         """The output starts over, with everything."""
         self.num_evicted = 0
-        self._scores, self._wanted = {}, {}
+        self._scores, self._asked, self._wanted = {}, {}, {}
+        self._prompt_done = False
 
     def _weights(
         self,
