@@ -13,7 +13,16 @@ import pytest
 from looseleaf import LLM
 from looseleaf.engine.request import Request
 from tests.engine.harness import Folder, assert_idle
-from tests.engine.tiered import PARAMS, forget_pool, load_always, prompts, sources, tiered
+from tests.engine.tiered import (
+    PARAMS,
+    forget_pool,
+    load_always,
+    make_unruly,
+    prompts,
+    raise_fault,
+    sources,
+    tiered,
+)
 from tests.tiers.redis_server import RedisServer
 from tests.tiers.test_damage import harm
 
@@ -192,3 +201,38 @@ def test_a_sidecar_is_found_after_a_restart_and_goes_with_its_segment(
     assert tiers.flush(30)
     assert tiers.get_sidecar(segment.key, "bounds") is None
     second.close()
+
+
+def test_a_load_that_fails_when_a_step_has_followed_it_halfway_is_computed_whole(
+    checkpoint: Folder, tmp_path: Path, right: list[tuple[int, ...]]
+) -> None:
+    llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
+    load_always(llm)
+    asked = prompts()
+    answers(llm, asked[:1])
+    forget_pool(llm)
+    attended, step = threading.Event(), llm.engine.runner.attention.step
+
+    def watched(rows: Any) -> Any:
+        attend = step(rows)
+
+        def call(layer: int, *qkv: Any) -> Any:
+            out = attend(layer, *qkv)
+            if len(out) == len(asked[0][-1]):
+                attended.set()
+            return out
+
+        return call
+
+    def mood(call: str, layer: int) -> None:
+        if call == "read" and layer == 1:
+            assert attended.wait(15)
+            raise_fault("damaged")
+
+    make_unruly(llm, mood)
+    llm.engine.runner.attention.step = watched  # type: ignore[method-assign]
+    assert answers(llm, asked[:1]) == right[:1]
+    assert llm.engine.tiers is not None
+    assert llm.engine.tiers.counters["disk"].faults == {"damaged": 1}
+    assert_idle(llm)
+    llm.close()
