@@ -1,5 +1,6 @@
-"""Writers that are killed with -9 at random moments; what they leave must be clean. Run as a
-process of its own: it forks. Prints how many kills met a file that was not finished."""
+"""Writers that are killed with -9 while they write; what they leave must be clean. Run as a
+process of its own: it forks. Kills so often, and up to ten times as often until one has met a file
+that was not finished; prints how many have."""
 
 import os
 import random
@@ -23,16 +24,29 @@ def write_for_ever(folder: Path, seed: int) -> None:
             tier.delete([key(rng.randrange(6))])
 
 
+def await_writing(unfinished: Path, more: float) -> None:
+    """Return once a file is being written, and ``more`` seconds later. Raises TimeoutError."""
+    end = time.monotonic() + 20.0
+    while not (unfinished.is_dir() and any(unfinished.iterdir())):
+        if time.monotonic() > end:
+            raise TimeoutError("the writer wrote nothing in 20 seconds")
+    end = time.monotonic() + more
+    while time.monotonic() < end:
+        pass
+
+
 def main(folder: Path, kills: int) -> None:
     rng, unfinished = random.Random(11), 0
-    for seed in range(kills):
+    for seed in range(10 * kills):
+        if seed >= kills and unfinished:
+            break
         child = os.fork()
         if not child:
             try:
                 write_for_ever(folder, seed)
             finally:
                 os._exit(1)
-        time.sleep(rng.uniform(0.005, 0.03))
+        await_writing(folder / "unfinished", rng.choice((0.0, 0.001, 0.01)))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         unfinished += any((folder / "unfinished").iterdir())

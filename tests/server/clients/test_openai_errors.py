@@ -22,7 +22,7 @@ def ask(client, **options):
     ("options", "error", "code", "word"),
     [
         ({"extra_body": {"document": []}}, openai.BadRequestError, "invalid_value", "'document'"),
-        ({"extra_body": {"fuse": "all"}}, openai.BadRequestError, "invalid_value", "fuse"),
+        ({"extra_body": {"fuse": "everything"}}, openai.BadRequestError, "invalid_value", "fuse"),
         ({"temperature": -1}, openai.BadRequestError, "invalid_value", "temperature"),
         ({"max_completion_tokens": 0}, openai.BadRequestError, "invalid_value", "max_completion"),
         ({"model": "gpt-4o"}, openai.NotFoundError, "model_not_found", "gpt-4o"),
