@@ -1,11 +1,16 @@
-"""Recall against scanned share, one panel a layer, one line an index."""
+"""Recall against scanned share: one panel for each layer and number of keys, one line an index."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from looseleaf.bench.results import Row
 from looseleaf.errors import InvalidOption
+
+_COLUMNS = 3
+# the axis begins here: an index that stops at its entry compares next to nothing
+_LEAST_SHARE = 1.0
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -17,25 +22,45 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    layers = list(dict.fromkeys(str(row["layer"]) for row in rows))
-    figure, panels = pyplot.subplots(
-        1, len(layers), figsize=(4.2 * len(layers), 3.8), sharey=True, squeeze=False
+    layers = list(dict.fromkeys((str(row["layer"]), row["keys"]) for row in rows))
+    columns = min(_COLUMNS, len(layers))
+    lines = -(-len(layers) // columns)
+    figure, grid = pyplot.subplots(
+        lines, columns, figsize=(4.2 * columns, 3.4 * lines + 0.8), sharey=True, squeeze=False
     )
-    for panel, layer in zip(panels[0], layers, strict=True):
-        own = [row for row in rows if row["layer"] == layer]
-        for name in dict.fromkeys(str(row["index"]) for row in own):
-            points = [row for row in own if row["index"] == name]
-            scanned = [100 * float(row["scanned"]) for row in points]
-            recall = [float(row["recall"]) for row in points]
-            chosen = name.startswith("chosen")
-            style = {"marker": "*", "markersize": 13, "color": "black"} if chosen else {}
-            panel.plot(scanned, recall, **{"marker": "o", "markersize": 4, "label": name, **style})
-        panel.axhline(0.95, color="grey", linewidth=0.7, linestyle=":")
-        panel.set_xscale("log")
-        panel.set_xlabel("keys compared, %")
-        panel.set_title(f"{layer}, {own[0]['keys']} keys", fontsize=10)
-        panel.legend(fontsize=6.5, loc="lower right")
-    panels[0][0].set_ylabel("recall@100")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    panels = list(grid.flat)
+    known: dict[str, Any] = {}
+    for panel, (layer, keys) in zip(panels, layers, strict=False):
+        own = [row for row in rows if (row["layer"], row["keys"]) == (layer, keys)]
+        _draw_layer(panel, own, known)
+        panel.set_title(f"{layer}, {int(keys):,} keys", fontsize=10)
+    for panel in panels[len(layers) :]:
+        panel.set_axis_off()
+    for line in grid:
+        line[0].set_ylabel("recall@100")
+    figure.legend(known.values(), known.keys(), loc="lower center", ncols=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0.7 / (3.4 * lines + 0.8), 1, 1))
+    figure.savefig(path, dpi=90)
     pyplot.close(figure)
+
+
+def _draw_layer(panel: Any, rows: Sequence[Row], known: dict[str, Any]) -> None:
+    """One line an index; ``known`` has a line for every name so far, for the legend."""
+    for name in dict.fromkeys(str(row["index"]) for row in rows):
+        points = [row for row in rows if row["index"] == name]
+        scanned = [max(_LEAST_SHARE, 100 * float(row["scanned"])) for row in points]
+        recall = [float(row["recall"]) for row in points]
+        label = "chosen" if name.startswith("chosen") else name
+        style: dict[str, Any] = {"marker": "o", "markersize": 4}
+        if label == "chosen":
+            style = {"marker": "*", "markersize": 13, "color": "black", "linestyle": "none"}
+        elif label in known:
+            style["color"] = known[label].get_color()
+        else:
+            style["color"] = f"C{len(known)}"
+        (drawn,) = panel.plot(scanned, recall, **style)
+        known.setdefault(label, drawn)
+    panel.axhline(0.95, color="grey", linewidth=0.7, linestyle=":")
+    panel.set_xscale("log")
+    panel.set_xlim(_LEAST_SHARE * 0.9, 110)
+    panel.set_xlabel("keys compared, %")
