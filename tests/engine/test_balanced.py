@@ -16,7 +16,7 @@ def test_a_balanced_budget_grows_with_the_time_that_documents_take_to_load(
     llm, prompt = tiered(checkpoint(), tmp_path), prompts()[2]
     fuse = Fuse("random", ratio=0.1, balanced=True)
     (held,) = llm.generate([prompt], PARAMS, fuse=fuse)
-    tiering = llm.engine._tiering
+    tiering = llm.engine.tiering
     assert tiering.controller is not None and llm.engine.tiers is not None
     tiering.controller.pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
     shares = []

@@ -110,7 +110,7 @@ def test_redis_killed_and_started_again_under_load_changes_no_answer(
         for _ in range(12):
             order = rng.sample(range(len(asked)), len(asked))
             assert answers(llm, asked, order) == right
-            llm.engine._tiering.release_pages()
+            llm.engine.tiering.release_pages()
             llm.engine.store.evict_idle()
     finally:
         stop.set()
@@ -166,7 +166,7 @@ def test_answers_do_not_depend_on_what_the_tiers_went_through_before(
         for _ in range(4):
             order = rng.sample(range(len(asked)), len(asked))
             assert answers(llm, asked, order) == right
-            llm.engine._tiering.release_pages()
+            llm.engine.tiering.release_pages()
             if rng.random() < 0.5:
                 llm.engine.store.evict_idle()
         assert llm.engine.tiers is not None

@@ -345,7 +345,7 @@ def test_a_document_that_is_quicker_to_compute_is_not_loaded(
     llm = tiered(checkpoint(), tmp_path)
     ask(llm, prompts(1))
     forget_pool(llm)
-    tiering = llm.engine._tiering
+    tiering = llm.engine.tiering
     assert tiering.controller is not None and llm.engine.tiers is not None
     for seconds, source in ((10.0, "computed"), (1e-6, "loaded")):
         for _ in range(100):

@@ -32,7 +32,7 @@ def tiered(folder: Path, disk: Path | None = None, **options: Any) -> LLM:
 
 def load_always(llm: LLM) -> None:
     """Take every document from a tier that has it, however small and quick to compute."""
-    tiering = llm.engine._tiering
+    tiering = llm.engine.tiering
     assert tiering.controller is not None
     tiering.controller.pace.predict = lambda *_, **__: None  # type: ignore[method-assign]
 
@@ -41,7 +41,7 @@ def forget_pool(llm: LLM) -> None:
     """Bring all to the tiers, and leave nothing in the pool."""
     assert llm.engine.tiers is not None
     assert llm.engine.tiers.flush(30)
-    llm.engine._tiering.release_pages()
+    llm.engine.tiering.release_pages()
     llm.engine.store.evict_idle()
 
 

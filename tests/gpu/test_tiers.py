@@ -41,7 +41,7 @@ def test_answers_are_the_same_from_any_tier(tmp_path, way, dtype):
     if "disk" in way:
         options["disk_path"] = str(tmp_path / "cache")
     llm = LLM(folder, **options)
-    tiering = llm.engine._tiering
+    tiering = llm.engine.tiering
     tiering.controller.pace.predict = lambda *_, **__: None
     right = tokens(llm)
     for _ in range(20):

@@ -98,7 +98,7 @@ def _cold_and_loaded(
     assert tiers is not None
     if not tiers.flush(_PATIENCE):
         raise NothingLoaded(f"the tier wrote nothing within {_PATIENCE:.0f} s")
-    engine.engine._tiering.release_pages()
+    engine.engine.tiering.release_pages()
     store.evict_idle()
     between()
     watched = engine.watch(asked)
@@ -119,7 +119,7 @@ def _tiered(subject: Subject, name: str) -> Iterator[tuple[Answering, Path]]:
     with tempfile.TemporaryDirectory(prefix="looseleaf-conformance-") as folder:
         options |= {"host_gib": room} if name == "host" else {"disk_path": folder}
         engine = subject.answering(**options, staging_gib=room)
-        controller = engine.engine._tiering.controller
+        controller = engine.engine.tiering.controller
         assert controller is not None
         # who knows nothing of how fast the model computes takes what a tier has
         controller.pace = ComputePace()

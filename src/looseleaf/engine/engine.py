@@ -86,16 +86,16 @@ class Engine:
         self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
         self._canary = Canary(parts.config, self._books.counters)
         self.tiers = parts.tiers
-        self._tiering = make_tiering(parts.tiers, self.store, parts.runner)
+        self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
         prefixes = parts.config.cache.prefix_caching
-        self._admission = Admission(self.store, parts.keys, prefixes, self._tiering)
+        self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
         evictions = Evictions(parts.runner.attention)
         about = parts.max_model_len, shape, evictions, revisions, self.hosting.find
         self._intake = Intake(parts.tokenizer, self.grammars, self._admission, *about)
         self._scheduler = Scheduler(
-            scheduling, self._admission, self.hosting.chunk_tokens, self._tiering
+            scheduling, self._admission, self.hosting.chunk_tokens, self.tiering
         )
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
@@ -105,7 +105,7 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        self.close = weakref.finalize(self, self._tiering.close)
+        self.close = weakref.finalize(self, self.tiering.close)
 
     @property
     def counters(self) -> EngineCounters:
