@@ -1,8 +1,11 @@
 """From a request's policy fields to the engine's options, and back into its report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic import BaseModel
 
 from looseleaf.config import Fuse, Revise, Select
 from looseleaf.engine.outputs import RequestOutput
@@ -40,31 +43,30 @@ def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def _fuse(given: FusePolicy | None) -> Fuse | None:
-    if given is None:
-        return None
-    try:
-        if isinstance(given, str):
-            return Fuse(given)
-        fields = given.model_dump(exclude_none=True)
-        if "check_layers" in fields:
-            fields["check_layers"] = tuple(fields["check_layers"])
-        return Fuse(**fields)
-    except InvalidOption as error:
-        raise ApiError(400, f"fuse: {error}", param="fuse", code="invalid_value") from error
+    with _refused("fuse"):
+        return None if given is None else Fuse(**_fields(given, "selector", "check_layers"))
 
 
 def _select(given: SelectChoice | None) -> Select | None:
-    if given is None:
-        return None
+    with _refused("select"):
+        return None if given is None else Select(**_fields(given, "policy", "dense_layers"))
+
+
+def _fields(given: str | BaseModel, word: str, layers: str) -> dict[str, Any]:
+    """The options that are given, where a policy may be one ``word``; ``layers`` is a list."""
+    if isinstance(given, str):
+        return {word: given}
+    fields = given.model_dump(exclude_none=True)
+    return {k: tuple(v) if k == layers else v for k, v in fields.items()}
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    """What a policy refuses, as the caller is told."""
     try:
-        if isinstance(given, str):
-            return Select(given)
-        fields = given.model_dump(exclude_none=True)
-        if "dense_layers" in fields:
-            fields["dense_layers"] = tuple(fields["dense_layers"])
-        return Select(**fields)
+        yield
     except InvalidOption as error:
-        raise ApiError(400, f"select: {error}", param="select", code="invalid_value") from error
+        raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from error
 
 
 def _revise(given: ReviseChoice | None, select: Select | None) -> Revise | None:
