@@ -15,6 +15,7 @@ from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.rope.frames import rope_fingerprint
+from looseleaf.tiers import Tiers
 
 MODEL_SHAPES = {
     "llama-3.1-8b": ModelConfig(
@@ -86,7 +87,9 @@ def random_engine(shape: str, config: EngineConfig, device: torch.device) -> Eng
         page_size=config.cache.page_size,
     )
     runner = Runner.create(decoder, config, max_model_len)
-    return Engine(EngineParts(config, runner, Tokenizer(reference_model()), keys, max_model_len))
+    tiers = Tiers.create(config.tiers, runner.pool)
+    tokenizer = Tokenizer(reference_model())
+    return Engine(EngineParts(config, runner, tokenizer, keys, max_model_len, tiers))
 
 
 def random_weights(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from looseleaf.cli.bench_fuse import fuse
 from looseleaf.cli.bench_index import index
 from looseleaf.cli.bench_report import OUTPUT, report
 from looseleaf.cli.bench_select import select
@@ -204,5 +205,5 @@ def _require_transformers() -> None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
-for _command in (hits, index, lazy, relay, select, tiers):
+for _command in (fuse, hits, index, lazy, relay, select, tiers):
     bench.add_command(_command)

@@ -1,0 +1,379 @@
+"""``bench fuse``: the first token behind documents that meet, policy by policy and tier by tier.
+
+Random weights and random tokens: times, never quality. Arms are the prompt as plain text that
+nobody has seen (full recompute), the same with its first document found (prefix caching), plain
+reuse, and reuse with tokens computed again. Documents stand in the pool (``device``), or must come
+from the host's memory or from a disk that has nothing of them in memory. ``load`` is what a place
+takes to give the documents and nothing else. Cells are measured in turn, each in a new order of
+the documents behind a new question."""
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from looseleaf.bench.random_model import MODEL_SHAPES, random_engine
+from looseleaf.bench.results import Row
+from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, TierConfig
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.pace import ComputePace
+from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
+from looseleaf.errors import InvalidOption
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.sampling_params import SamplingParams
+from looseleaf.tiers import DiskTier
+
+PLACES = ("device", "host", "disk")
+Cell = tuple[str, str]
+Prompt = tuple[list[DocumentPart], TextPart]
+
+
+@dataclass(frozen=True)
+class FuseBench:
+    """``documents`` of ``document_tokens`` each and a question; ``places`` of `PLACES`.
+
+    The sustained load has ``batches`` of ``batch`` requests, each with ``documents`` of ``stored``
+    in an order of its own; the pool holds about ``pool_prompts`` whole prompts."""
+
+    shape: str
+    device: torch.device
+    folder: Path
+    documents: int = 5
+    document_tokens: int = 4096
+    question: int = 64
+    ratio: float = 0.15
+    places: tuple[str, ...] = PLACES
+    repetitions: int = 5
+    stored: int = 14
+    batch: int = 2
+    batches: int = 22
+    pool_prompts: float = 3.2
+    step_tokens: int = 32_768
+    selectors: tuple[str, ...] = ("first", "random", "deviation", "question", "links")
+
+    def __post_init__(self) -> None:
+        if self.shape not in MODEL_SHAPES:
+            raise InvalidOption(
+                f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
+            )
+        unknown = set(self.places) - set(PLACES)
+        if unknown:
+            raise InvalidOption(
+                f"unknown place {unknown.pop()!r}: documents are on {', '.join(PLACES)}"
+            )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a prompt."""
+        return self.documents * self.document_tokens + self.question
+
+    def policies(self) -> dict[str, Fuse | None]:
+        """The policies by the name of their arm."""
+        layer = min(1, MODEL_SHAPES[self.shape].num_layers - 1)
+        every: dict[str, Fuse | None] = {
+            "random": Fuse("random", ratio=self.ratio),
+            "deviation": Fuse("deviation", ratio=self.ratio, check_layers=(layer,)),
+            "question": Fuse("question", ratio=self.ratio),
+            "links": Fuse("links", ratio=self.ratio),
+            "first": Fuse("first", tokens=16),
+        }
+        unknown = set(self.selectors) - set(every)
+        if unknown:
+            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {', '.join(every)}")
+        return {"reuse": None, **{name: every[name] for name in self.selectors}}
+
+
+@dataclass(eq=False)
+class _Bench:
+    """One engine with its documents and tiers."""
+
+    config: FuseBench
+    engine: Engine
+    held: list[DocumentPart] = field(default_factory=list)
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+    _names: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def create(cls, config: FuseBench) -> "_Bench":
+        shape, page = MODEL_SHAPES[config.shape], 16
+        per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        per_token *= getattr(torch, shape.torch_dtype).itemsize
+        gib = config.stored * (config.document_tokens + page) * per_token / (1 << 30)
+        tiers = TierConfig(
+            host_gib=1.05 * gib,
+            disk_path=str(config.folder) if "disk" in config.places else None,
+            disk_gib=1.2 * gib + 0.1,
+            tier_timeout=60.0,
+        )
+        pages = int(config.pool_prompts * (config.prompt_tokens + page * config.documents)) // page
+        engine = random_engine(
+            config.shape,
+            EngineConfig(
+                device=str(config.device),
+                max_model_len=2 * config.prompt_tokens,
+                cache=CacheConfig(num_pages=pages),
+                scheduler=SchedulerConfig(max_num_batched_tokens=config.step_tokens),
+                tiers=tiers,
+            ),
+            config.device,
+        )
+        # documents are always loaded, also where computing them would be quicker
+        controller = engine.tiering.controller
+        assert controller is not None
+        controller.pace = ComputePace()
+        bench = cls(config, engine)
+        bench.held = [bench._document(n) for n in range(config.stored)]
+        for document in bench.held:
+            bench.bring([document])
+        assert engine.tiers is not None
+        engine.tiers.flush(120.0)
+        return bench
+
+    def prompt(self) -> Prompt:
+        """Some of the documents in a new order, and a new question."""
+        chosen = self._random.sample(self.held[: self.config.documents], self.config.documents)
+        return chosen, self._text(self.config.question)
+
+    def bring(self, documents: Sequence[DocumentPart]) -> float:
+        """Seconds until documents are in the pool, from wherever they are."""
+        begun = time.perf_counter()
+        self.engine.warm((*documents, TextPart(())))
+        while self.engine.has_work:
+            self.engine.step()
+        self._wait()
+        return time.perf_counter() - begun
+
+    def prepare(self, place: str, documents: Sequence[DocumentPart]) -> None:
+        """Have documents stand in ``place`` and nowhere above it."""
+        engine = self.engine
+        assert engine.tiers is not None and engine.tiers.host is not None
+        host, keys = engine.tiers.host, [self._key(document) for document in self.held]
+        engine.tiers.flush(120.0)
+        engine.tiering.release_pages()
+        engine.store.evict_idle()
+        if place == "disk":
+            host.delete(keys)
+            for guard in engine.tiers.guards:
+                if isinstance(guard.tier, DiskTier):
+                    for key in keys:
+                        guard.tier.cool(key)
+        elif not all(host.contains(keys)):
+            there = dict(zip(keys, host.contains(keys), strict=True))
+            self.bring([d for d, key in zip(self.held, keys, strict=True) if not there[key]])
+            engine.tiers.flush(120.0)
+            engine.tiering.release_pages()
+            engine.store.evict_idle()
+        if place == "device":
+            self.bring(documents)
+        gc.collect()
+        self._wait()
+
+    def ask(self, parts: PromptParts, fuse: Fuse | None = None) -> tuple[float, RequestOutput]:
+        """Seconds from the call until the first token, and the answer."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        begun = time.perf_counter()
+        progress = self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
+        while progress.metrics.first_token is None and progress.error is None:
+            self.engine.step()
+        seconds = time.perf_counter() - begun
+        while self.engine.has_work:
+            self.engine.step()
+        if progress.error is not None:
+            raise progress.error
+        return seconds, progress.output()
+
+    def answer_all(self, prompts: Sequence[PromptParts], fuse: Fuse | None) -> float:
+        """Seconds until all of some requests have their first token."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        begun = time.perf_counter()
+        added = [
+            self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
+            for parts in prompts
+        ]
+        while self.engine.has_work:
+            self.engine.step()
+        seconds = time.perf_counter() - begun
+        for progress in added:
+            if progress.error is not None:
+                raise progress.error
+        return seconds
+
+    def shuffled(self, stored: Sequence[DocumentPart]) -> list[Prompt]:
+        """A batch of prompts over ``stored``."""
+        number = self.config.documents
+        return [
+            (self._random.sample(stored, number), self._text(self.config.question))
+            for _ in range(self.config.batch)
+        ]
+
+    def _text(self, length: int) -> TextPart:
+        vocab = self.engine.runner.model.config.vocab_size
+        return TextPart(tuple(self._random.choices(range(vocab), k=length)))
+
+    def _document(self, number: int) -> DocumentPart:
+        return DocumentPart(self._text(self.config.document_tokens).tokens, 0, f"document {number}")
+
+    def _key(self, document: DocumentPart) -> SegmentKey:
+        keys = self.engine.documents.keys
+        return keys.document(keys.root, document.tokens)
+
+    def _wait(self) -> None:
+        if self.config.device.type == "cuda":
+            torch.cuda.synchronize(self.config.device)
+
+
+def as_text(prompt: Prompt) -> PromptParts:
+    """A prompt as one text."""
+    documents, question = prompt
+    tokens = [token for document in documents for token in document.tokens]
+    return (TextPart((*tokens, *question.tokens)),)
+
+
+def as_parts(prompt: Prompt) -> PromptParts:
+    """A prompt as documents and a question."""
+    documents, question = prompt
+    return (*documents, question)
+
+
+def measure(config: FuseBench) -> Iterator[Row]:
+    """A row for every arm and place, then those of the sustained load."""
+    bench = _Bench.create(config)
+    try:
+        yield from _first_tokens(bench)
+        yield from _sustained(bench)
+        bench.engine.check()
+    finally:
+        bench.engine.close()
+
+
+def _first_tokens(bench: _Bench) -> Iterator[Row]:
+    config, policies = bench.config, bench.config.policies()
+    cells: list[Cell] = [("full", "nowhere"), ("prefix", "device")]
+    cells += [("load", place) for place in config.places if place != "device"]
+    cells += [(arm, place) for place in config.places for arm in policies]
+    taken: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    outputs: dict[Cell, RequestOutput] = {}
+    for turn in range(config.repetitions + 1):
+        by = turn * 5 % len(cells)
+        for cell in [*cells[by:], *cells[:by]]:
+            seconds, output = _once(bench, cell, policies)
+            if turn:
+                taken[cell].append(seconds)
+            if output is not None:
+                outputs[cell] = output
+    middle = {cell: statistics.median(values) for cell, values in taken.items()}
+    for cell in cells:
+        yield _row(config, cell, taken[cell], middle, outputs.get(cell))
+
+
+def _once(
+    bench: _Bench, cell: Cell, policies: Mapping[str, Fuse | None]
+) -> tuple[float, RequestOutput | None]:
+    (arm, place), prompt = cell, bench.prompt()
+    documents, question = prompt
+    if arm == "full":
+        bench.prepare("host", documents)
+        return bench.ask(as_text(prompt))
+    if arm == "prefix":
+        bench.prepare("host", documents)
+        bench.ask((TextPart((*documents[0].tokens, *question.tokens)),))
+        return bench.ask(as_text(prompt))
+    bench.prepare(place, documents)
+    if arm == "load":
+        return bench.bring(documents), None
+    return bench.ask((*documents, question), policies[arm])
+
+
+def _row(
+    config: FuseBench,
+    cell: Cell,
+    values: Sequence[float],
+    middle: Mapping[Cell, float],
+    output: RequestOutput | None,
+) -> Row:
+    arm, place = cell
+    load = middle.get(("load", place), 0.0)
+    # the same with documents that are there already: what is left when loading takes no time
+    compute = middle.get((arm, "device"), 0.0) if arm != "load" else 0.0
+    slower = max(load, compute) if load and compute else 0.0
+    again = 0 if output is None else sum(d.recomputed for d in output.reuse.documents)
+    return {
+        **_about(config),
+        "measurement": "first token",
+        "arm": arm,
+        "place": place,
+        "ratio": config.ratio if arm in ("random", "deviation", "question", "links") else 0.0,
+        "computed_again": again,
+        "batch": 0,
+        "repetitions": len(values),
+        "ms": 1e3 * middle[cell],
+        "ms_low": 1e3 * min(values),
+        "ms_high": 1e3 * max(values),
+        "times_full": middle["full", "nowhere"] / middle[cell],
+        "times_prefix": middle["prefix", "device"] / middle[cell],
+        "load_ms": 1e3 * load,
+        "compute_ms": 1e3 * compute,
+        "over_slower": middle[cell] / slower if slower else 0.0,
+    }
+
+
+def _about(config: FuseBench) -> dict[str, str | int | float]:
+    return {
+        "model": f"{config.shape}, random",
+        "documents": config.documents,
+        "document_tokens": config.document_tokens,
+        "question_tokens": config.question,
+    }
+
+
+def _sustained(bench: _Bench) -> Iterator[Row]:
+    """Batch after batch over documents that the pool does not hold all of: does it stay quick?
+
+    ``times_full`` is against the median batch of full recompute, ``batch`` 0 is the first."""
+    config = bench.config
+    if not config.batches:
+        return
+    few = max(2, config.batches // 6)
+    arms: dict[str, tuple[Fuse | None, bool, int]] = {
+        "full": (None, True, few),
+        "prefix": (None, True, config.batches),
+        **{name: (fuse, False, config.batches) for name, fuse in config.policies().items()},
+    }
+    seconds: dict[str, list[float]] = {}
+    for arm, (fuse, text, number) in arms.items():
+        bench.prepare("host", bench.held)
+        seconds[arm] = []
+        for _ in range(number):
+            if arm == "full":
+                bench.engine.store.evict_idle()
+            prompts = bench.shuffled(bench.held)
+            parts = [as_text(p) if text else as_parts(p) for p in prompts]
+            seconds[arm].append(bench.answer_all(parts, fuse))
+    full = statistics.median(seconds["full"])
+    for arm, taken in seconds.items():
+        for number, value in enumerate(taken):
+            yield {
+                **_about(config),
+                "measurement": f"batch of {config.batch}, {config.documents} of {config.stored}",
+                "arm": arm,
+                "place": "host",
+                "ratio": config.ratio if arm in ("random", "deviation", "question", "links") else 0,
+                "computed_again": 0,
+                "batch": number,
+                "repetitions": 1,
+                "ms": 1e3 * value,
+                "ms_low": 1e3 * value,
+                "ms_high": 1e3 * value,
+                "times_full": full / value,
+                "times_prefix": statistics.median(seconds["prefix"]) / value,
+                "load_ms": 0.0,
+                "compute_ms": 0.0,
+                "over_slower": 0.0,
+            }

@@ -1,0 +1,58 @@
+"""``looseleaf bench fuse``: first tokens behind documents that meet, from pool, host and disk."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.bench_report import OUTPUT, report
+
+
+@click.command()
+@click.option(
+    "--shape", default="small", show_default=True, help="shape of the random model: tiny, small, "
+    "llama-3.1-8b"
+)  # fmt: skip
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@click.option("--documents", default=5, show_default=True, help="documents of a prompt")
+@click.option("--document-tokens", default=4096, show_default=True)
+@click.option("--question", default=64, show_default=True, help="tokens of the question")
+@click.option("--ratio", default=0.15, show_default=True, help="share that is computed again")
+@click.option("--place", "places", multiple=True, help="device, host, disk [default: all]")
+@click.option("--selector", "selectors", multiple=True, help="[default: all that have an arm]")
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--stored", default=14, show_default=True, help="documents of the sustained load")
+@click.option("--batch", default=2, show_default=True, help="requests of a batch of it")
+@click.option("--batches", default=22, show_default=True, help="batches of it; 0: none")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="where the disk tier writes [default: the system's folder for temporary files]",
+)
+@OUTPUT
+def fuse(
+    device: str,
+    places: tuple[str, ...],
+    selectors: tuple[str, ...],
+    folder: Path | None,
+    output: Path | None,
+    **sizes: Any,
+) -> None:
+    """First token of reused documents under every fuse policy, beside full prefill."""
+    from looseleaf.bench.fuse import PLACES, FuseBench, measure
+    from looseleaf.engine.loading import pick_device
+
+    if selectors:
+        sizes["selectors"] = selectors
+    rows = []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        config = FuseBench(
+            device=pick_device(device), folder=Path(scratch), places=places or PLACES, **sizes
+        )
+        for row in measure(config):
+            rows.append(row)
+            said = f"{row['measurement']} {row['batch'] or ''}, {row['arm']} from {row['place']}"
+            click.echo(f"{said}: {float(row['ms']):.1f} ms", err=True)
+    shown = ("arm", "place", "batch", "ms", "times_full", "load_ms", "over_slower")
+    report(rows, f"fuse: {rows[0]['model']}", shown, output, "fuse")

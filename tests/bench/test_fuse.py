@@ -1,0 +1,52 @@
+"""``bench fuse`` at toy size: every arm and place is measured, and documents come from there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from looseleaf.bench.fuse import FuseBench, _Bench, measure
+from looseleaf.errors import InvalidOption
+
+
+@pytest.fixture
+def config(tmp_path):
+    return FuseBench(
+        "tiny", torch.device("cpu"), tmp_path, documents=3, document_tokens=40, question=8,
+        repetitions=1, stored=5, batches=2, selectors=("first", "random"),
+    )  # fmt: skip
+
+
+def test_every_arm_is_measured_in_every_place(config):
+    rows = list(measure(config))
+    assert len({tuple(row) for row in rows}) == 1
+    first = [row for row in rows if row["measurement"] == "first token"]
+    assert len(first) == 2 + 2 + 3 * 3
+    for row in rows:
+        assert 0 < row["ms_low"] <= row["ms"] <= row["ms_high"]
+    assert {row["arm"] for row in rows if row["batch"] == 1} == {"full", "prefix", "reuse"} | set(
+        config.selectors
+    )
+    again = {row["arm"]: row["computed_again"] for row in first if row["place"] == "host"}
+    # of three documents the first stands where it was encoded
+    assert again["first"] == 2 * 16
+    assert again["random"] == int(0.15 * 80)
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_documents_come_from_where_the_row_says(config, place):
+    bench = _Bench.create(config)
+    for _ in range(2):
+        documents, question = bench.prompt()
+        bench.prepare(place, documents)
+        _, output = bench.ask((*documents, question), config.policies()["random"])
+        came = {d.tier if d.source == "loaded" else "device" for d in output.reuse.documents}
+        assert came == {place}
+    bench.engine.close()
+
+
+def test_an_unknown_place_or_arm_is_refused(config):
+    with pytest.raises(InvalidOption, match="device, host, disk"):
+        replace(config, places=("moon",))
+    with pytest.raises(InvalidOption, match="no arm for 'oracle'"):
+        replace(config, selectors=("oracle",)).policies()
