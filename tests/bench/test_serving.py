@@ -1,12 +1,14 @@
 """``bench serving`` at toy size: every line is measured, and every floor lies below it."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
 
 from looseleaf.bench.ceilings import Ceilings
-from looseleaf.bench.serving import ServingSizes, ServingVariant, Workbench, measure
+from looseleaf.bench.serving import LINES, ServingSizes, ServingVariant, Workbench, measure
+from looseleaf.cli.bench import serving
 from looseleaf.errors import InvalidOption
 
 CPU = torch.device("cpu")
@@ -20,6 +22,24 @@ def test_every_line_is_measured_beside_its_floor() -> None:
         assert 0 < row["looseleaf_low"] <= row["looseleaf"] <= row["looseleaf_high"]
     assert all(0 < row["roofline_share"] < 1 for row in rows[:-1])
     assert [row["unit"] for row in rows].count("tokens/s") == 1
+
+
+def test_only_the_lines_that_are_named_are_measured() -> None:
+    rows = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
+    assert [row["measurement"] for row in rows] == ["prefill of 208 tokens, one request"]
+
+
+def test_the_command_offers_every_line() -> None:
+    option = next(param for param in serving.params if param.name == "lines")
+    assert list(option.type.choices) == list(LINES)
+
+
+def test_what_is_there_before_measuring_is_not_collected_meanwhile() -> None:
+    rows = measure("tiny", ServingSizes.small(), CPU, lines=("prefill",))
+    next(rows)
+    assert gc.get_freeze_count() > 10_000
+    rows.close()
+    assert gc.get_freeze_count() < 1000
 
 
 def test_a_floor_is_what_takes_longer() -> None:

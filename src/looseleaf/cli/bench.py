@@ -150,9 +150,21 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 @click.option("--attention-costs", default="built-in", type=click.Choice(["built-in", "measured"]))
 @click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
 @click.option("--batch-invariant/--no-batch-invariant", default=False)
+@click.option(
+    "--line",
+    "lines",
+    multiple=True,
+    type=click.Choice(["cached", "cold", "shared", "private", "short", "prefill", "rates"]),
+    help="of the table; may be given several times [default: all]",
+)
 @OUTPUT
 def serving(
-    shape: str, device: str, repetitions: int | None, output: Path | None, **variant: Any
+    shape: str,
+    device: str,
+    repetitions: int | None,
+    lines: tuple[str, ...],
+    output: Path | None,
+    **variant: Any,
 ) -> None:
     """First tokens, time per token and throughput of a server's work, beside their floors."""
     import dataclasses
@@ -164,7 +176,7 @@ def serving(
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     rows = []
-    for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant)):
+    for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines):
         rows.append(row)
         click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
     shown = (

@@ -1,5 +1,6 @@
 """A server process: listen, tell that it is there, and end without cutting anybody off."""
 
+import gc
 from types import FrameType
 
 import uvicorn
@@ -50,6 +51,9 @@ class Server(uvicorn.Server):
 def serve(service: Service) -> None:
     """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for what runs."""
     server = Server(service)
+    gc.collect()
+    # weights, graphs and modules stay: the collector would stop all answers to look through them
+    gc.freeze()
     service.log.info(
         "loaded",
         models=list(service.models),
@@ -60,3 +64,4 @@ def serve(service: Service) -> None:
         server.run()
     finally:
         service.llm.close()
+        gc.unfreeze()
