@@ -158,6 +158,19 @@ def _weigh(
 
 
 @gluon.jit
+def _computed_here(x):
+    """``x``, all of it computed before any wait that follows.
+
+    The assembler would rather wait first, and the product that the exponentials should run beside
+    would be over. Numbers that are not negative never sleep.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p nanosleep.u32 1; mov.b32 $0, $1; }",
+        "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _clear_tile(
     v_tiles, stage, lists, keys, start,
     DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr,
@@ -221,13 +234,15 @@ def fold_span(
         weight, peak, total, shrink = _weigh(
             scores, peak, total, lists, keys, start, DECODE, PAGE_SIZE, KEYS, S_LAYOUT
         )
+        next_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+        total = _computed_here(total)
         if HALVES == 2:
-            low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
+            low, high, b_p, next_p = warpgroup_mma_wait(0, deps=[low, high, b_p, next_p])
         else:
-            low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
+            low, b_p, next_p = warpgroup_mma_wait(0, deps=[low, b_p, next_p])
         wait_for_group()
         mbarrier.arrive(v_empty.index(stage), count=1)
-        b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
+        b_p = next_p
         share = gl.convert_layout(shrink, O_ROW)[:, None]
         low *= share
         if HALVES == 2:
