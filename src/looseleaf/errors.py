@@ -17,6 +17,7 @@ LooseleafError
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
 ├── BenchmarkRefused    an answer that was to be timed is wrong
 ├── EndpointFailed      a server that is evaluated did not answer
+├── EvaluationFailed    a process of an evaluation ended by itself
 ├── NativeUnavailable   the C kernels can't be compiled here
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
@@ -84,6 +85,10 @@ class UnsupportedModel(ModelError):
 
 class BenchmarkRefused(LooseleafError):
     """An answer that was to be timed is wrong, so its speed means nothing."""
+
+
+class EvaluationFailed(LooseleafError):
+    """A process that answers an evaluation's questions ended by itself."""
 
 
 class EndpointFailed(LooseleafError):

@@ -35,6 +35,12 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--batch", "0"), "--batch must be at least 1"),
         (("--first-seed", "-1"), "held-out worlds have seeds 0"),
         (("--budget", "0.1"), "need a --select that they are for"),
+        (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
+        (("--processes", "0"), "--processes must be at least 1"),
+        (
+            ("--endpoint", "http://x", "--served-model", "m", "--processes", "2"),
+            "--processes is for models on this machine",
+        ),
         (
             ("--endpoint", "http://x", "--served-model", "m", "--select", "quest"),
             "for models in this process",
@@ -69,16 +75,20 @@ def test_what_is_read_and_revised_are_arms_too(run: Run, tmp_path: Path) -> None
     output = tmp_path / "evals.csv"
     asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--questions", 2)
     policy = ("--select", "quest", "--budget", 0.2, "--budget", 0.4, "--revise", 2)
-    assert run(*asked, *policy, "--output", output).code == 0
+    several = ("--select", "tova", "--processes", 2, "--batch", 1)
+    result = run(*asked, *policy, *several, "--output", output)
+    assert result.code == 0, result.err
     rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     assert arms == [
-        "full attention", "quest, ratio 0.2", "quest, ratio 0.2, revise 2", "quest, ratio 0.4",
-        "quest, ratio 0.4, revise 2",
+        "full attention", "quest, ratio 0.2", "quest, ratio 0.2, revise 2", "tova, ratio 0.2",
+        "quest, ratio 0.4", "quest, ratio 0.4, revise 2", "tova, ratio 0.4",
     ]  # fmt: skip
+    against = {row["arm"]: row["against"] for row in rows if row["against"]}
+    assert against[arms[1]] == arms[0] and against[arms[2]] == arms[1]
     read = {row["arm"]: float(row["value"]) for row in rows if row["metric"] == "pages_read"}
     assert read["quest, ratio 0.2"] < read["quest, ratio 0.4"] < 1
-    assert {row["arm"] for row in rows if row["metric"] == "exposure"} == {arms[2], arms[4]}
+    assert {row["arm"] for row in rows if row["metric"] == "exposure_1"} == {arms[2], arms[5]}
 
 
 def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> None:

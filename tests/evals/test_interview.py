@@ -7,14 +7,8 @@ import torch
 
 from looseleaf import LLM, Select
 from looseleaf.config import Revise
-from looseleaf.evals.interview import (
-    ASSISTANT,
-    USER,
-    EvictingArm,
-    Interview,
-    InterviewArm,
-    report_revision,
-)
+from looseleaf.evals.arms import EngineArm, EvictingArm, report_reading
+from looseleaf.evals.interview import ASSISTANT, USER, Interview
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +21,8 @@ def one_thread() -> Iterator[None]:
 
 
 def said(item, wrong=()):  # type: ignore[no-untyped-def]
-    lines = item.question.split("\n")
     answers = ["Nothing." if n in wrong else a for n, a in enumerate(item.answers)]
-    later = (f"{USER}{q}{ASSISTANT} {a}" for q, a in zip(lines[1:], answers[1:], strict=True))
+    later = (f"{USER}{q}{ASSISTANT} {a}" for q, a in zip(item.turns, answers[1:], strict=True))
     return answers[0] + "".join(later)
 
 
@@ -37,7 +30,7 @@ def test_the_same_seed_gives_the_same_item_and_no_question_twice() -> None:
     task = Interview(questions=12, documents=4)
     (one,), (other,) = task.items(range(3, 4)), task.items(range(3, 4))
     assert one == other
-    assert len(set(one.question.split("\n"))) == len(one.answers) == 12
+    assert len({one.question, *one.turns}) == len(one.answers) == 12
 
 
 def test_each_answer_is_scored_by_itself() -> None:
@@ -64,10 +57,10 @@ def test_the_model_answers_and_the_grammar_asks(revised: bool) -> None:
     policies = {"select": Select("quest", ratio=0.5), "revise": Revise(2)} if revised else {}
     (item,) = task.items(range(1))
     llm = LLM(device="cpu", num_pages=100)
-    arm = InterviewArm(llm, "full", "prompt", report=report_revision, **policies)
+    arm = EngineArm(llm, "full", "prompt", report=report_reading, **policies)
     (answer,) = arm.answer([item])
     asked = [turn.split(ASSISTANT)[0] for turn in answer.text.split(USER)[1:]]
-    assert asked == item.question.split("\n")[1:]
+    assert asked == list(item.turns)
     assert task.score(item, answer.text)["exact"] == 1.0
     assert ("exposure_7" in answer.report) == revised
 
@@ -76,8 +69,24 @@ def test_what_throws_keys_away_reads_the_same_prompt() -> None:
     task = Interview(questions=3, documents=2)
     (item,) = task.items(range(1))
     llm = LLM(device="cpu", num_pages=100)
-    full = InterviewArm(llm, "full", "prompt").answer([item])
-    kept = EvictingArm(llm, "tova", 1.5).answer([item])
+    full = EngineArm(llm, "full", "prompt").answer([item])
+    kept = EvictingArm(llm, "tova", 2000).answer([item])
     assert kept[0].text == full[0].text
     gone = EvictingArm(llm, "tova", 0.02).answer([item])
     assert gone[0].text != full[0].text
+
+
+def test_a_share_that_is_kept_is_of_the_context_in_the_middle_of_an_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (item,) = Interview(questions=3, documents=2).items(range(1))
+    llm = LLM(device="cpu", num_pages=100)
+    chosen = []
+    generate = llm.generate
+    monkeypatch.setattr(
+        llm, "generate", lambda *a, select, **k: chosen.append(select.tokens) or generate(*a, **k)
+    )
+    (answer,) = EvictingArm(llm, "snapkv", 0.5).answer([item])
+    encode = llm.engine.tokenizer.encode
+    prompt = len(encode("".join([*item.documents, item.question])))
+    assert chosen[0] == pytest.approx((prompt + len(encode(answer.text)) / 2) / 2, rel=0.05)

@@ -1,18 +1,28 @@
 """What ``looseleaf eval`` commands share: models, arms, progress, kept answers, rows."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from looseleaf.cli.options import engine_options, given
-from looseleaf.cli.policies import fuse_options, reading_options, take_fuses, take_readings
-from looseleaf.config import Fuse, Revise, Select
+from looseleaf.cli.policies import (
+    Reading,
+    fuse_options,
+    reading_options,
+    take_fuses,
+    take_readings,
+)
+from looseleaf.config import Fuse
 from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+_REVISED = ", revise "
 
 _OPTIONS = (
     click.option(
@@ -36,6 +46,12 @@ _OPTIONS = (
     click.option("--form", type=click.Choice(("chat", "bare")), help="[default: chat if it can]"),
     click.option("--batch", default=16, show_default=True, help="items asked at a time"),
     click.option(
+        "--processes",
+        default=1,
+        show_default=True,
+        help="processes that answer at the same time, each with a model and a pool of its own",
+    ),
+    click.option(
         "--answers",
         type=click.Path(path_type=Path, dir_okay=False),
         help="file in which answers are kept, so that a run can go on",
@@ -48,7 +64,7 @@ _OPTIONS = (
 )
 _NAMES = (
     "checkpoints", "arms", "endpoint", "served_model", "endpoint_key", "documents_as", "form",
-    "batch", "answers", "output",
+    "batch", "processes", "answers", "output",
 )  # fmt: skip
 
 
@@ -66,7 +82,7 @@ class Evaluation:
 
     choices: dict[str, Any]
     fuses: Sequence[Fuse]
-    readings: Sequence[tuple[Select, Revise | None]]
+    readings: Sequence[Reading]
     engine: dict[str, Any]
 
     @classmethod
@@ -90,11 +106,15 @@ class Evaluation:
             raise InvalidOption(
                 "--arm, --fuse and --select are for models in this process, not --endpoint"
             )
+        if choices["endpoint"] and choices["processes"] > 1:
+            raise InvalidOption("--processes is for models on this machine, not --endpoint")
         unknown = [name for name in choices["arms"] if name not in ARMS]
         if unknown:
             raise InvalidOption(f"unknown arm {unknown[0]!r}: there are {', '.join(ARMS)}")
         if choices["batch"] < 1:
             raise InvalidOption("--batch must be at least 1")
+        if choices["processes"] < 1:
+            raise InvalidOption("--processes must be at least 1")
         return cls(choices, fuses, readings, given(options))
 
     def run(self, make_tasks: Callable[[Callable[[str], int]], Any], seeds: range) -> list[Any]:
@@ -105,13 +125,16 @@ class Evaluation:
         if len(seeds) < 1:
             raise InvalidOption("--questions must be at least 1")
         figures = []
-        for model, runner, arms, count in self._models():
-            for task in make_tasks(count):
-                baseline = None
+        for model, folder, runner, arms, count in self._models():
+            tasks = make_tasks(count)
+            if self.choices["processes"] > 1:
+                self._ask_crew(runner, folder, (tasks, arms), seeds, model)
+            for task in tasks:
+                scored: dict[str, Any] = {}
                 for arm in arms:
-                    scored = self._ask(runner, (task, arm), seeds, model)
-                    rows = summarize(model, task, arm, seeds, scored, baseline)
-                    baseline = baseline or (arm.name, scored)
+                    scored[arm.name] = self._ask(runner, (task, arm), seeds, model)
+                    against = _baseline(arm.name, scored)
+                    rows = summarize(model, task, arm, seeds, scored[arm.name], against)
                     figures += rows
                     show_figures(rows)
                     self._append(rows)
@@ -121,8 +144,9 @@ class Evaluation:
         """`run` for tasks that need not know how tokens are counted."""
         return self.run(lambda count: tasks, seeds)
 
-    def _models(self) -> Iterator[tuple[str, Any, list[Any], Callable[[str], int]]]:
-        """Each model's name, its runner, its arms, and how many tokens a text has for it."""
+    def _models(self) -> Iterator[tuple[str, Any, Any, list[Any], Callable[[str], int]]]:
+        """Each model's name, its folder, its runner, its arms, and how many tokens a text has for
+        it."""
         from looseleaf.bench.origin import describe_origin
         from looseleaf.engine.llm import LLM
         from looseleaf.engine.loading import reference_model
@@ -134,13 +158,15 @@ class Evaluation:
         chosen, code = self.choices, describe_origin()["commit"]
         if chosen["answers"] and code.endswith("-dirty"):
             raise InvalidOption("--answers needs committed code: else nobody knows what gave them")
-        answers = AnswerFile(chosen["answers"]) if chosen["answers"] else None
+        answers = None
+        if chosen["answers"] or chosen["processes"] > 1:
+            answers = AnswerFile(chosen["answers"])
         if chosen["endpoint"]:
             name = chosen["served_model"]
             source = Source(code, name, chosen["endpoint"])
             key = chosen["endpoint_key"] or ""
             arm = EndpointArm(chosen["endpoint"], name, key, chosen["documents_as"])
-            yield name, Runner(source, answers, chosen["batch"]), [arm], count_words
+            yield name, None, Runner(source, answers, chosen["batch"]), [arm], count_words
             return
         folders: dict[str, Any] = {chosen["model"]: chosen["model"]}
         if not chosen["model"]:
@@ -151,37 +177,52 @@ class Evaluation:
             settings = repr(sorted(self.engine.items()))
             runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
             llm = LLM(folder, **self.engine)
-            yield name, runner, self._arms(llm), _counter(llm)
+            yield name, folder, runner, self.arms(llm), _counter(llm)
 
-    def _arms(self, llm: Any) -> list[Any]:
-        from looseleaf.evals.arms import EngineArm, report_reading
+    def make_arms(self, folder: Any) -> list[Any]:
+        """The arms over a model of their own."""
+        from looseleaf.engine.llm import LLM
+
+        return self.arms(LLM(folder, **self.engine))
+
+    def arms(self, llm: Any) -> list[Any]:
+        """The ways of answering, over ``llm``."""
+        from looseleaf.evals.arms import EngineArm, EvictingArm, report_reading
         from looseleaf.evals.catalog import ARMS
 
         form = self.choices["form"]
         alone = ("full",) if self.fuses or self.readings else ("full", "reuse")
         names = self.choices["arms"] or alone
         policies = [EngineArm(llm, str(fuse), "lead", form=form, fuse=fuse) for fuse in self.fuses]
-        for select, revise in self.readings:
-            name = f"{select}, revise {revise.window}" if revise else str(select)
+        for reading in self.readings:
+            select, revise = reading.select, reading.revise
+            if select is None:
+                policies.append(EvictingArm(llm, reading.policy, reading.budget, form=form))
+                continue
+            # a name says all that an answer depends on
+            layers = ", every layer" if select.dense_layers == () else ""
+            name = f"{select}{layers}" + (f"{_REVISED}{revise.window}" if revise else "")
             chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
             arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
             policies.append(arm)
         return [*(ARMS[name](llm, form) for name in names), *policies]
 
     def _ask(self, runner: Any, asked: tuple[Any, Any], seeds: range, model: str) -> list[Any]:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as Left
-
         task, arm = asked
-        label = f"{model}: {task.name}, {task.setting}, {arm.name}"
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            job = bar.add_task(label, total=len(seeds))
-            done: list[Any] = runner.run(
-                task, arm, seeds, lambda number: bar.update(job, completed=number)
-            )
+        with _progress(f"{model}: {task.name}, {task.setting}, {arm.name}", len(seeds)) as told:
+            done: list[Any] = runner.run(task, arm, seeds, told)
             return done
+
+    def _ask_crew(self, runner: Any, folder: Any, asked: Any, seeds: range, model: str) -> None:
+        """Have several processes answer everything; the runner finds it all afterwards."""
+        from looseleaf.evals.crew import Crew
+
+        tasks, arms = asked
+        with Crew(self.choices["processes"], partial(self.make_arms, folder)) as crew:
+            for task in tasks:
+                label = f"{model}: {task.name}, {task.setting}, {len(arms)} arms"
+                with _progress(label, len(seeds) * len(arms)) as told:
+                    runner.run_ahead((task, arms), seeds, crew, told)
 
     def _append(self, rows: Sequence[Any]) -> None:
         from looseleaf.bench.origin import describe_origin
@@ -191,6 +232,26 @@ class Evaluation:
         target = self.choices["output"] or default
         if target is not None:
             append_rows(target, [asdict(row) for row in rows], describe_origin())
+
+
+@contextmanager
+def _progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task(label, total=total)
+        yield lambda number: bar.update(job, completed=number)
+
+
+def _baseline(arm: str, scored: dict[str, Any]) -> tuple[str, Any] | None:
+    """What an arm's gain is over: its own policy if rows are revised, else the first arm."""
+    alone = arm.split(_REVISED)[0]
+    name = alone if alone != arm and alone in scored else next(iter(scored))
+    return None if name == arm else (name, scored[name])
 
 
 def held_out(first_seed: int, questions: int) -> range:

@@ -2,11 +2,13 @@
 ``--budget``: which keys an answer reads; ``--revise``: which of its tokens read on."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args
 
 import click
 
 from looseleaf.config import (
+    EVICTING,
     MAX_WINDOW,
     EvaluatedSelector,
     Fuse,
@@ -20,6 +22,8 @@ from looseleaf.errors import InvalidOption
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _WITHOUT_RATIO = ("none", "all", "ape")
+# these look at keys, so a newer token may find what an older one missed
+_REVISED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
 
 
 def fuse_options(*, several: bool) -> Callable[[Command], Command]:
@@ -124,28 +128,50 @@ def reading_options(command: Command) -> Command:
             "windows",
             type=int,
             multiple=True,
-            help="rows that are revised by what --select reads; may be repeated",
+            help=f"rows that are revised by what {', '.join(_REVISED)} read; may be repeated",
         ),
+        click.option("--every-layer", is_flag=True, help="--select leaves no layer dense"),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def take_readings(options: dict[str, Any]) -> list[tuple[Select, Revise | None]]:
-    """Every policy at every budget, by itself and under every window; takes the flags out of
-    ``options``.
-    """
+@dataclass(frozen=True)
+class Reading:
+    """A way to read less: a policy that chooses pages, with rows that are revised or without, or
+    (``select`` None) one that throws keys away and keeps ``budget``."""
+
+    policy: SelectPolicy
+    budget: float
+    select: Select | None
+    revise: Revise | None = None
+
+
+def take_readings(options: dict[str, Any]) -> list[Reading]:
+    """Every policy at every budget, by itself and, if it chooses pages by their keys, under every
+    window; takes the flags out of ``options``."""
     policies, budgets, windows = (options.pop(n) for n in ("policies", "budgets", "windows"))
+    layers = () if options.pop("every_layer") else None
     if (budgets or windows) and not policies:
         raise InvalidOption("--budget and --revise need a --select that they are for")
-    selects = [
-        take_select({"policy": policy, "budget": budget})
-        for policy in policies
-        for budget in budgets or (None,)
-    ]
-    revises = [None, *(Revise(window) for window in windows)]
-    return [(select, revise) for select in selects if select for revise in revises]
+    if windows and not any(policy in _REVISED for policy in policies):
+        raise InvalidOption(f"--revise needs a --select that looks at keys: {', '.join(_REVISED)}")
+    readings = []
+    for budget in budgets or (None,):
+        for policy in policies:
+            if policy in EVICTING:
+                select = take_select({"policy": policy, "budget": None})
+                assert select is not None and select.tokens is not None
+                readings.append(Reading(policy, budget or select.tokens, None))
+                continue
+            select = take_select({"policy": policy, "budget": budget})
+            assert select is not None
+            if layers is not None:
+                select = replace(select, dense_layers=layers)
+            revises = [Revise(window) for window in windows] if policy in _REVISED else []
+            readings += [Reading(policy, budget or 0, select, r) for r in (None, *revises)]
+    return readings
 
 
 def take_select(options: dict[str, Any]) -> Select | None:

@@ -4,17 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from looseleaf.attention.hosted import HostedCounters
-from looseleaf.config import IndexConfig, IndexKind, Select
+from looseleaf.config import IndexConfig, IndexKind, Select, SelectPolicy
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Document, DocumentContext, Part
+from looseleaf.engine.request import Document, DocumentContext, Message, Part
+from looseleaf.evals.interview import conversation_grammar
 from looseleaf.evals.task import Answer, Item
-from looseleaf.sampling_params import SamplingParams
+from looseleaf.sampling_params import Grammar, SamplingParams
 
 Form = Literal["chat", "bare"]
 """By the checkpoint's chat template, or as plain text that the model goes on with."""
 
 Report = Callable[[RequestOutput], Mapping[str, float]]
+
+_SINK, _LOCAL = 4, 16
 
 
 def report_reuse(output: RequestOutput) -> dict[str, float]:
@@ -27,13 +30,28 @@ def report_reuse(output: RequestOutput) -> dict[str, float]:
 
 def report_reading(output: RequestOutput) -> dict[str, float]:
     """The share of the pages that the rows of the answer read, under a select policy, and how
-    much revision added to it: the effective KV exposure with all rows behind a row."""
+    much revision added to it: the effective KV exposure with 1 to 7 later rows."""
     report = {}
     if output.select is not None and output.select.pages_held:
         report["pages_read"] = output.select.pages_read / output.select.pages_held
-    if output.revision is not None and output.revision.exposure:
-        report["exposure"] = output.revision.exposure[-1]
+    if output.revision is not None:
+        ratios = output.revision.exposure
+        report.update({f"exposure_{later}": ratios[later] for later in range(1, len(ratios))})
     return report
+
+
+def greedy(item: Item) -> SamplingParams:
+    """How an item is answered; where it has more than one turn, by a grammar that writes all
+    questions but the first."""
+    if not item.turns:
+        return SamplingParams(temperature=0.0, max_tokens=item.max_tokens)
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=item.max_tokens,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        grammar=Grammar("lark", conversation_grammar(item.turns)),
+    )
 
 
 class EngineArm:
@@ -68,17 +86,59 @@ class EngineArm:
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
         """One answer for each item, all in one batch."""
-        params = [SamplingParams(temperature=0.0, max_tokens=item.max_tokens) for item in items]
-        prompts = [self.parts(item) for item in items]
-        if self.form == "chat":
-            conversations = [[{"role": "user", "content": parts}] for parts in prompts]
-            outputs = self.llm.chat(conversations, params, **self.policies)
-        else:
-            outputs = self.llm.generate(prompts, params, **self.policies)
+        outputs = self.outputs(items, [greedy(item) for item in items])
         return [Answer(output.text, self.report(output)) for output in outputs]
 
+    def outputs(
+        self, items: Sequence[Item], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """What the engine says to each item."""
+        prompts = [self.parts(item) for item in items]
+        if self.form == "bare":
+            return self.llm.generate(prompts, params, **self.policies)
+        return self.llm.chat([_conversation(parts) for parts in prompts], params, **self.policies)
 
-_SINK, _LOCAL = 4, 16
+
+class EvictingArm(EngineArm):
+    """Greedy answers of ``llm`` under a policy that throws keys away, which reads the same prompt
+    as text.
+
+    A ``budget`` below 1 is a share of the context in the middle of an output: as many keys are
+    kept as a policy that chooses pages by that ratio reads on average."""
+
+    def __init__(
+        self, llm: LLM, policy: SelectPolicy, budget: float, *, form: Form | None = None
+    ) -> None:
+        kind = "ratio" if budget < 1 else "tokens"
+        super().__init__(llm, f"{policy}, {kind} {budget:g}", "prompt", form=form)
+        self.policy, self.budget = policy, budget
+
+    def outputs(
+        self, items: Sequence[Item], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """As of any `EngineArm`, with the documents' tokens as text; one after the other, since
+        each has its own budget."""
+        outputs = []
+        for item, one in zip(items, params, strict=True):
+            tokens = self._tokens(item)
+            select = Select(self.policy, tokens=self._kept(item, len(tokens)))
+            outputs += self.llm.generate([[tokens]], one, select=select)
+        return outputs
+
+    def _tokens(self, item: Item) -> list[int]:
+        prompts, parts = self.llm.engine.prompts, self.parts(item)
+        if self.form == "bare":
+            made = prompts.from_parts(parts)
+        else:
+            made = prompts.from_messages(_conversation(parts))
+        return [token for part in made for token in part.tokens]
+
+    def _kept(self, item: Item, prompt: int) -> int:
+        if self.budget >= 1:
+            return int(self.budget)
+        said = "\n".join([*item.turns, *item.answers])
+        output = len(self.llm.engine.tokenizer.encode(said))
+        return max(1, round(self.budget * (prompt + output / 2)))
 
 
 class HostedArm(EngineArm):
@@ -119,3 +179,7 @@ class HostedArm(EngineArm):
 
     def _joined(self, item: Item) -> Document:
         return Document("\n\n".join(item.documents), context=self.context)
+
+
+def _conversation(parts: Sequence[Part]) -> list[Message]:
+    return [{"role": "user", "content": [*parts]}]

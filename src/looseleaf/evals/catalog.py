@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from looseleaf.engine.llm import LLM
 from looseleaf.evals.arms import EngineArm, Form, HostedArm
+from looseleaf.evals.interview import Interview
 from looseleaf.evals.one_by_one import MapReduceArm, MapRerankArm
 from looseleaf.evals.task import Arm, Task
 from looseleaf.evals.world import MAX_HOPS, CountTokens, count_words
@@ -47,6 +48,7 @@ TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(
         "deep-chain": lambda sizes: [WorldTask("chain", DEEP_HOPS, sizes.documents)],
         "roll-call": lambda sizes: [RollCallTask(sizes.lines, sizes.documents)],
         "needle": _needles,
+        "interview": lambda sizes: [Interview(sizes.lines, sizes.documents)],
     }
 )
 """A task's name, and what it is made of: several tasks if it comes in several settings."""
@@ -67,6 +69,7 @@ ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
         "map-reduce": MapReduceArm,
         "map-rerank": MapRerankArm,
         "hosted": lambda llm, form: HostedArm(llm, 1.0, form=form),
+        "flat": lambda llm, form: HostedArm(llm, 0.05, kind="flat", form=form),
         "graph": lambda llm, form: HostedArm(llm, 0.05, form=form),
         "ivf": lambda llm, form: HostedArm(llm, 0.05, kind="ivf", form=form),
     }

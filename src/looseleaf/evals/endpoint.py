@@ -39,8 +39,15 @@ class EndpointArm:
         return f"endpoint, documents as {self.documents_as}"
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item, several asked at a time."""
+        """One answer for each item, several asked at a time. Raises InvalidOption for items of
+        several turns."""
         import httpx
+
+        if any(item.turns for item in items):
+            raise InvalidOption(
+                "an interview writes questions into the output, which only a model in this process "
+                "can do: leave out --endpoint"
+            )
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         with (

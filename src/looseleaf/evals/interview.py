@@ -9,15 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from looseleaf.config import Select, SelectPolicy
-from looseleaf.engine.llm import LLM
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Document, Message
-from looseleaf.evals.arms import EngineArm
-from looseleaf.evals.task import Answer, Item
+from looseleaf.evals.task import Item
 from looseleaf.evals.world import WorldConfig, make_world
 from looseleaf.evals.world.tasks import Question, ask
-from looseleaf.sampling_params import Grammar, SamplingParams
 
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
 # an answer and a question take about 25 tokens
@@ -29,7 +23,7 @@ _TRIES = 40
 class Interview:
     """``questions`` lookups over ``documents`` of one world, all in one output."""
 
-    questions: int = 36
+    questions: int = 30
     documents: int = 8
     name: str = "interview"
 
@@ -72,71 +66,8 @@ class Interview:
         texts = tuple(document.text for document in world.documents)
         answers = tuple(question.answer for question in asked.values())
         length = _TOKENS_PER_QUESTION * self.questions
-        return Item(str(seed), texts, "\n".join(asked), answers, length)
-
-
-def report_revision(output: RequestOutput) -> dict[str, float]:
-    """The effective KV exposure with 1 to 7 later rows, where rows were revised."""
-    if output.revision is None:
-        return {}
-    ratios = output.revision.exposure
-    return {f"exposure_{later}": ratios[later] for later in range(1, len(ratios))}
-
-
-class InterviewArm(EngineArm):
-    """Answers items of `Interview`, with a grammar that writes all questions but the first."""
-
-    def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One long output an item, in one batch."""
-        params = [
-            SamplingParams(
-                temperature=0.0,
-                max_tokens=item.max_tokens,
-                ignore_eos=True,
-                skip_special_tokens=False,
-                grammar=Grammar("lark", conversation_grammar(item.question.split("\n")[1:])),
-            )
-            for item in items
-        ]
-        return [Answer(output.text, self.report(output)) for output in self.outputs(items, params)]
-
-    def outputs(
-        self, items: Sequence[Item], params: Sequence[SamplingParams]
-    ) -> list[RequestOutput]:
-        """What the engine says to the documents and the first question of each item."""
-        return self.llm.chat([self.conversation(item) for item in items], params, **self.policies)
-
-    def conversation(self, item: Item) -> list[Message]:
-        """The documents and the first question."""
-        documents = [Document(text, context=self.context) for text in item.documents]
-        return [{"role": "user", "content": [*documents, item.question.split("\n")[0]]}]
-
-
-class EvictingArm(InterviewArm):
-    """Answers under a policy that throws keys away, which reads the same prompt as text.
-
-    It keeps ``ratio`` of the context in the middle of an output: as many keys as a policy that
-    chooses pages by that ratio reads on average."""
-
-    def __init__(self, llm: LLM, policy: SelectPolicy, ratio: float) -> None:
-        super().__init__(llm, f"{policy}, ratio {ratio:g}", "prompt")
-        self.policy, self.ratio = policy, ratio
-
-    def outputs(
-        self, items: Sequence[Item], params: Sequence[SamplingParams]
-    ) -> list[RequestOutput]:
-        """As of any `InterviewArm`, with the documents' tokens as text."""
-        prompts = self.llm.engine.prompts
-        texts = []
-        length = 0.0
-        for item in items:
-            parts = prompts.from_messages(self.conversation(item))
-            texts.append([token for part in parts for token in part.tokens])
-            said = "".join([*item.question.split("\n")[1:], *item.answers])
-            length += len(texts[-1]) + len(self.llm.engine.tokenizer.encode(said)) / 2
-        kept = round(self.ratio * length / len(items))
-        select = Select(self.policy, tokens=kept)
-        return self.llm.generate([[text] for text in texts], params, select=select)
+        first, *turns = asked
+        return Item(str(seed), texts, first, answers, length, turns=tuple(turns))
 
 
 def conversation_grammar(questions: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
+from looseleaf.errors import InvalidOption
 from looseleaf.evals.arms import EngineArm, Form
 from looseleaf.evals.task import Answer, Item
 from looseleaf.evals.world import NO_ANSWER
@@ -22,7 +23,11 @@ class OneByOne:
 
     def ask_each(self, items: Sequence[Item]) -> list[list[RequestOutput]]:
         """For each item one answer a document, with log-probabilities; of an item without
-        documents, one to the bare question."""
+        documents, one to the bare question. Raises InvalidOption for items of several turns."""
+        if any(item.turns for item in items):
+            raise InvalidOption(
+                "an interview is one output over all documents: leave out map-reduce and map-rerank"
+            )
         singles = [
             Item(item.key, documents, item.question, item.answers, item.max_tokens, item.before)
             for item in items

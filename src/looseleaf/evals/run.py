@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from looseleaf.errors import InvalidOption
+from looseleaf.evals.crew import Crew, Lot
 from looseleaf.evals.task import Answer, Arm, Item, Task
 
 
@@ -34,12 +35,13 @@ class Scored:
 class AnswerFile:
     """Answers given so far, in a file that only grows. Raises InvalidOption if it is not one.
 
-    A last line that was cut off by an interrupt is dropped."""
+    A last line that was cut off by an interrupt is dropped. Without a path they are kept for this
+    run only."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._known: dict[tuple[str, ...], Answer] = {}
-        if not path.exists():
+        if path is None or not path.exists():
             return
         whole = path.read_text(encoding="utf-8")
         lines = whole.split("\n")
@@ -65,10 +67,12 @@ class AnswerFile:
 
     def keep(self, names: Sequence[tuple[str, ...]], answers: Sequence[Answer]) -> None:
         """Append answers."""
+        self._known.update(zip(names, answers, strict=True))
+        if self.path is None:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for name, answer in zip(names, answers, strict=True):
-                self._known[name] = answer
                 file.write(json.dumps({"of": name, **asdict(answer)}, ensure_ascii=False) + "\n")
 
 
@@ -85,10 +89,7 @@ class Runner:
     ) -> list[Scored]:
         """Every item of ``seeds`` answered by ``arm`` and scored; ``on_answer`` hears how many
         are done. Items that were answered before are not asked again."""
-        try:
-            items = task.items(seeds)
-        except ValueError as error:
-            raise InvalidOption(f"{task.name}, {task.setting}: {error}") from error
+        items = self._items(task, seeds)
         done = {}
         for number, item in enumerate(items):
             known = self.answers.find(self._name(task, arm, item)) if self.answers else None
@@ -110,6 +111,41 @@ class Runner:
             Scored(item, done[number], task.score(item, done[number].text))
             for number, item in enumerate(items)
         ]
+
+    def run_ahead(
+        self,
+        asked: tuple[Task, Sequence[Arm]],
+        seeds: range,
+        crew: Crew,
+        on_answer: Callable[[int], None] | None = None,
+    ) -> None:
+        """Have several processes answer every item under every arm, so that `run` finds them all.
+
+        Needs ``answers``. ``on_answer`` hears how many answers are there, of as many as items
+        times arms."""
+        task, arms = asked
+        assert self.answers is not None, "answers that are not kept would be lost"
+        items = self._items(task, seeds)
+        lots, done = [], 0
+        for start in range(0, len(items), self.batch):
+            batch = items[start : start + self.batch]
+            for number, arm in enumerate(arms):
+                known = self.answers.find
+                left = tuple(i for i in batch if known(self._name(task, arm, i)) is None)
+                done += len(batch) - len(left)
+                if left:
+                    lots.append(Lot(start, number, left))
+        for lot, answers in crew.answer(lots):
+            self.answers.keep([self._name(task, arms[lot.arm], i) for i in lot.items], answers)
+            done += len(lot.items)
+            if on_answer is not None:
+                on_answer(done)
+
+    def _items(self, task: Task, seeds: range) -> Sequence[Item]:
+        try:
+            return task.items(seeds)
+        except ValueError as error:
+            raise InvalidOption(f"{task.name}, {task.setting}: {error}") from error
 
     def _name(self, task: Task, arm: Arm, item: Item) -> tuple[str, ...]:
         source = self.source

@@ -16,6 +16,7 @@ class Item:
 
     ``key`` names it within its task, e.g. the seed it was made from. What several ``answers`` mean
     (all of them, any of them) is the task's affair. ``before`` is text in front of the documents.
+    ``turns`` are further questions that stand in the output itself, one after each answer.
     """
 
     key: str
@@ -24,11 +25,13 @@ class Item:
     answers: tuple[str, ...]
     max_tokens: int = 96
     before: str = ""
+    turns: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """The same for the same prompt and length, and for nothing else."""
         digest = hashlib.blake2b(digest_size=12)
-        for text in (self.before, *self.documents, self.question, str(self.max_tokens)):
+        length = str(self.max_tokens)
+        for text in (self.before, *self.documents, self.question, *self.turns, length):
             encoded = text.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
