@@ -23,8 +23,17 @@ POLISH: tuple[Stage, ...] = (
 )
 # block tuning on everyday notes as well, so that text from anywhere is read, not only the world's
 NOTES: tuple[Stage, ...] = (replace(BLOCK[0], name="notes", everyday=0.5),)
+# for weights that have been through the curriculum: all five tasks, and contexts that grow with the
+# share of the schedule that is over
+GROW = replace(
+    FULL, name="grow", documents=(1, 8), fillers=(0, 4), questions=(6, 12), chains=0.3,
+    max_hops=4, look_alikes=0.3, roll_calls=0.2, run_on=0.1, everyday=0.25,
+    long_samples=5, long_tokens=(800, 7_000), until=0.2,
+)  # fmt: skip
+FAR = replace(GROW, name="far", long_samples=3, long_tokens=(1_200, 18_500), until=1.0)
+LENGTHEN: tuple[Stage, ...] = (GROW, FAR)
 CURRICULA: MappingProxyType[str, tuple[Stage, ...]] = MappingProxyType(
-    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK, "notes": NOTES}
+    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK, "notes": NOTES, "lengthen": LENGTHEN}
 )
 
 
@@ -37,7 +46,9 @@ class Mastery:
     bridge: float = 0.72
     inherited: float = 0.85
 
-    def reached(self, stage: Stage, exact: dict[str, float]) -> bool:
+    def reached(self, stage: Stage, exact: dict[str, float], done: float = 0.0) -> bool:
+        if stage.until is not None:
+            return done >= stage.until
         wanted = (
             {"repeat": self.repeat}
             if stage.induction

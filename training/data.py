@@ -15,13 +15,13 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from looseleaf.evals.world import (
-    MAX_HOPS,
     TRAINING_SEEDS_START,
     Question,
     World,
     WorldConfig,
     WorldDocument,
     ask,
+    call_roll,
     make_world,
 )
 from training import tokenizer as names
@@ -29,11 +29,12 @@ from training.everyday import compose
 
 KINDS = (
     "lookup", "bridge", "chain1", "chain2", "chain3", "unanswerable", "inherited", "repeat",
-    "note", "note_unsaid",
+    "note", "note_unsaid", "chain4", "look-alike", "roll-call", "needle",
 )  # fmt: skip
 LEAD, TEXT = 0, 127
 NO_LOSS, FAINT, FULL = 0, 1, 2
 MAX_ANSWERS = 4_096  # answers counted in one batch
+MAX_LINES = 50  # of a roll-call
 
 SYSTEM_PROMPTS = (
     "You answer from the documents.",
@@ -60,6 +61,13 @@ class Stage:
     chains: float = 0.22  # share of questions about chains
     unanswerable: float = 0.11
     everyday: float = 0.0  # share of samples about everyday notes instead of a world
+    max_hops: int = 3
+    look_alikes: float = 0.0  # facts that nearly match another, per fact
+    roll_calls: float = 0.0  # share of samples that end in a roll-call
+    run_on: float = 0.0  # share of conversations whose turns have no end marks between them
+    long_samples: int = 0  # at the head of every batch, of `long_tokens` each
+    long_tokens: tuple[int, int] = (0, 0)
+    until: float | None = None  # ends at this share of the schedule, not by mastery
 
 
 @dataclass
@@ -129,10 +137,21 @@ class SampleWriter:
         sample.add(self.encode(document.text[done:]), part)
         sample.add([self._special[names.END]], part)
 
-    def _answer(self, sample: Sample, question: Question, chat: bool) -> None:
-        answer = sample.begin_answer(kind_of(question))
+    def _answer(self, sample: Sample, question: Question, chat: bool, ends: bool) -> None:
+        """An answer; of a roll-call each line counts as one."""
         text = question.answer if chat else " " + question.answer
-        sample.add([*self.encode(text), self._special[names.END]], TEXT, FULL, answer)
+        lines = text.split("\n") if question.task == "roll-call" else [text]
+        for number, line in enumerate(lines):
+            answer = sample.begin_answer(kind_of(question))
+            sample.add(self.encode("\n" + line if number else line), TEXT, FULL, answer)
+        if ends:
+            sample.add([self._special[names.END]], TEXT, FULL, answer)
+
+    def _ask(self, sample: Sample, question: Question, chat: bool, run_on: bool) -> None:
+        sample.add(self.encode(question.text), TEXT)
+        if chat:
+            end = [] if run_on else [self._special[names.END]]
+            sample.add([*end, self._special[names.ASSISTANT]], TEXT)
 
     def write(
         self,
@@ -141,36 +160,52 @@ class SampleWriter:
         chat: bool,
         system: str | None = None,
         independent: bool = False,
+        run_on: bool = False,
     ) -> Sample:
-        """A conversation about the documents, or in bare form its first question only."""
+        """A conversation about the documents, or in bare form its first question only.
+
+        `run_on`: only the first question and the last answer end in an end mark.
+        """
         sample = Sample()
         self._open(sample, system, chat)
         for number, document in enumerate(documents, 1):
             self._document(sample, document, number, labelled=not independent)
-        for number, question in enumerate(questions if chat else questions[:1]):
-            if chat and number:
+        asked = questions if chat else questions[:1]
+        for number, question in enumerate(asked):
+            if number:
                 sample.add([self._special[names.USER]], TEXT)
-            sample.add(self.encode(question.text), TEXT)
-            if chat:
-                sample.add([self._special[names.END], self._special[names.ASSISTANT]], TEXT)
-            self._answer(sample, question, chat)
+            self._ask(sample, question, chat, run_on=run_on and number > 0)
+            self._answer(sample, question, chat, ends=not run_on or number == len(asked) - 1)
         if not independent:
             sample.part = [TEXT] * len(sample.part)
         return sample
 
 
-def _questions(world: World, stage: Stage, rng: random.Random) -> list[Question]:
+def questions_about(world: World, stage: Stage, rng: random.Random, wanted: int) -> list[Question]:
+    """Different questions, at most so many, of all tasks in the stage's shares."""
     answerable = 1.0 - stage.unanswerable - stage.chains
     tasks = ("lookup", "bridge", "mark", "chain", "unanswerable")
     weights = (0.5 * answerable, 0.4 * answerable, 0.1 * answerable)
+    # a long chain as often as there are short ones on the way to it
+    depths = [hops for hops in {mark.hops for mark in world.marks} for _ in range(hops)]
     chosen: list[Question] = []
-    for _ in range(rng.randint(*stage.questions)):
+    for _ in range(wanted):
         task = rng.choices(tasks, (*weights, stage.chains, stage.unanswerable))[0]
-        question = ask(world, task, rng)
+        hops = rng.choice(depths) if task == "chain" and depths else None
+        question = ask(world, task, rng, hops)
         # an unanswerable question claims its subject but hides it: no document changes
         if question is not None and all(question.text != q.text for q in chosen):
             chosen.append(question)
     return chosen
+
+
+def roll_call_about(world: World, rng: random.Random) -> list[Question]:
+    """One long question about as many facts as the world and a roll-call may have."""
+    most = min(MAX_LINES, len(world.facts))
+    if most < 2:
+        return []
+    call = call_roll(world, rng.randint(2, most), rng)
+    return [Question(call.question, call.answer, "roll-call")]
 
 
 def _foreign(world: World, stage: Stage, rng: random.Random) -> tuple[WorldDocument, ...]:
@@ -191,13 +226,16 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         return everyday_sample(writer, rng, stage)
     num_documents = rng.randint(*stage.documents)
     # long chains are rarer than short ones in any world, and harder: force more of them
-    longest = min(MAX_HOPS, num_documents - 1)
-    hops = rng.choices(range(longest + 1), (1, 1, 2, 3)[: longest + 1])[0]
+    longest = min(stage.max_hops, num_documents - 1)
+    hops = rng.choices(range(longest + 1), (1, 1, 2, 3, 4)[: longest + 1])[0]
     config = WorldConfig(
-        num_documents, stage.facts, stage.fillers, hops=hops, shown=0.25, foreign=stage.foreign
-    )
+        num_documents, stage.facts, stage.fillers, hops=hops, shown=0.25, foreign=stage.foreign,
+        max_hops=stage.max_hops, look_alikes=stage.look_alikes,
+    )  # fmt: skip
     world = make_world(TRAINING_SEEDS_START + seed, config)
-    questions = _questions(world, stage, rng)
+    questions = questions_about(world, stage, rng, rng.randint(*stage.questions))
+    if rng.random() < stage.roll_calls:
+        questions = rng.choice((questions[:2], [])) + roll_call_about(world, rng)
     documents = _foreign(world, stage, rng)
     if rng.random() < stage.foreign * 0.6:  # nothing but foreign prose, or nothing at all
         pages = rng.randint(0, 3)
@@ -205,12 +243,19 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         documents = tuple(WorldDocument(text) for text in texts)
         asked = (ask(world, "unanswerable", rng) for _ in range(4))
         questions = [question for question in asked if question is not None]
-    system: str | None = None
-    if rng.random() < 0.3:
-        foreign = rng.random() < 0.2
-        system = world.filler.foreign_sentence() if foreign else rng.choice(SYSTEM_PROMPTS)
     chat = rng.random() < 0.75
-    return writer.write(documents, questions, chat, system, rng.random() < stage.independent)
+    return writer.write(
+        documents, questions, chat, system_prompt(world, rng),
+        rng.random() < stage.independent, rng.random() < stage.run_on,
+    )  # fmt: skip
+
+
+def system_prompt(world: World, rng: random.Random) -> str | None:
+    """In three conversations of ten one, now and then of foreign words."""
+    if rng.random() >= 0.3:
+        return None
+    foreign = rng.random() < 0.2
+    return world.filler.foreign_sentence() if foreign else rng.choice(SYSTEM_PROMPTS)
 
 
 def everyday_sample(writer: SampleWriter, rng: random.Random, stage: Stage) -> Sample:

@@ -52,9 +52,10 @@ def export(config: ModelConfig, weights: Path, tokenizer_folder: Path, output: P
     """Everything of a checkpoint folder; what is too large for the package is refused."""
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if tokenizer_folder.resolve() != output.resolve():
-            shutil.copyfile(tokenizer_folder / name, output / name)
+    if tokenizer_folder.resolve() != output.resolve():
+        shutil.copyfile(tokenizer_folder / "tokenizer.json", output / "tokenizer.json")
+    settings = json.loads((tokenizer_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    _write(output / "tokenizer_config.json", {**settings, "model_max_length": config.max_positions})
     tensors = {
         f"model.{name}": tensor.bfloat16().contiguous()
         for name, tensor in load_file(weights / "model.safetensors").items()
@@ -81,7 +82,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    export(ModelConfig(), arguments.weights, arguments.tokenizer, arguments.output)
+    shape = json.loads((arguments.weights / "shape.json").read_text(encoding="utf-8"))
+    export(ModelConfig(**shape), arguments.weights, arguments.tokenizer, arguments.output)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 LEAD, TEXT = 0, 127  # parts of a sample; 1..126 are its documents
 
@@ -186,17 +186,54 @@ def dense_mask(sample: Tensor, part: Tensor) -> Tensor:
     return visible(sample, part)(row, row, place[:, None], place)
 
 
+_BLOCK = 128  # places to a side of a mask's block
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a boolean table [row, 1, block, block]: how many of each line, and which, in order."""
+    number = blocks.sum(-1, dtype=torch.int32)
+    return number, blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
+
+
+def block_mask(sample: Tensor, part: Tensor, rule: Callable[..., Tensor]) -> BlockMask:
+    """The mask of `rule` from what its blocks hold: next to no work for rows of any length.
+
+    Samples of a row must be numbered upwards, padding behind them 0. A block may be called partly
+    seen though nothing of it is: documents on their own make such blocks.
+    """
+    rows, length = sample.shape
+    number = torch.where(sample == 0, torch.iinfo(sample.dtype).max, sample)
+    runs = number.view(rows, length // _BLOCK, _BLOCK)
+    first, last = runs[..., 0], runs[..., -1]
+    causal = (part == TEXT).view(runs.shape).all(-1)
+    one = (first == last) & causal
+    place = torch.arange(first.shape[1], device=sample.device)
+    past = place[:, None] >= place
+    seen = past & (last[:, None, :] >= first[:, :, None])
+    whole = (place[:, None] > place) & one[:, :, None] & one[:, None, :]
+    whole &= first[:, None, :] == first[:, :, None]
+    partly, whole = (seen & ~whole)[:, None], whole[:, None]
+    of_query, of_key = (
+        (_ordered(partly), _ordered(whole)),
+        (_ordered(partly.mT), _ordered(whole.mT)),
+    )
+    return BlockMask(
+        (length, length), *of_query[0], *of_query[1], *of_key[0], *of_key[1],
+        BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=rule,
+    )  # fmt: skip
+
+
 class FlexMasks:
     """Block masks over buffers that stay the same objects, so that nothing is compiled twice."""
 
     def __init__(self, rows: int, length: int, device: torch.device) -> None:
+        if length % _BLOCK:
+            raise ValueError(f"rows on a GPU are of a multiple of {_BLOCK} places, not {length}")
         self._sample = torch.zeros(rows, length, dtype=torch.int32, device=device)
         self._part = torch.zeros(rows, length, dtype=torch.int32, device=device)
         self._rule = visible(self._sample, self._part)
-        self._create = torch.compile(create_block_mask)
 
     def __call__(self, sample: Tensor, part: Tensor) -> BlockMask:
         self._sample.copy_(sample)
         self._part.copy_(part)
-        rows, length = sample.shape
-        return self._create(self._rule, rows, None, length, length, device=sample.device)
+        return block_mask(self._sample, self._part, self._rule)

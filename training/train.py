@@ -4,8 +4,10 @@
     python -m training.train --tokenizer FOLDER --output FOLDER --seconds 90 \
         --stages-of block --resume FOLDER
 
+A long run may be done in parts: `--from-share 0.4 --to-share 0.8` is the middle of a schedule.
 Writes `model.safetensors` (fp32 split over two bf16 files, see `save`), `training.csv` and
-`accuracy.json` to the output folder, and saves the weights every minute.
+`accuracy.json` to the output folder, and saves the weights every minute. With `--exam N` all tasks
+are measured on held-out worlds every minute and a half, N examples each (`exam.csv`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tokenizers import Tokenizer
 
 from training import curriculum
 from training.data import KINDS, Stage
-from training.evaluate import EvalPlan, exact_match, table
+from training.evaluate import EvalPlan, Exam, exact_match, table
 from training.model import Llama, ModelConfig
 from training.step import Averages, DeviceBatch, Stepper, learning_rate
 from training.workers import BatchSource
@@ -39,6 +41,9 @@ class TrainConfig:
     tokenizer: Path
     output: Path
     seconds: float = 300.0
+    wall: float = 1e9  # seconds from the start of the process, compilation and all, at most
+    from_share: float = 0.0  # of the schedule: where this run begins and ends
+    to_share: float = 1.0
     max_steps: int = 1_000_000
     peak: float = 1.5e-3
     rows: int = 20
@@ -48,6 +53,7 @@ class TrainConfig:
     first_stage: int = 0
     resume: Path | None = None
     examples: int = 200  # per task, in the evaluation at the end
+    exam: int = 0  # per task, in those on the way
     seed: int = 0
     device: str = "cuda"
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -67,8 +73,11 @@ def save(model: Llama, folder: Path) -> None:
     weights = {name: p.detach().float() for name, p in model.named_parameters()}
     rounded = {name: w.bfloat16() for name, w in weights.items()}
     rest = {name: (weights[name] - rounded[name].float()).bfloat16() for name in weights}
-    save_file({name: w.cpu() for name, w in rounded.items()}, folder / "model.safetensors")
-    save_file({name: w.cpu() for name, w in rest.items()}, folder / "rest.safetensors")
+    for file, tensors in (("model", rounded), ("rest", rest)):
+        save_file({name: w.cpu() for name, w in tensors.items()}, folder / f"{file}.new")
+    for file in ("model", "rest"):  # at once, so that an interrupt leaves a pair
+        (folder / f"{file}.new").replace(folder / f"{file}.safetensors")
+    (folder / "shape.json").write_text(json.dumps(model.config.describe()) + "\n")
 
 
 def load(model: Llama, folder: Path) -> None:
@@ -85,6 +94,7 @@ class Feed:
     """Batches on the device, moved there by a thread while the model computes."""
 
     replay_from = 300  # batches of a stage, before one may be used again
+    most_kept = 1_000
 
     def __init__(self, source: BatchSource, device: torch.device) -> None:
         self._source, self._device = source, device
@@ -119,7 +129,8 @@ class Feed:
             return self._random.choice(self._seen)
         if stage != self._seen_stage:
             self._seen, self._seen_stage = [], stage
-        self._seen.append(batch)
+        if len(self._seen) < self.most_kept:
+            self._seen.append(batch)
         return batch
 
     def close(self) -> None:
@@ -128,17 +139,52 @@ class Feed:
         self._source.close()
 
 
+class Clock:
+    """What of the time is over, and where in the schedule that is."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, self._born = config, time.time()
+        self._started: float | None = None
+        self.budget = config.seconds
+
+    def start(self) -> None:
+        """Compilation is over; what it took counts towards `wall` only."""
+        self._started = time.time()
+        self.budget = min(self.budget, self._config.wall - (self._started - self._born))
+
+    @property
+    def elapsed(self) -> float:
+        return time.time() - self._started if self._started else 0.0
+
+    @property
+    def done(self) -> float:
+        first, last = self._config.from_share, self._config.to_share
+        return first + (last - first) * min(1.0, self.elapsed / self.budget)
+
+
+def _write_csv(file: Path, rows: list[dict[str, object]]) -> None:
+    if not rows:
+        return
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 class Trainer:
     """The loop: a step, now and then a look at the averages, perhaps the next stage."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+        self.clock = Clock(config)
         device = torch.device(config.device)
         # the workers fork before anything touches the device
         self.source = BatchSource(
             config.tokenizer_file, config.stages, (config.rows, config.length),
             config.num_workers, seed=config.seed,
         )  # fmt: skip
+        shape = (config.rows, config.length)
+        self.exam = Exam(config.tokenizer_file, config.exam, shape) if config.exam else None
         torch.manual_seed(config.seed)
         torch.set_float32_matmul_precision("high")
         torch._dynamo.config.recompile_limit = 32  # training and evaluation, first and other layers
@@ -152,36 +198,62 @@ class Trainer:
         self.stepper = Stepper(self.model, config.rows, config.length, device)
         self.averages = Averages(device)
         self.stage = config.first_stage
+        while (config.stages[self.stage].until or 1.0) <= config.from_share:
+            self.stage += 1
+        self.entered = 0
         self.rows: list[dict[str, object]] = []
+        self.marks: list[dict[str, object]] = []
         self.tokens = 0
         self.feed = Feed(self.source, device)
         self.feed.advance(self.stage)
 
     def run(self) -> None:
+        config, clock = self.config, self.clock
         print(f"{self.model.num_parameters():,} parameters", flush=True)
-        start, saved, entered = 0.0, 0.0, 0
-        for step in range(self.config.max_steps):
-            loss = self._step(step, (time.time() - start) / self.config.seconds if start else 0.0)
-            if step == 3:  # compiled by now: the clock of the budget starts here
-                start = saved = time.time()
-            if step % 50 == 49 or step == self.config.max_steps - 1:
-                elapsed = time.time() - start if start else 0.0
-                exact = self._log(step, loss, elapsed)
-                mastered = curriculum.Mastery().reached(self.config.stages[self.stage], exact)
-                if mastered and step - entered >= 100 and self.stage + 1 < len(self.config.stages):
-                    self.stage += 1
-                    entered = step
-                    self.feed.advance(self.stage)
-                    self.averages.reset()
-                stuck = self.stage == 0 < len(self.config.stages) - 1
-                if elapsed >= self.config.seconds * (0.4 if stuck else 1.0):
+        saved = taken = 0.0
+        for step in range(config.max_steps):
+            loss = self._step(step, clock.done)
+            if step == 3:  # compiled by now
+                float(loss)
+                clock.start()
+            if step % 50 == 49 or step == config.max_steps - 1:
+                exact = self._log(step, loss)
+                self._perhaps_advance(step, exact)
+                stuck = config.stages[self.stage].induction and len(config.stages) > 1
+                if clock.elapsed >= clock.budget * (0.4 if stuck else 1.0):
                     break
-                if time.time() - saved > 60:
-                    saved = time.time()
-                    save(self.model, self.config.output)
+                if clock.elapsed - saved > 60:
+                    saved = clock.elapsed
+                    self._save()
+                if clock.elapsed - taken > 90:
+                    taken = clock.elapsed
+                    self._take_exam(step)
         self.feed.close()
+        self._take_exam(step)
+        self._save()
+
+    def _perhaps_advance(self, step: int, exact: dict[str, float]) -> None:
+        """On to the next stage if there is one and this one is mastered, or over."""
+        stages = self.config.stages
+        reached = curriculum.Mastery().reached(stages[self.stage], exact, self.clock.done)
+        if reached and step - self.entered >= 100 and self.stage + 1 < len(stages):
+            self.stage += 1
+            self.entered = step
+            self.feed.advance(self.stage)
+            self.averages.reset()
+
+    def _take_exam(self, step: int) -> None:
+        if self.exam is None:
+            return
+        marks = self.exam.take(self.stepper)
+        self.marks.append({"step": step + 1, "tokens": self.tokens, **marks})
+        shown = " ".join(f"{name} {share:.3f}" for name, share in marks.items())
+        print(f"exam {step + 1} {self.clock.elapsed:.0f}s: {shown}", flush=True)
+
+    def _save(self) -> None:
         save(self.model, self.config.output)
-        self._write_log()
+        _write_csv(self.config.output / "training.csv", self.rows)
+        _write_csv(self.config.output / "exam.csv", self.marks)
 
     def _step(self, step: int, done: float) -> torch.Tensor:
         batch = self.feed.next()
@@ -197,8 +269,8 @@ class Trainer:
         self.tokens += batch.num_tokens
         return loss.detach()
 
-    def _log(self, step: int, loss: torch.Tensor, elapsed: float) -> dict[str, float]:
-        exact = self.averages.read()
+    def _log(self, step: int, loss: torch.Tensor) -> dict[str, float]:
+        exact, elapsed = self.averages.read(), self.clock.elapsed
         stage = self.config.stages[self.stage].name
         row: dict[str, object] = {
             "step": step + 1, "tokens": self.tokens, "stage": stage,
@@ -212,12 +284,6 @@ class Trainer:
             replayed = f"replayed {self.feed.num_replayed}"
             print(f"{spent} {stage} loss {float(loss):.4f} {replayed} {shown}", flush=True)
         return exact
-
-    def _write_log(self) -> None:
-        with (self.config.output / "training.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
 
     def evaluate(self) -> dict[str, dict[str, float]]:
         """Held-out accuracy of the weights as they are shipped, rounded to bf16."""
@@ -239,19 +305,26 @@ class Trainer:
 
 
 def parse() -> TrainConfig:
+    default = TrainConfig(Path(), Path())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--resume", type=Path, help="folder that an earlier run wrote")
     parser.add_argument("--stages-of", choices=sorted(curriculum.CURRICULA), default="causal")
     parser.add_argument("--examples", type=int, default=200, help="per task; 0: no evaluation")
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--peak", type=float, default=1.5e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first-stage", type=int, default=0)
-    parser.add_argument("--num-workers", type=int, default=14)
+    parser.add_argument("--exam", type=int, default=0, help="per task; 0: none on the way")
+    for name in ("seconds", "wall", "from-share", "to-share", "peak"):
+        value = getattr(default, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=float, default=value)
+    for name in ("rows", "length", "seed", "first-stage", "num-workers", "max-steps"):
+        value = getattr(default, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--theta", type=float, default=default.model.rope_theta)
+    parser.add_argument("--positions", type=int, default=default.model.max_positions)
     parser.add_argument("--device", default="cuda")
-    return TrainConfig(**vars(parser.parse_args()))
+    given = vars(parser.parse_args())
+    model = ModelConfig(rope_theta=given.pop("theta"), max_positions=given.pop("positions"))
+    return TrainConfig(**given, model=model)
 
 
 def main() -> None:

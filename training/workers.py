@@ -13,14 +13,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from training.data import Batch, Sample, SampleWriter, Stage, draw_sample, pack
+from training.long import draw_long
 
 EARLIER_SHARE = 0.15  # of batches drawn from the stage before, so that it is not forgotten
 
 
 def sample_stream(writer: SampleWriter, start: int, step: int, stage: Stage) -> Iterator[Sample]:
-    """Samples of the seeds start, start + step, start + 2 step, ..."""
-    for seed in itertools.count(start, step):
-        yield draw_sample(writer, seed, stage)
+    """Samples of the seeds start, start + step, start + 2 step, ...; the long ones come first."""
+    for number, seed in enumerate(itertools.count(start, step)):
+        draw = draw_long if number < stage.long_samples else draw_sample
+        yield draw(writer, seed, stage)
 
 
 class BatchSource:

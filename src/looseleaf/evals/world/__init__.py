@@ -15,6 +15,7 @@ from looseleaf.evals.world.generate import (
 from looseleaf.evals.world.long_tasks import (
     CountTokens,
     RollCall,
+    call_roll,
     count_words,
     lines_right,
     make_deep_chain,
@@ -46,6 +47,7 @@ __all__ = [
     "WorldConfig",
     "WorldDocument",
     "ask",
+    "call_roll",
     "count_words",
     "is_correct",
     "lines_right",

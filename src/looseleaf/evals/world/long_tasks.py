@@ -57,12 +57,17 @@ def make_roll_call(
     for attempt in range(_RETRIES):
         world = make_world(seed + attempt * _STRIDE, base)
         if len(world.facts) >= lines:
-            chosen = rng.sample([placed.fact for placed in world.facts], lines)
-            asked = [fact.question(rng.choice(fact.relation.questions)) for fact in chosen]
-            numbered = [f"{number}. {text}" for number, text in enumerate(asked, 1)]
-            question = "\n".join([_INSTRUCTION, *numbered])
-            return RollCall(_texts(world), question, tuple(fact.answer() for fact in chosen))
+            return call_roll(world, lines, rng)
     raise ValueError(f"no world of {base.num_documents} documents has {lines} facts: ask for fewer")
+
+
+def call_roll(world: World, lines: int, rng: random.Random) -> RollCall:
+    """A roll-call of ``lines`` facts of this world, which must have as many."""
+    chosen = rng.sample([placed.fact for placed in world.facts], lines)
+    asked = [fact.question(rng.choice(fact.relation.questions)) for fact in chosen]
+    numbered = [f"{number}. {text}" for number, text in enumerate(asked, 1)]
+    question = "\n".join([_INSTRUCTION, *numbered])
+    return RollCall(_texts(world), question, tuple(fact.answer() for fact in chosen))
 
 
 def numbered_lines(text: str) -> dict[int, str]:
