@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from looseleaf.bench import hits, lazy, relay
+from looseleaf.bench import arrivals, hits, lazy, relay
 from looseleaf.bench.attention_cases import AttentionShape
 
 WORLD = hits.HitsConfig(documents=60, document_tokens=128, requests=200, skipped=40)
@@ -99,29 +100,41 @@ def test_the_model_of_relay_is_the_papers() -> None:
     assert relay.predicted(512, 128, 1) < 1.0
 
 
+TINY_RELAY = relay.RelayConfig(
+    AttentionShape(2, 2, 16, layers=1, dtype=torch.float32), "cpu", prefixes=(48,), batches=(2,),
+    private=8, shape="tiny", requests=3, output=4, shots=(1,), shot_tokens=16, repetitions=1,
+    halvings=1, rate_seconds=0.01,
+)  # fmt: skip
+
+
+@pytest.fixture
+def same_numbers() -> None:
+    """A few small heads tell too little of rounding: about one draw in three hundred is refused."""
+    torch.manual_seed(0)
+
+
+@pytest.mark.usefixtures("same_numbers")
 def test_relay_measures_all_arms_of_every_cell_and_line() -> None:
-    heads = AttentionShape(2, 2, 16, layers=1, dtype=relay.small("cpu").heads.dtype)
-    config = relay.RelayConfig(
-        heads, "cpu", prefixes=(32,), batches=(2,), private=8, shape="tiny", requests=3,
-        output=4, shots=(1,), shot_tokens=16, repetitions=1, halvings=1,
-    )  # fmt: skip
-    operator = list(relay.measure_operator(config))
+    rows = list(relay.measure(TINY_RELAY))
+    operator, service = rows[:3], rows[3:]
     assert [row["arm"] for row in operator] == ["relay", "shared pages", "private copies"]
-    assert operator[2]["predicted"] == relay.predicted(32, 8, 2) and operator[1]["predicted"] == ""
-    service = list(relay.measure_service(config))
+    assert operator[2]["predicted"] == relay.predicted(48, 8, 2) and operator[1]["predicted"] == ""
     lines = [str(row["measurement"]).split(" at ")[0] for row in service[::3]]
     assert lines == ["throughput", "1-shot questions", "rate"]
     assert all(float(row["median"]) >= 0 for row in service)
     assert {tuple(row) for row in operator} == {tuple(row) for row in service}
 
 
+@pytest.mark.usefixtures("same_numbers")
+def test_a_part_of_relay_is_measured_alone() -> None:
+    for part, expected in (("operator", "decode attention"), ("few-shot", "1-shot questions")):
+        assert {r["measurement"] for r in relay.measure(TINY_RELAY, (part,))} == {expected}
+
+
 def test_arms_of_relay_share_what_they_say() -> None:
-    config = relay.RelayConfig(
-        device="cpu", prefixes=(48,), private=8, shape="tiny", requests=3, output=4, shots=(1,)
-    )
-    service = relay.Service(config, grouping=True)
+    service = relay.Service(TINY_RELAY, grouping=True)
     for alike, expected in ((True, 48), (False, 0)):
-        prompts = relay.make_prompts(config, 48, alike=alike, vocabulary=512)
+        prompts = relay.make_prompts(48, 8, 3, alike=alike, vocabulary=512)
         service.engine.store.evict_idle()
         cached = []
         for prompt in prompts:
@@ -130,6 +143,40 @@ def test_arms_of_relay_share_what_they_say() -> None:
                 service.engine.step()
             cached.append(progress.output().reuse.text_tokens_cached)
         assert cached == [0, expected, expected]
+
+
+def test_the_rate_is_the_highest_whose_latency_is_within_the_limit() -> None:
+    """On a machine that takes as long for a request as it has others to think of."""
+
+    class Machine(relay.Service):
+        def __init__(self) -> None:
+            self.config = replace(TINY_RELAY, halvings=12)
+            self.engine = relay.Service(TINY_RELAY, grouping=True).engine
+
+        def serve(self, prompts: object, arrivals: list[float], output: int) -> float:
+            return len(arrivals) / arrivals[-1] if arrivals[-1] else 0.0
+
+    prompts = relay.make_prompts(2, 2, 200, alike=True, vocabulary=9)
+    arrived = relay.arrive_at_random(1.0, 200)
+    truth = 7.0 * arrived[-1] / 200
+    for at_once in (1.0, 6.0, 50.0):
+        found = relay.highest_rate(Machine(), prompts, 7.0, at_once)
+        assert truth * 0.98 < found <= truth
+
+
+def test_nobody_waits_for_an_empty_engine_and_all_others_do() -> None:
+    service = relay.Service(TINY_RELAY, grouping=True)
+    now = iter(range(10**6))
+    prompts = relay.make_prompts(48, 8, 3, alike=True, vocabulary=512)
+
+    def asked(number: int) -> relay.RequestProgress:
+        return service.add(prompts[number], 4)
+
+    waited = arrivals.serve(service.engine, lambda: float(next(now)), asked, [0.0, 1e5, 1e5 + 1])
+    assert max(one.last for one in waited) < 100
+    assert all(0 < one.first < one.last for one in waited)
+    together = arrivals.serve(service.engine, lambda: float(next(now)), asked, [0.0, 0.0, 0.0])
+    assert together[0].last <= together[2].last
 
 
 TINY = lazy.LazyConfig(

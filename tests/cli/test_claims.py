@@ -24,8 +24,14 @@ def test_hits_writes_its_rows_and_tells_the_closed_form(run: Run, tmp_path: Path
     [
         (("hits", "--per-request", 2000), "--documents must be at least --per-request"),
         (("hits", "--document-tokens", 1), "must be positive"),
-        (("relay", "--shape", "none", "--operator-only", "--prefix", -1), "must be positive"),
+        (("relay", "--prefix", -1), "must be positive"),
+        (("relay", "--requests", 0), "must be positive"),
+        (("relay", "--shape", "none"), "unknown shape 'none'"),
+        (("relay", "--heads", 6, 4, 64), "a multiple of the second"),
         (("lazy", "--documents", 2), "--documents must be at least 5"),
+        (("lazy", "--capacity", 0), "--capacity and --repetitions at least 1"),
+        (("lazy", "--alpha", -1), "--alpha must be 0"),
+        (("lazy", "--shape", "none"), "unknown shape 'none'"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(

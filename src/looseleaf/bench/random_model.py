@@ -68,14 +68,19 @@ MODEL_SHAPES = {
 }
 
 
+def model_shape(name: str) -> ModelConfig:
+    """The shape of that name. Raises InvalidOption if there is none."""
+    if name not in MODEL_SHAPES:
+        raise InvalidOption(f"unknown shape {name!r}: there are {', '.join(MODEL_SHAPES)}")
+    return MODEL_SHAPES[name]
+
+
 def random_engine(shape: str, config: EngineConfig, device: torch.device) -> Engine:
     """An engine over random weights in the shape's dtype; token ids are all that it understands.
 
     Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
     """
-    if shape not in MODEL_SHAPES:
-        raise InvalidOption(f"unknown shape {shape!r}: there are {', '.join(MODEL_SHAPES)}")
-    model = MODEL_SHAPES[shape]
+    model = model_shape(shape)
     dtype: torch.dtype = getattr(torch, model.torch_dtype)
     max_model_len = config.max_model_len or model.max_position_embeddings
     decoder = Decoder(model, random_weights(model, dtype, device))

@@ -6,12 +6,14 @@ and c private keys and b rows (its equation 10), and beside what its authors mea
 and the request rate at a fixed latency per token, are of whole engines over random weights."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import torch
 
+from looseleaf.bench.arrivals import arrive_at_random, serve
 from looseleaf.bench.attention import AttentionConfig, Bench, seconds_of
 from looseleaf.bench.attention_cases import AttentionShape, Case, private, shared
 from looseleaf.bench.attention_check import Truth, check
@@ -26,7 +28,10 @@ from looseleaf.sampling_params import SamplingParams
 Row = dict[str, str | int | float]
 Prompts = Sequence[tuple[TextPart]]
 
+PARTS = ("operator", "throughput", "few-shot", "rate")
 _FASTEST = 1e4  # requests a second
+_LEAST_ARRIVALS = 16
+_SHOT_OUTPUT = 32
 
 # A40, 52 heads of 128, 128 private keys, from the published code's own table: rows, then prefix
 PAPER_SPEEDUPS = {
@@ -43,7 +48,8 @@ PAPER_SPEEDUPS = {
 class RelayConfig:
     """Prefixes and batches to sweep, ``private`` keys of each row. Engines of ``shape`` answer
     ``requests`` prompts of ``private`` tokens behind a prefix by ``output`` tokens each. A rate is
-    that at which a token takes ``latency_factor`` times what it takes one request alone."""
+    that at which a token takes ``latency_factor`` times what it takes one request alone, over about
+    ``rate_seconds`` of requests."""
 
     heads: AttentionShape = field(default_factory=AttentionShape)
     device: str = "cuda"
@@ -57,7 +63,8 @@ class RelayConfig:
     shot_tokens: int = 400
     repetitions: int = 3
     latency_factor: float = 3.0
-    halvings: int = 5
+    halvings: int = 4
+    rate_seconds: float = 2.5
 
 
 def predicted(shared_keys: int, private_keys: int, rows: int) -> float:
@@ -170,26 +177,15 @@ class Service:
     def serve(self, prompts: Prompts, arrivals: Sequence[float], output: int) -> float:
         """Mean seconds per output token, from the arrival to the last token, of prompts that arrive
         at these times."""
-        added, ends = list[RequestProgress](), dict[int, float]()
-        start = self.clock()
-        while len(ends) < len(prompts):
-            now = self.clock() - start
-            if not self.engine.has_work and len(added) < len(prompts):
-                # nobody waits for an empty engine: the clock is turned forward
-                start -= max(0.0, arrivals[len(added)] - now)
-                now = self.clock() - start
-            while len(added) < len(prompts) and arrivals[len(added)] <= now:
-                added.append(self.add(prompts[len(added)], output))
-            if self.engine.has_work:
-                self.engine.step()
-            for number, progress in enumerate(added):
-                if number not in ends and progress.finished:
-                    ends[number] = self.clock() - start
-        waited = [(ends[n] - arrivals[n]) / output for n in range(len(prompts))]
-        return sum(waited) / len(waited)
+        waited = serve(
+            self.engine, self.clock, lambda number: self.add(prompts[number], output), arrivals
+        )
+        return sum(one.last for one in waited) / len(waited) / output
 
 
-def make_prompts(config: RelayConfig, prefix: int, *, alike: bool, vocabulary: int) -> Prompts:
+def make_prompts(
+    prefix: int, private: int, number: int, *, alike: bool, vocabulary: int
+) -> Prompts:
     """Prompts behind one prefix, or each behind one of its own of the same length."""
     rng = random.Random(f"{prefix} {alike}")
 
@@ -198,62 +194,96 @@ def make_prompts(config: RelayConfig, prefix: int, *, alike: bool, vocabulary: i
 
     first = tokens(prefix)
     return [
-        (TextPart((first if alike else tokens(prefix)) + tokens(config.private)),)
-        for _ in range(config.requests)
+        (TextPart((first if alike else tokens(prefix)) + tokens(private)),) for _ in range(number)
     ]
 
 
-def measure_service(config: RelayConfig) -> Iterator[Row]:
-    """Throughput for every prefix and number of examples, and the request rate that keeps a latency
-    per token, for every prefix: one row an arm."""
+@dataclass(frozen=True)
+class _Arm:
+    """One way of serving prompts that begin alike, or that could have."""
+
+    service: Service
+    alike: bool
+
+    def prompts(self, prefix: int, number: int) -> Prompts:
+        """So many prompts behind a prefix."""
+        service = self.service
+        vocabulary = service.engine.runner.model.config.vocab_size
+        return make_prompts(
+            prefix, service.config.private, number, alike=self.alike, vocabulary=vocabulary
+        )
+
+
+def measure(config: RelayConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+    """The rows of ``parts``, in the order of `PARTS`, as they are measured.
+
+    Raises BenchmarkRefused if an answer of the operator is wrong."""
+    if "operator" in parts:
+        yield from measure_operator(config)
+    if not {*parts} - {"operator"}:
+        return
     together = Service(config, grouping=True)
     apart = Service(config, grouping=False)
-    arms = {"relay": (together, True), "shared pages": (apart, True), "no sharing": (apart, False)}
-    vocabulary = together.engine.runner.model.config.vocab_size
-    lines = [("throughput", prefix, config.output) for prefix in config.prefixes]
-    lines += [(f"{n}-shot questions", n * config.shot_tokens, 32) for n in config.shots]
-    for label, prefix, output in lines:
-        asked = {
-            name: make_prompts(config, prefix, alike=alike, vocabulary=vocabulary)
-            for name, (_, alike) in arms.items()
-        }
-        timed = {
-            name: _batch_of(service, asked[name], output) for name, (service, _) in arms.items()
-        }
-        taken = measure_in_turn(timed, config.repetitions)
-        yield from _service_rows(config, (label, prefix, output), taken)
-    for prefix in config.prefixes:
-        limit = 0.0
-        rates: dict[str, Repeated] = {}
-        for name, (service, alike) in arms.items():
-            prompts = make_prompts(config, prefix, alike=alike, vocabulary=vocabulary)
-            if not limit:
-                service.serve(prompts[:1], [0.0], config.output)
-                limit = config.latency_factor * service.serve(prompts[:1], [0.0], config.output)
-            rates[name] = Repeated((highest_rate(service, prompts, limit),))
-        label = f"rate at {1e3 * limit:.1f} ms a token"
-        yield from _service_rows(config, (label, prefix, config.output), rates)
+    arms = {
+        "relay": _Arm(together, True),
+        "shared pages": _Arm(apart, True),
+        "no sharing": _Arm(apart, False),
+    }
+    if "throughput" in parts:
+        for prefix in config.prefixes:
+            yield from _throughput(arms, ("throughput", prefix, config.output))
+    if "few-shot" in parts:
+        for shots in config.shots:
+            yield from _throughput(
+                arms, (f"{shots}-shot questions", shots * config.shot_tokens, _SHOT_OUTPUT)
+            )
+    if "rate" in parts:
+        for prefix in config.prefixes:
+            yield from _rates(arms, prefix)
 
 
-def _batch_of(service: Service, prompts: Prompts, output: int) -> Callable[[], float]:
-    return lambda: service.batch(prompts, output)
+def _throughput(arms: Mapping[str, _Arm], line: tuple[str, int, int]) -> Iterator[Row]:
+    """Requests a second when all come at once."""
+    _, prefix, output = line
+    config = arms["relay"].service.config
+    timed = {
+        name: partial(arm.service.batch, arm.prompts(prefix, config.requests), output)
+        for name, arm in arms.items()
+    }
+    yield from _service_rows(config, line, measure_in_turn(timed, config.repetitions))
 
 
-def highest_rate(service: Service, prompts: Prompts, limit: float) -> float:
+def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
+    """The request rate that keeps a latency per token."""
+    config, limit = arms["relay"].service.config, 0.0
+    rates: dict[str, Repeated] = {}
+    for name, arm in arms.items():
+        service, output = arm.service, config.output
+        first = arm.prompts(prefix, config.requests)
+        if not limit:
+            service.serve(first[:1], [0.0], output)
+            limit = config.latency_factor * service.serve(first[:1], [0.0], output)
+        at_once = service.batch(first, output)
+        prompts = arm.prompts(prefix, max(_LEAST_ARRIVALS, round(at_once * config.rate_seconds)))
+        # a first turn that counts for nothing: what is compiled and captured once is then there
+        service.serve(prompts, arrive_at_random(at_once, len(prompts)), output)
+        rates[name] = Repeated((highest_rate(service, prompts, limit, at_once),))
+    label = f"rate at {config.latency_factor:g} times the latency of one"
+    yield from _service_rows(config, (label, prefix, config.output), rates)
+
+
+def highest_rate(service: Service, prompts: Prompts, limit: float, at_once: float) -> float:
     """The most requests a second, arriving at random, whose mean latency per token is within
-    ``limit`` seconds: by halving between one that is and one that is not."""
+    ``limit`` seconds: by halving between a rate that is and one that is not. ``at_once`` is what
+    the service answers when all come at once, where the search begins."""
 
     def holds(rate: float) -> bool:
-        rng, at, arrivals = random.Random(0), 0.0, []
-        for _ in prompts:
-            at += rng.expovariate(rate)
-            arrivals.append(at)
         service.engine.store.evict_idle()
         service.serve(prompts[:1], [0.0], 1)
+        arrivals = arrive_at_random(rate, len(prompts))
         return service.serve(prompts, arrivals, service.config.output) <= limit
 
-    # one after the other, each at the limit
-    low, high = 0.0, 1 / (limit * service.config.output)
+    low, high = 0.0, 1.25 * at_once
     while holds(high) and high < _FASTEST:
         low, high = high, 2 * high
     for _ in range(service.config.halvings):

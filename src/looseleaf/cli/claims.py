@@ -1,7 +1,7 @@
 """``looseleaf bench hits``, ``relay`` and ``lazy``: claims of the papers on sharing."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,33 +65,45 @@ def hits(
 @click.option("--requests", type=int, help="asked of the engines at a time")
 @click.option("--shots", multiple=True, type=int, help="examples before a question [1, 3, 5]")
 @click.option("--repetitions", default=3, show_default=True)
-@click.option("--operator-only", is_flag=True, help="attention only, no engines")
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(["operator", "throughput", "few-shot", "rate"]),
+    help="measure only this; may be repeated",
+)
 @_DEVICE
 @OUTPUT
 def relay(
     device: str,
     heads: tuple[int, int, int] | None,
-    operator_only: bool,
+    parts: tuple[str, ...],
     output: Path | None,
     **sizes: Any,
 ) -> None:
     """A prompt that all requests share: attention, throughput, request rate (RelayAttention)."""
-    from looseleaf.bench.relay import RelayConfig, measure_operator, measure_service, small
+    from looseleaf.bench.random_model import model_shape
+    from looseleaf.bench.relay import PARTS, RelayConfig, measure, small
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else RelayConfig(device=str(chosen))
-    config = dataclasses.replace(config, **{k: v for k, v in sizes.items() if v})
+    config = dataclasses.replace(config, **_given(sizes))
+    model_shape(config.shape)
     if heads is not None:
         asked, kept, width = heads
+        if min(heads) < 1 or asked % kept:
+            raise InvalidOption("--heads must be positive, the first a multiple of the second")
         shape = dataclasses.replace(
             config.heads, num_qo_heads=asked, num_kv_heads=kept, head_dim=width
         )
         config = dataclasses.replace(config, heads=shape)
-    if min((*config.prefixes, *config.batches, *config.shots, config.repetitions)) < 1:
-        raise InvalidOption("--prefix, --batch, --shots and --repetitions must be positive")
-    parts: list[Callable[[Any], Any]] = [measure_operator]
-    rows = _collect([*parts, *([] if operator_only else [measure_service])], config)
+    counts = (*config.prefixes, *config.batches, *config.shots, config.repetitions, config.requests)
+    if min(counts) < 1:
+        raise InvalidOption(
+            "--prefix, --batch, --shots, --requests and --repetitions must be positive"
+        )
+    rows = _collect(measure(config, parts or PARTS))
     shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
     report(rows, "relay", shown, output, "relay")
 
@@ -109,25 +121,37 @@ def relay(
 def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     """First tokens, throughput and a breakdown, documents stored once or often (LazyAttention)."""
     from looseleaf.bench.lazy import LazyConfig, measure, small
+    from looseleaf.bench.random_model import model_shape
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else LazyConfig(device=str(chosen))
-    config = dataclasses.replace(config, **{k: v for k, v in sizes.items() if v})
+    config = dataclasses.replace(config, **_given(sizes))
+    model_shape(config.shape)
     if config.documents < config.per_request or config.requests < 10:
         raise InvalidOption("--documents must be at least 5 and --requests at least 10")
+    if min(config.document_tokens - 1, config.capacity, config.repetitions) < 1:
+        raise InvalidOption(
+            "--document-tokens must be at least 2, --capacity and --repetitions at least 1"
+        )
+    if min(config.alphas) < 0:
+        raise InvalidOption("--alpha must be 0 (uniform) or more")
     config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
-    rows = _collect([measure], config)
+    rows = _collect(measure(config))
     shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
     report(rows, f"lazy: {config.shape}", shown, output, "lazy")
 
 
-def _collect(parts: Sequence[Callable[[Any], Any]], config: Any) -> list[Any]:
+def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller stated; the rest is as the configuration has it."""
+    return {name: value for name, value in sizes.items() if value is not None and value != ()}
+
+
+def _collect(measured: Iterable[Any]) -> list[Any]:
     """All rows, each told as it comes."""
     rows = []
-    for part in parts:
-        for row in part(config):
-            rows.append(row)
-            figure = row.get("median", row.get("value"))
-            click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
+    for row in measured:
+        rows.append(row)
+        figure = row.get("median", row.get("value"))
+        click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
     return rows
