@@ -15,7 +15,9 @@ from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
 from looseleaf.blend import Deviation, Links, Oracle, Question, RowFilter, kv_deviation
+from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
+from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import LayerHook
@@ -23,10 +25,12 @@ from looseleaf.types import LayerHook
 
 @dataclass(frozen=True)
 class Evidence:
-    """Chooses tokens with one model over one pool."""
+    """Chooses tokens with one model over one pool. A layer of a pass comes behind that layer of the
+    documents ``awaited``, and what waiting for them raises, `choose` raises."""
 
     model: Decoder
     attention: PagedAttention
+    awaited: Sequence[Arriving] = ()
 
     @torch.inference_mode()
     def choose(self, fusion: Fusion) -> None:
@@ -86,7 +90,7 @@ class Evidence:
         watch = Watch(fusion.stored(), layers, weight, own.tolist())
         tokens, step = self._step(fusion, rows, replaced)
         watched = WatchedStep(step, watch)
-        self.model.forward(tokens, watched, hook)
+        self.model.forward(tokens, Following(watched, self.awaited), hook)
         return watched.received.cpu()
 
     def _step(
@@ -132,7 +136,7 @@ class Evidence:
             # without a token that is left nothing is worth going on for
             return hidden if len(narrow.candidates) else hidden[:0]
 
-        self.model.forward(tokens, attend, hook)
+        self.model.forward(tokens, Following(attend, self.awaited), hook)
         self._gather(fusion, left)
         fusion.patched = True
         return left[selector.check_layers[-1]]
@@ -150,7 +154,7 @@ class Evidence:
             return hidden
 
         tokens, step = self._step(fusion, rows, everyone)
-        self.model.forward(tokens, step, measure)
+        self.model.forward(tokens, Following(step, self.awaited), measure)
         return total
 
     def _gather(self, fusion: Fusion, left: dict[int, list[int]]) -> None:
@@ -176,6 +180,8 @@ class Evidence:
     ) -> Float[Tensor, " rows"]:
         """How far fresh keys and values of document tokens are from the stored ones."""
         pool = self.attention.pool
+        for arriving in self.awaited:
+            arriving.wait(layer)
         slots, places = (
             torch.from_numpy(x).to(hidden.device) for x in fusion.stored_slots(positions)
         )

@@ -4,7 +4,6 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.eviction import Tapped, find_taps
 from looseleaf.engine.evidence import Evidence
+from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pace import ComputePace, count_pairs
@@ -29,12 +29,11 @@ from looseleaf.engine.rows import arrived_tokens, step_rows
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
-from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import build_rotation, softmax_scale
-from looseleaf.types import Attend, ScoreRule
+from looseleaf.types import ScoreRule
 
 _GIB = 1 << 30
 
@@ -117,7 +116,7 @@ class Runner:
         """
         for sequence in work.choosing:
             assert sequence.fusion is not None
-            Evidence(self.model, self.attention).choose(sequence.fusion)
+            Evidence(self.model, self.attention, sequence.arriving()).choose(sequence.fusion)
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         for chunk in work.chunks:
@@ -142,7 +141,7 @@ class Runner:
         attend = self.attention.step(StepRows(decode, chunks, slots, places, asked))
         if apart:
             attend = ApartStep(self.attention, attend, apart, asked)
-        following = _Following(attend, awaited)
+        following = Following(attend, awaited)
         if awaited:
             attend = following
         if taps:
@@ -164,24 +163,6 @@ class Runner:
             if isinstance(begun, float) or not awaited:
                 self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
         return logits
-
-
-@dataclass
-class _Following:
-    """The attention of a step whose documents are arriving: a layer's keys come before its rows.
-
-    ``waited`` counts the seconds that it waited for them."""
-
-    attend: Attend
-    awaited: list[Arriving]
-    waited: float = 0.0
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        begun = time.perf_counter()
-        for arriving in self.awaited:
-            arriving.wait(layer)
-        self.waited += time.perf_counter() - begun
-        return self.attend(layer, q, k, v)
 
 
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:

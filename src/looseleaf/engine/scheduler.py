@@ -88,8 +88,9 @@ class Scheduler:
         idle = not decode and not chunks and not choosing
         if idle and self.tiering.busy and not any(s.warms and s.warm for s in self.running):
             # nothing else to do than to follow what arrives close behind
+            choosing, budget = self._choosing(budget, following=True)
             chunks = self._fill_chunks(budget, following=True)
-            if not chunks:
+            if not chunks and not choosing:
                 self.tiering.wait(_LONGEST_WAIT)
             idle = False
         hopeless = not self.running and not preempted and not self.tiering.release_pages()
@@ -224,13 +225,14 @@ class Scheduler:
     def _requeue(self, skipped: Iterable[Sequence]) -> None:
         self.waiting.extendleft(reversed(list(skipped)))
 
-    def _choosing(self, budget: int) -> tuple[list[Sequence], int]:
+    def _choosing(self, budget: int, *, following: bool = False) -> tuple[list[Sequence], int]:
         """Sequences that choose tokens in this step, and what they leave of the budget.
 
         Their passes are not cut, so the first may overdraw it."""
         choosing = []
         for sequence in self.running:
-            if budget > 0 and sequence.must_choose and sequence.fusion is not None:
+            must = sequence.must_choose(following=following)
+            if budget > 0 and must and sequence.fusion is not None:
                 choosing.append(sequence)
                 budget -= sequence.fusion.num_evidence_rows
         return choosing, budget

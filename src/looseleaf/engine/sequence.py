@@ -52,11 +52,8 @@ class Chunk:
         """The documents that its rows read, as far as they are still arriving."""
         if isinstance(self.target, DocumentUse):
             return []
-        parts = self.sequence.parts
-        if isinstance(self.target, TextRun):
-            parts = parts[: parts.index(self.target)]
-        held = [part.segment for part in parts if isinstance(part, DocumentUse)]
-        return [s.arriving for s in held if s is not None and s.arriving is not None]
+        stop = self.target if isinstance(self.target, TextRun) else None
+        return self.sequence.arriving(stop)
 
     def table(self, page_size: int) -> IntArray:
         """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
@@ -316,16 +313,21 @@ class Sequence:
             elif isinstance(part, DocumentUse) and not self._ready(part, following):
                 return
 
-    @property
-    def must_choose(self) -> bool:
-        """Whether all is there that tells which tokens are computed again, and they are not
-        chosen.
+    def arriving(self, stop: TextRun | None = None) -> list[Arriving]:
+        """The documents in front of ``stop``, or all, as far as they are still arriving."""
+        parts = self.parts if stop is None else self.parts[: self.parts.index(stop)]
+        held = [part.segment for part in parts if isinstance(part, DocumentUse)]
+        return [s.arriving for s in held if s is not None and s.arriving is not None]
+
+    def must_choose(self, *, following: bool = False) -> bool:
+        """Whether all is there that tells which tokens are computed again, and they are not chosen;
+        documents that are arriving too, if a step may be ``following`` them layer by layer.
         """
         fusion = self.fusion
         if fusion is None or fusion.chosen or self.phase is not Phase.PREFILL:
             return False
         before = self.parts[: self.parts.index(fusion.parts[0])]
-        return all(use.segment is not None and use.segment.ready for use in self.documents) and all(
+        return all(self._is_there(use, following) for use in self.documents) and all(
             run.computed == run.num_tokens for run in before if isinstance(run, TextRun)
         )
 
@@ -350,11 +352,13 @@ class Sequence:
         return [fusion.num_chosen_of(use) if fusion else 0 for use in self.documents]
 
     def _ready(self, use: DocumentUse, following: bool) -> bool:
+        return self._is_there(use, following) or self._in_step(use)
+
+    def _is_there(self, use: DocumentUse, following: bool) -> bool:
         segment = use.segment
         if segment is None:
             return False
-        coming = following and segment.arriving is not None
-        return segment.ready or coming or self._in_step(use)
+        return segment.ready or (following and segment.arriving is not None)
 
     def _in_step(self, use: DocumentUse) -> bool:
         """Whether an owned document is complete once this step's chunks are written."""

@@ -16,7 +16,7 @@ from looseleaf.tiers.base import (
 from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.loader import Load, LoadFailed
+from looseleaf.tiers.load import Load, LoadFailed
 from looseleaf.tiers.remote import RemoteTier
 from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
 from looseleaf.tiers.writer import Keeping

@@ -8,9 +8,9 @@ filled, and nothing writes to them any more."""
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
 import torch
 from jaxtyping import UInt8
@@ -19,121 +19,12 @@ from torch import Tensor
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.base import Reader, Record, Tier, TierFault
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.host import HostSlot, HostTier
+from looseleaf.tiers.host import HostReader, HostSlot, HostTier
+from looseleaf.tiers.load import Load
 from looseleaf.tiers.pool_copy import PoolCopy
 
-LoadState = Literal["loading", "done", "failed", "cancelled"]
-
-
-class LoadFailed(Exception):
-    """A segment that a step waits for will not come: it has to be computed."""
-
-
-class Load:
-    """One segment on its way into ``pages``. Only the engine's thread waits, cancels and settles.
-
-    ``seconds`` is how long it took, once it ended, from ``queued`` on the clock
-    `time.perf_counter`."""
-
-    def __init__(
-        self, record: Record, pages: Sequence[int], copy: PoolCopy, guard: Guard, timeout: float
-    ) -> None:
-        self.record = record
-        self.pages = pages
-        self.guard = guard
-        self.queued = time.perf_counter()
-        self.seconds: float | None = None
-        self._copy = copy
-        self._timeout = timeout
-        self._moved = self.queued
-        self._state: LoadState = "loading"
-        self._layers = 0
-        self._events: list[torch.cuda.Event] = []
-        # rows of an earlier owner of the pages may not be computed yet
-        self._fence = copy.fence()
-        self._changed = threading.Condition()
-
-    @property
-    def tier(self) -> str:
-        """The name of the tier that it comes from."""
-        return self.guard.name
-
-    @property
-    def state(self) -> LoadState:
-        """How far it is; a load without a sign of life for too long has failed."""
-        with self._changed:
-            self._expire()
-            return self._state
-
-    def wait(self, layer: int) -> None:
-        """Return when ``layer`` is there, for what is launched next; raises LoadFailed."""
-        with self._changed:
-            while self._layers <= layer and self._state == "loading":
-                self._changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
-                self._expire()
-            if self._layers <= layer:
-                raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
-            event = self._events[layer] if self._events else None
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
-
-    def wait_for_end(self, seconds: float) -> bool:
-        """Wait until it has ended or failed, for that long at most; whether it has."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._state != "loading", seconds)
-        return self.state != "loading"
-
-    def cancel(self) -> None:
-        """Nothing is written to the pages any more."""
-        with self._changed:
-            self._end("cancelled")
-        self.settle()
-
-    def settle(self) -> None:
-        """On a GPU, what is launched next finds all that was written so far."""
-        with self._changed:
-            last = self._events[-1] if self._events else None
-        if last is not None:
-            torch.cuda.current_stream().wait_event(last)
-
-    # what follows is called by the loader's threads
-
-    def deliver(self, layer: int, content: UInt8[Tensor, " layer_bytes"]) -> bool:
-        """Bring a layer to the pool; False if nobody wants it any more."""
-        with self._changed:
-            if self._state != "loading":
-                return False
-            event = self._copy.write_layer(layer, self.pages, content, self._fence)
-            if event is not None:
-                self._events.append(event)
-            self._layers = layer + 1
-            self._moved = time.perf_counter()
-            if self._layers == self.record.num_layers:
-                self._end("done")
-            self._changed.notify_all()
-            return True
-
-    def fail(self) -> None:
-        """It will not come."""
-        with self._changed:
-            self._end("failed")
-
-    def event(self, layer: int) -> torch.cuda.Event | None:
-        """When a layer that was delivered has left the host's memory, -1 for the last one so far;
-        None for at once."""
-        with self._changed:
-            return self._events[layer] if self._events else None
-
-    def _end(self, state: LoadState) -> None:
-        if self._state == "loading":
-            self._state = state
-            self.seconds = time.perf_counter() - self.queued
-            self._changed.notify_all()
-
-    def _expire(self) -> None:
-        if self._state == "loading" and time.perf_counter() - self._moved >= self._timeout:
-            self._end("failed")
-            self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
+# layers of a document that come from the host's memory in one copy at most
+_TOGETHER = 4
 
 
 @dataclass(eq=False)
@@ -156,6 +47,13 @@ class _Opened:
             event.synchronize()
         return self.scratch[layer % buffers]
 
+    def read(self, layers: range) -> UInt8[Tensor, "layers layer_bytes"]:
+        """The bytes of some layers, one behind the other; several only of the host's memory."""
+        if isinstance(self.reader, HostReader):
+            return self.reader.layers[layers.start : layers.stop]
+        (layer,) = layers
+        return self.reader.read(layer, self.room(layer))[None]
+
 
 @dataclass(eq=False)
 class Loader:
@@ -169,22 +67,36 @@ class Loader:
     timeout: float
     observe: Callable[[int, float], None]
     num_threads: int = 2
-    _queues: list["queue.SimpleQueue[list[Load] | None]"] = field(default_factory=list)
+    _queues: list["queue.SimpleQueue[Callable[[], None] | None]"] = field(default_factory=list)
 
     def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
         """Load records into pages, all of them layer by layer together."""
         self._start()
         loads = [Load(r, pages, self.copy, self.guard, self.timeout) for r, pages in wanted]
+        if self._at_once:
+            self._queues[0].put(self._bring(loads))
+            return loads
         shares = _dealt([load.record.layer_bytes for load in loads], self.num_threads)
         for share, waiting in zip(shares, self._queues, strict=True):
             if share:
-                waiting.put([loads[n] for n in share])
+                mine = [loads[n] for n in share]
+                waiting.put(partial(self._bring_and_end, mine))
         return loads
 
     def largest_share(self, num_bytes: Sequence[int]) -> int:
-        """Of records of these sizes, how much one thread loads at most."""
+        """Of records of these sizes, how much comes one behind the other at most."""
+        if self._at_once:
+            return sum(num_bytes)
         shares = _dealt(num_bytes, self.num_threads)
         return max(sum(num_bytes[n] for n in share) for share in shares)
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether nothing has to be waited for: all that can be done about copies from the host's
+        memory to a GPU is to ask for them, and a thread that did would be in the way of the
+        engine's.
+        """
+        return self.copy.on_gpu and isinstance(self.guard.tier, HostTier)
 
     def close(self) -> None:
         """End the threads, after what they are loading."""
@@ -193,27 +105,39 @@ class Loader:
 
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
-            waiting: queue.SimpleQueue[list[Load] | None] = queue.SimpleQueue()
+            waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             name = f"looseleaf-{self.guard.name}-{number}"
             threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True).start()
             self._queues.append(waiting)
 
-    def _work(self, waiting: "queue.SimpleQueue[list[Load] | None]") -> None:
-        while (loads := waiting.get()) is not None:
-            begun = time.perf_counter()
-            opened = [one for load in loads if (one := self._open(load)) is not None]
-            num_bytes = sum(self._read(opened, layer) for layer in range(_depth(opened)))
-            well = [one for one in opened if one.load.state == "done"]
-            for one in opened:
-                self._close(one)
-            if well:
-                seconds = time.perf_counter() - begun
-                counters = self.guard.counters
-                counters.loads += len(well)
-                counters.bytes_read += num_bytes
-                counters.seconds += seconds
-                self.guard.breaker.book(well=True)
-                self.observe(num_bytes, seconds)
+    def _work(self, waiting: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+        while (job := waiting.get()) is not None:
+            job()
+
+    def _bring_and_end(self, loads: list[Load]) -> None:
+        self._bring(loads)()
+
+    def _bring(self, loads: list[Load]) -> Callable[[], None]:
+        """Bring all layers of ``loads``; what is returned waits until they are there, and books
+        them."""
+        begun = time.perf_counter()
+        opened = [one for load in loads if (one := self._open(load)) is not None]
+        layers = _grouped(_depth(opened), at_once=self._at_once)
+        num_bytes = sum(self._read(opened, some) for some in layers)
+        return partial(self._end, opened, num_bytes, begun)
+
+    def _end(self, opened: list[_Opened], num_bytes: int, begun: float) -> None:
+        for one in opened:
+            self._close(one)
+        well = [one for one in opened if one.load.state == "done"]
+        if well:
+            seconds = time.perf_counter() - begun
+            counters = self.guard.counters
+            counters.loads += len(well)
+            counters.bytes_read += num_bytes
+            counters.seconds += seconds
+            self.guard.breaker.book(well=True)
+            self.observe(num_bytes, seconds)
 
     def _open(self, load: Load) -> _Opened | None:
         if load.state != "loading":
@@ -240,15 +164,15 @@ class Loader:
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
         return _Opened(load, reader, slot, run, scratch.view(2, size))
 
-    def _read(self, opened: list[_Opened], layer: int) -> int:
-        """Bring one layer of all loads; returns its bytes."""
+    def _read(self, opened: list[_Opened], layers: range) -> int:
+        """Bring some layers of all loads; returns their bytes."""
         num_bytes = 0
         for one in opened:
             if one.load.state != "loading":
                 continue
             try:
-                content = one.reader.read(layer, one.room(layer))
-                num_bytes += one.load.record.layer_bytes * one.load.deliver(layer, content)
+                content = one.read(layers)
+                num_bytes += content.numel() * one.load.deliver(layers.start, content)
             except Exception as error:
                 self.guard.fail(error)
                 one.load.fail()
@@ -258,6 +182,7 @@ class Loader:
         last = one.load.event(-1)
         if last is not None:
             last.synchronize()
+        one.load.arrived()
         one.reader.close()
         if one.run is not None:
             self.staging.give(one.run)
@@ -276,6 +201,19 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(number)
     return shares
+
+
+def _grouped(num_layers: int, *, at_once: bool) -> Iterator[range]:
+    """The layers in the order in which they come, those that come together as one range.
+
+    A copy costs its asking, so the host's memory gives several layers at a time; but the first ones
+    alone, since a step waits for them, and the last ones, since it still has to compute them."""
+    start = 0
+    while start < num_layers:
+        left = num_layers - start
+        size = max(1, min(start, left // 2, _TOGETHER)) if at_once else 1
+        yield range(start, start + size)
+        start += size
 
 
 def _depth(opened: Sequence[_Opened]) -> int:

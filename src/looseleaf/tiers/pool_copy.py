@@ -21,7 +21,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class PoolCopy:
-    """Copies for one pool. `write_layer` may be called by one thread a record, `read` by the
+    """Copies for one pool. `write_layers` may be called by one thread a record, `read` by the
     engine's only."""
 
     def __init__(self, pool: PagePool) -> None:
@@ -56,26 +56,35 @@ class PoolCopy:
         event.record(torch.cuda.current_stream(self._kv.device))
         return event
 
-    def write_layer(
+    def write_layers(
         self,
-        layer: int,
+        first: int,
         pages: Sequence[int],
-        content: UInt8[Tensor, " layer_bytes"],
+        content: UInt8[Tensor, "layers layer_bytes"],
         behind: torch.cuda.Event | None = None,
     ) -> torch.cuda.Event | None:
-        """Copy a layer into ``pages`` once ``behind`` has come; on a GPU the event says when it is
-        there, and until then ``content`` must stay as it is."""
-        words = content.view(self._kv.dtype).view(2, len(pages), *self._kv.shape[3:])
+        """Copy layers from ``first`` on into ``pages`` once ``behind`` has come; on a GPU the event
+        says when they are there, and until then ``content`` must stay as it is."""
+        count = len(content)
+        shape = (count, 2, len(pages), *self._kv.shape[3:])
+        words, index = content.reshape(-1).view(self._kv.dtype).view(shape), _index(pages)
         if self._stream is None:
             assert self._arrays is not None
-            self._arrays[layer][:, _index(pages)] = words.numpy()
+            for n in range(count):
+                self._arrays[first + n][:, index] = words[n].numpy()
             return None
         with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
             if behind is not None:
                 self._stream.wait_event(behind)
-            there = words.to(self._kv.device, non_blocking=True)
-            index = torch.tensor(pages, device=self._kv.device)
-            self._kv[layer].index_copy_(1, index, there)
+            layers = self._kv[first : first + count]
+            if isinstance(index, slice):
+                # a run of pages is a run of memory in every layer: no kernel has to do anything
+                targets = layers[:, :, index].flatten(0, 1).unbind(0)
+                for target, source in zip(targets, words.flatten(0, 1).unbind(0), strict=True):
+                    target.copy_(source, non_blocking=True)
+            else:
+                numbers = torch.tensor(index).pin_memory().to(layers.device, non_blocking=True)
+                layers.index_copy_(2, numbers, words.to(layers.device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
         return event

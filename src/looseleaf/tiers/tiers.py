@@ -22,7 +22,8 @@ from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.loader import Load, Loader
+from looseleaf.tiers.load import Load
+from looseleaf.tiers.loader import Loader
 from looseleaf.tiers.pool_copy import PoolCopy
 from looseleaf.tiers.probe import probe
 from looseleaf.tiers.remote import RemoteTier

@@ -1,0 +1,144 @@
+"""One segment on its way into pages: who waits for its layers, and what becomes of it.
+
+On a GPU a layer that was delivered is on its way, and an event says when it is there; the load has
+ended when the last of them has come."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.tiers.base import Record, TierFault
+from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.pool_copy import PoolCopy
+
+_GLANCE_SECONDS = 2e-4
+
+LoadState = Literal["loading", "done", "failed", "cancelled"]
+
+
+class LoadFailed(Exception):
+    """A segment that a step waits for will not come: it has to be computed."""
+
+
+class Load:
+    """One segment on its way into ``pages``. Only the engine's thread waits, cancels and settles.
+
+    ``seconds`` is how long it took, once it ended, from ``queued`` on the clock
+    `time.perf_counter`."""
+
+    def __init__(
+        self, record: Record, pages: Sequence[int], copy: PoolCopy, guard: Guard, timeout: float
+    ) -> None:
+        self.record = record
+        self.pages = pages
+        self.guard = guard
+        self.queued = time.perf_counter()
+        self.seconds: float | None = None
+        self._copy = copy
+        self._timeout = timeout
+        self._moved = self.queued
+        self._state: LoadState = "loading"
+        self._layers = 0
+        self._events: list[torch.cuda.Event] = []
+        # rows of an earlier owner of the pages may not be computed yet
+        self._fence = copy.fence()
+        self._changed = threading.Condition()
+
+    @property
+    def tier(self) -> str:
+        """The name of the tier that it comes from."""
+        return self.guard.name
+
+    @property
+    def state(self) -> LoadState:
+        """How far it is; a load without a sign of life for too long has failed."""
+        with self._changed:
+            self._expire()
+            last = self._events[-1] if self._events else None
+            state = self._state
+        on_its_way = state == "done" and last is not None and not last.query()
+        return "loading" if on_its_way else state
+
+    def wait(self, layer: int) -> None:
+        """Return when ``layer`` is there, for what is launched next; raises LoadFailed."""
+        with self._changed:
+            while self._layers <= layer and self._state == "loading":
+                self._changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
+                self._expire()
+            if self._layers <= layer:
+                raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
+            event = self._events[layer] if self._events else None
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+
+    def wait_for_end(self, seconds: float) -> bool:
+        """Wait until it has ended or failed, for that long at most; whether it has."""
+        end = time.perf_counter() + seconds
+        with self._changed:
+            self._changed.wait_for(lambda: self._state != "loading", seconds)
+        while (coming := self.state == "loading") and time.perf_counter() < end:
+            time.sleep(_GLANCE_SECONDS)
+        return not coming
+
+    def cancel(self) -> None:
+        """Nothing is written to the pages any more."""
+        with self._changed:
+            self._end("cancelled")
+        self.settle()
+
+    def settle(self) -> None:
+        """On a GPU, what is launched next finds all that was written so far."""
+        with self._changed:
+            last = self._events[-1] if self._events else None
+        if last is not None:
+            torch.cuda.current_stream().wait_event(last)
+
+    # what follows is called by the loader's threads
+
+    def deliver(self, first: int, content: UInt8[Tensor, "layers layer_bytes"]) -> bool:
+        """Bring layers from ``first`` on to the pool; False if nobody wants them any more."""
+        with self._changed:
+            if self._state != "loading":
+                return False
+            event = self._copy.write_layers(first, self.pages, content, self._fence)
+            if event is not None:
+                self._events += [event] * len(content)
+            self._layers = first + len(content)
+            self._moved = time.perf_counter()
+            if self._layers == self.record.num_layers:
+                self._end("done")
+            self._changed.notify_all()
+            return True
+
+    def fail(self) -> None:
+        """It will not come."""
+        with self._changed:
+            self._end("failed")
+
+    def arrived(self) -> None:
+        """All that was delivered is there."""
+        with self._changed:
+            if self._events and self._state == "done":
+                self.seconds = time.perf_counter() - self.queued
+
+    def event(self, layer: int) -> torch.cuda.Event | None:
+        """When a layer that was delivered has left the host's memory, -1 for the last one so far;
+        None for at once."""
+        with self._changed:
+            return self._events[layer] if self._events else None
+
+    def _end(self, state: LoadState) -> None:
+        if self._state == "loading":
+            self._state = state
+            self.seconds = time.perf_counter() - self.queued
+            self._changed.notify_all()
+
+    def _expire(self) -> None:
+        if self._state == "loading" and time.perf_counter() - self._moved >= self._timeout:
+            self._end("failed")
+            self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
