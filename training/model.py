@@ -190,9 +190,13 @@ _BLOCK = 128  # places to a side of a mask's block
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a boolean table [row, 1, block, block]: how many of each line, and which, in order."""
-    number = blocks.sum(-1, dtype=torch.int32)
-    return number, blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
+    """Of a boolean table [row, 1, block, block]: how many of each line, and which, in order.
+
+    Contiguous, as the kernels want them.
+    """
+    number = blocks.sum(-1, dtype=torch.int32).contiguous()
+    which = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return number, which.int().contiguous()
 
 
 def block_mask(sample: Tensor, part: Tensor, rule: Callable[..., Tensor]) -> BlockMask:

@@ -118,6 +118,8 @@ def test_blocks_told_from_runs_are_those_that_the_rule_makes(
     assert not ((their_partly | their_whole) & ~(partly | whole)).any()
     if not independent:
         assert (partly == their_partly).all() and (whole == their_whole).all()
+    tables_of_keys = (ours.kv_indices, ours.q_indices, ours.full_kv_indices, ours.full_q_indices)
+    assert all(table is not None and table.is_contiguous() for table in tables_of_keys)
     # and read from the keys' side
     assert ours.q_num_blocks is not None and ours.q_indices is not None
     assert (in_blocks(ours.q_num_blocks, ours.q_indices) == partly.mT).all()
