@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from looseleaf.evals.figures import Figure
 from looseleaf.evals.report import write_report
 from looseleaf.evals.report.charts import Chart, draw
 from looseleaf.evals.report.quality import quality_charts, quality_table
+from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Series, policy_of, read_rows
 from looseleaf.evals.report.sharing import hits_charts, relay_charts
 
@@ -142,3 +143,38 @@ def test_the_rows_of_this_repository_can_be_drawn(tmp_path: Path) -> None:
             low, value, high = (float(row[name]) for name in ("low", "value", "high"))
             # rows have four digits
             assert low - 1e-3 <= value <= high + 1e-3
+
+
+def test_a_larger_sample_is_not_replaced_by_a_smaller_one(tmp_path: Path) -> None:
+    path = _write(tmp_path, [_figure(0.5), replace(_figure(0.9), items=2, seeds="0-1")])
+    assert [row["value"] for row in read_rows(path)] == ["0.5"]
+    append_rows(path, [asdict(replace(_figure(0.6), items=20, seeds="0-19"))], ORIGIN)
+    assert [row["value"] for row in read_rows(path)] == ["0.6"]
+
+
+def test_long_outputs_have_a_chart_of_policies_one_of_revision_and_one_of_exposure(
+    tmp_path: Path,
+) -> None:
+    arms = ("full attention", "window, ratio 0.05", "quest, ratio 0.05", "quest, ratio 0.1")
+    revised = ("quest, ratio 0.05, revise 2", "quest, ratio 0.05, revise 8")
+    figures = [_figure(n / 10, arm) for n, arm in enumerate((*arms, *revised))]
+    figures += [
+        replace(_figure(1 + later / 10, arm), metric=f"exposure_{later}")
+        for arm in revised
+        for later in (1, 2)
+    ]
+    rows = read_rows(_write(tmp_path, figures))
+    select, revise, exposure = reading_charts(rows)
+    assert [one.name for one in select.series] == ["window", "quest"]
+    assert select.series[1].x == (5.0, 10.0) and select.series[1].y == (20.0, 30.0)
+    assert [one.name for one in revise.series] == ["quest", "quest, revise 2", "quest, revise 8"]
+    assert [(one.name, one.y) for one in select.points] == [("full attention", (0.0, 0.0))]
+    assert [(one.name, one.x, one.y) for one in exposure.series] == [
+        ("5 %, revise 8", (1.0, 2.0), (1.1, 1.2))
+    ]
+    (table,) = reading_tables(rows)
+    assert table.columns == ("reads", "5 %", "10 %")
+    assert [line[0] for line in table.lines] == [
+        "full attention", "window", "quest", "quest, revise 2", "quest, revise 8",
+    ]  # fmt: skip
+    assert table.lines[1][2] == "" and table.lines[2][1].startswith("20.0 (")

@@ -10,6 +10,7 @@ from looseleaf.evals.report.rows import Series
 
 Format = Literal["svg", "png"]
 _COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#4a5568", "#319795")
+_DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def _lines(axes: Any, chart: Chart) -> None:
         axes.plot(series.x, series.y, "o-", label=series.name, color=color, markersize=4)
         _whiskers(axes, series.x, series, color, "none")
     for number, points in enumerate(chart.points):
-        color = _COLORS[number % len(_COLORS)]
-        axes.plot(points.x, points.y, "--", label=points.name, color=color, linewidth=1)
+        style = _DASHES[number % len(_DASHES)]
+        axes.plot(
+            points.x, points.y, linestyle=style, label=points.name, color="#4a5568", linewidth=1
+        )
     if chart.log_x:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for series in chart.series for x in series.x})

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from looseleaf.errors import InvalidOption
 from looseleaf.evals.report.charts import Chart, Format, draw
 from looseleaf.evals.report.quality import budget_charts, quality_charts, quality_table
+from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Row, origin_of, read_rows
 from looseleaf.evals.report.sharing import hits_charts, lazy_charts, relay_charts
 from looseleaf.evals.report.tables import Table
@@ -15,10 +16,17 @@ from looseleaf.evals.report.tables import Table
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
     {
         "evals": ("How often answers are right", quality_charts),
+        "interview": ("What a long output must read", reading_charts),
         "blend": ("How much must be computed again", budget_charts),
         "hits": ("What a cache holds", hits_charts),
         "relay": ("A prompt that all requests share", relay_charts),
         "lazy": ("Documents stored once", lazy_charts),
+    }
+)
+_TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxyType(
+    {
+        "evals": lambda rows: [quality_table(rows)],
+        "interview": lambda rows: list(reading_tables(rows)),
     }
 )
 _STYLE = """
@@ -50,9 +58,9 @@ def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path
             written.append(picture)
             svg = draw(chart, "svg").decode()
             parts.append(svg[svg.index("<svg") :])
-        if name == "evals":
-            tables.append(quality_table(rows))
-            parts.append(tables[-1].html())
+        own = _TABLES[name](rows) if name in _TABLES else ()
+        parts += [table.html() for table in own]
+        tables += own
         parts.append(f'<p class="origin">{html.escape(origin_of(rows))}.</p>')
         sections.append("\n".join(parts))
     if not sections:

@@ -1,4 +1,4 @@
-"""Rows of result files, the newest of each kind."""
+"""Rows of result files, one of each kind."""
 
 import csv
 import re
@@ -12,16 +12,17 @@ Row = dict[str, str]
 _ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "transformers_version")
 _MEASURED = frozenset(
     ("value", "low", "high", "gain", "gain_low", "gain_high", "median", "reused", "relay_faster",
-     "once_faster", "items", "predicted")
+     "once_faster", "items", "seeds", "against", "predicted")
 )  # fmt: skip
 _SETTING = re.compile(r"^(.*?),? (?:ratio|tokens|budget|share|top) ([\d.]+)(.*)$")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file of results, of those that measure the same only the newest.
+    """The rows of a file of results, of those that measure the same only one: that of most items,
+    of these the newest.
 
-    Rows measure the same if they differ in nothing but origin and figures. Raises InvalidOption if
-    the file can't be read as CSV."""
+    Rows measure the same if they differ in nothing but origin, seeds and figures. Raises
+    InvalidOption if the file can't be read as CSV."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [dict(row) for row in csv.DictReader(file)]
@@ -30,6 +31,8 @@ def read_rows(path: Path) -> list[Row]:
     newest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
         kind = tuple(item for item in row.items() if item[0] not in _MEASURED | set(_ORIGIN))
+        if kind in newest and int(row.get("items") or 0) < int(newest[kind].get("items") or 0):
+            continue
         newest.pop(kind, None)
         newest[kind] = row
     return list(newest.values())
