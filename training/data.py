@@ -100,7 +100,8 @@ class Sample:
 
 
 def kind_of(question: Question) -> int:
-    name = f"chain{question.hops}" if question.task == "chain" else question.task
+    # worlds with more marks than words for them hand some on further than they should
+    name = f"chain{min(question.hops, 4)}" if question.task == "chain" else question.task
     return KINDS.index(name)
 
 

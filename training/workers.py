@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from multiprocessing.sharedctypes import Synchronized
-from queue import Full
+from queue import Empty, Full
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -80,9 +80,19 @@ class BatchSource:
     def next(self) -> Batch:
         """The next batch; those made for an earlier stage are passed over."""
         while True:
-            stage, batch = next(self._local) if self._local else self._queue.get()
+            stage, batch = next(self._local) if self._local else self._wait()
             if stage == self._stage.value:
                 return batch
+
+    def _wait(self) -> tuple[int, Batch]:
+        """What a worker made. Raises RuntimeError if one has failed and the others are late."""
+        while True:
+            try:
+                item: tuple[int, Batch] = self._queue.get(timeout=5)
+                return item
+            except Empty:
+                if not all(process.is_alive() for process in self._processes):
+                    raise RuntimeError("a data worker failed: see its traceback") from None
 
     def close(self) -> None:
         for process in self._processes:
