@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from looseleaf.conformance import Answers, Subject, check_laws
 from looseleaf.engine.loading import reference_model
 from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.conformance.broken import break_kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -25,3 +27,25 @@ def _conforms(folder: str, dtype: str, tokens: int) -> None:
     subject = Subject(folder, {"device": "cuda", "dtype": dtype}, tokens)
     found = check_laws(Answers(subject))
     assert {law.number: (law.reason, law.worst) for law in found if law.status == "failed"} == {}
+
+
+BROKEN = [
+    ("float32", 1, "a merge forgets how much each set weighs"),
+    ("float32", 1, "decoding is off by one in a frame"),
+    ("float32", 1, "decoding sees one key less"),
+    ("float32", 2, "a prompt is off by one in a frame"),
+    ("bfloat16", 1, "a merge forgets how much each set weighs"),
+    ("bfloat16", 2, "Hopper's kernel is off by one in a frame"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "law", "what"), BROKEN)
+def test_a_broken_kernel_fails_the_law_that_it_breaks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, law: int, what: str
+) -> None:
+    if "Hopper" in what and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no GPU of the Hopper generation")
+    break_kernel(monkeypatch, tmp_path, what)
+    subject = Subject(str(reference_model("block")), {"device": "cuda", "dtype": dtype}, 256)
+    (found,) = check_laws(Answers(subject), (law,))
+    assert (found.status, found.reason) == ("failed", "")

@@ -219,8 +219,19 @@ def merge_equals_concatenation(subject: Subject) -> list[Finding]:
 
 
 def segments_at_offsets(subject: Subject) -> list[Finding]:
-    """Law 2: new rows that read stored segments at their offsets, and see each other."""
+    """Law 2: new rows that read stored segments at their offsets, and see each other; by the plan
+    of a step this short, and by that of a long one."""
     stage = Stage(subject)
+    # a step of few new rows is read as if it decoded, but for a plan that never changes with length
+    long = _variant(stage.attention, batch_invariant=True)
+    told = f"new rows over segments in three orders, layers {_told(stage.layers)}"
+    return [
+        _worst(told, _new_rows(stage, stage.attention)),
+        _worst("the same by the plan of long prompts", _new_rows(stage, long)),
+    ]
+
+
+def _new_rows(stage: Stage, attention: PagedAttention) -> list[Judged]:
     layers, size = stage.layers, stage.pool.page_size
     pages = stage.store(layers)
     new = range(stage.rows.start, stage.rows.start + _NEW_ROWS)
@@ -238,14 +249,14 @@ def segments_at_offsets(subject: Subject) -> list[Finding]:
         chunk = PrefillChunk(
             range(end, end + _NEW_ROWS), (*spans, ReadSpan(tail, end, _NEW_ROWS, 0))
         )
-        attend = stage.step([], [chunk], slots, at)
+        attend = stage.step([], [chunk], slots, at, attention)
         for layer in layers:
             outs[layer].append(attend(layer, *stage.of(layer, new)))
             every = [*places, Place(new, end)]
             dense[layer].append(stage.dense(layer, new, range(end, end + _NEW_ROWS), every))
         _give_back(stage, [tail])
-    judged = [stage.judge(f"layer {n}", torch.cat(outs[n]), dense[n]) for n in layers]
-    return [_worst(f"new rows over segments in three orders, layers {_told(layers)}", judged)]
+    _give_back(stage, pages)
+    return [stage.judge(f"layer {n}", torch.cat(outs[n]), dense[n]) for n in layers]
 
 
 def selection_of_rows(subject: Subject) -> list[Finding]:
@@ -265,7 +276,7 @@ def sharing_of_rows(subject: Subject) -> tuple[list[Finding], bool]:
     before = stage.attention.counters.grouped_rows
     together = decode(stage)
     shared = stage.attention.counters.grouped_rows > before
-    alone = decode(stage, _ungrouped(stage.attention))
+    alone = decode(stage, _variant(stage.attention, grouping=False))
     between = [
         mine.judged.against(f"layer {mine.layer}", other.judged.actual)
         for mine, other in zip(together, alone, strict=True)
@@ -275,14 +286,18 @@ def sharing_of_rows(subject: Subject) -> tuple[list[Finding], bool]:
     return [replace(worst, what=told)], shared
 
 
-def _ungrouped(attention: PagedAttention) -> PagedAttention:
+def _variant(
+    attention: PagedAttention, *, grouping: bool | None = None, batch_invariant: bool | None = None
+) -> PagedAttention:
+    """The same attention with another plan."""
+    kept = attention.grouping, attention.batch_invariant
     return PagedAttention(
         pool=attention.pool,
         rotation=attention.rotation,
         rules=attention.rules,
         num_qo_heads=attention.num_qo_heads,
-        grouping=False,
-        batch_invariant=attention.batch_invariant,
+        grouping=kept[0] if grouping is None else grouping,
+        batch_invariant=kept[1] if batch_invariant is None else batch_invariant,
         implementation=attention.implementation,
     )
 
