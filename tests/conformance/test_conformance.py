@@ -13,10 +13,12 @@ from jaxtyping import config
 
 from looseleaf.attention import cpu_step
 from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import Choice
 from looseleaf.config import RopeConfig
 from looseleaf.conformance import LAWS, Answers, Subject, check_laws, reference
 from looseleaf.engine import parts
+from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import KeySpace
@@ -119,16 +121,44 @@ def test_rope_with_a_wrong_scaling_breaks_law_8_alone(
     assert failing(checkpoint("llama", "llama3")) == [8]
 
 
+right_span = parts.DocumentUse.span
+
+
+def one_off(use: parts.DocumentUse) -> ReadSpan:
+    return replace(right_span(use), offset=right_span(use).offset - 1)
+
+
 def test_a_frame_that_is_one_off_breaks_law_2(
     checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    span = parts.DocumentUse.span
-
-    def one_off(use: parts.DocumentUse) -> ReadSpan:
-        return replace(span(use), offset=span(use).offset - 1)
-
     monkeypatch.setattr(parts.DocumentUse, "span", one_off)
     assert failing(checkpoint())[0] == 2
+
+
+def test_a_recomputed_row_that_sees_the_next_key_breaks_law_4(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Fusion.prefill
+
+    def one_later(fusion: Fusion, start: int, stop: int) -> PrefillChunk:
+        chunk = right(fusion, start, stop)
+        return replace(chunk, positions=[at + 1 for at in chunk.positions])
+
+    monkeypatch.setattr(Fusion, "prefill", one_later)
+    assert failing(checkpoint()) == [4]
+
+
+def test_a_replaced_key_that_is_still_read_breaks_law_4(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents are read whole beside the patch that replaces some of their tokens."""
+    right = Fusion.spans
+
+    def unmasked(fusion: Fusion, replaced: Any, last: int) -> tuple[ReadSpan, ...]:
+        return tuple(replace(span, hidden=None) for span in right(fusion, replaced, last))
+
+    monkeypatch.setattr(Fusion, "spans", unmasked)
+    assert failing(checkpoint()) == [4]
 
 
 def test_a_rotation_table_that_is_off_breaks_law_2(
@@ -244,10 +274,20 @@ def test_the_command_names_the_law_that_fails_and_exits_with_1(
     assert law["findings"][0]["error"] > law["findings"][0]["budget"]
 
 
-def test_keys_of_eight_bits_are_refused(checkpoint: Callable[..., str]) -> None:
-    """Their rounding is no plain pass's, so there would be no budget for it."""
-    with pytest.raises(InvalidOption, match="kv_dtype"):
-        Subject(checkpoint(), {"device": "cpu", "kv_dtype": "fp8"}, 160)
+def test_keys_of_eight_bits_conform_in_the_budget_of_their_rounding(
+    checkpoint: Callable[..., str],
+) -> None:
+    assert failing(checkpoint(), kv_dtype="fp8") == []
+    subject = Subject(checkpoint(), {"device": "cpu", "kv_dtype": "fp8"}, 160)
+    (law,) = check_laws(Answers(subject), (8,))
+    assert law.status == "skipped" and "kv_dtype" in law.reason
+
+
+def test_a_wrong_frame_shows_behind_the_rounding_of_eight_bits(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.DocumentUse, "span", one_off)
+    assert 2 in failing(checkpoint(), kv_dtype="fp8")
 
 
 def test_an_unknown_law_is_refused(run: Run) -> None:  # noqa: F811

@@ -186,8 +186,11 @@ def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         arm()
+    # a replay reads what the arm was made of, which must live as long
+    captured = graph, arm
 
     def replayed() -> float:
+        graph, _ = captured
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
         start.record()

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looseleaf.config import Fuse, Revise, Select
+from looseleaf.config import EVICTING, Fuse, Revise, Select, SelectPolicy
 from looseleaf.conformance.definition import SHIFTS, HeadStates, wider
 from looseleaf.conformance.subject import Answering, Asked, Subject
 from looseleaf.conformance.verdict import Finding, Judged, largest
+from looseleaf.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,42 @@ def selection(answers: Answers) -> list[Finding]:
     return [
         judged.finding(),
         Finding("answers with a small budget, window 1 against none, to the bit", bits, 0.0),
+        *(_keeping_everything(answers, policy) for policy in EVICTING),
+        _retrieving_everything(answers),
     ]
+
+
+def _keeping_everything(answers: Answers, policy: SelectPolicy) -> Finding:
+    """A policy that throws keys away, with room for all of them."""
+    subject, asked = answers.subject, answers.subject.cases.plain
+    told = f"an answer by {policy} with room for all keys"
+    select = Select(policy, tokens=subject.tokens)
+    try:
+        found = subject.answering().ask([replace(asked, select=select)])
+    except InvalidRequest:
+        return _refused(policy)
+    return answers.judge(told, found, [answers.reused(asked)]).finding()
+
+
+def _retrieving_everything(answers: Answers) -> Finding:
+    """A document in the host's memory, of which every key is retrieved."""
+    subject, cases = answers.subject, answers.subject.cases
+    engine, asked = (
+        subject.answering(),
+        cases.asked(cases.lead, 0, cases.between, 1, cases.question),
+    )
+    try:
+        engine.host(asked, 1)
+        found = engine.ask([replace(asked, select=Select("retrieval", ratio=1.0))])
+    except InvalidRequest:
+        return _refused("retrieval")
+    judged = answers.judge("an answer that retrieves every key", found, [answers.reused(asked)])
+    return judged.finding()
+
+
+def _refused(policy: SelectPolicy) -> Finding:
+    """What a model can't be asked for can't be wrong."""
+    return Finding(f"{policy} is refused here", 0.0, 0.0)
 
 
 def independence(answers: Answers) -> list[Finding]:

@@ -48,8 +48,11 @@ class HeadStates:
 class Definition:
     """Dense passes over a loaded model; they run where its weights are."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, stored_in: torch.dtype | None = None) -> None:
+        """With ``stored_in``, passes in the model's own dtype round keys and values to it, as the
+        pages of an engine do; wider passes do not."""
         self.shape = loaded.shape
+        self._narrow = stored_in, loaded.decoder.dtype
         self.weights = loaded.decoder.weights
         self.device = loaded.decoder.device
         frequencies = rope_frequencies(loaded.shape.rope)
@@ -152,8 +155,8 @@ class Definition:
         """The same with its log-sum-exp ``[rows, heads]``; ``(0, -inf)`` where nothing is seen."""
         row_positions, key_positions = positions
         group = self.shape.num_qo_heads // self.shape.num_kv_heads
-        turned = self._turn(k, key_positions + shift).repeat_interleave(group, 1)
-        values = v.repeat_interleave(group, 1)
+        turned = self._stored(self._turn(k, key_positions + shift)).repeat_interleave(group, 1)
+        values = self._stored(v).repeat_interleave(group, 1)
         scale, window, cap = (
             self.shape.head_dim**-0.5,
             self.shape.window(layer),
@@ -172,6 +175,14 @@ class Definition:
             weights = scores.softmax(-1).nan_to_num(0.0).to(q.dtype)
             out.append(torch.einsum("hqk,khd->qhd", weights, values))
         return AttnState(torch.cat(out), torch.cat(lse))
+
+    def _stored(self, x: Tensor) -> Tensor:
+        stored_in, own = self._narrow
+        if stored_in is None or x.dtype != own:
+            return x
+        # a page holds finite numbers only
+        most = torch.finfo(stored_in).max
+        return x.clamp(-most, most).to(stored_in).to(own)
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         """RoPE as the papers write it: pairs of dims turn by their angle, the attention factor on

@@ -299,6 +299,8 @@ def _variant(
         grouping=kept[0] if grouping is None else grouping,
         batch_invariant=kept[1] if batch_invariant is None else batch_invariant,
         implementation=attention.implementation,
+        costs=attention.costs,
+        row_dtype=attention.row_dtype,
     )
 
 

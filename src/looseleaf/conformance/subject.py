@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import looseleaf
-from looseleaf.config import Fuse, Revise, Select
+from looseleaf.config import Fuse, IndexConfig, Revise, Select
 from looseleaf.conformance.definition import Definition
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.llm import make_config
@@ -34,6 +34,7 @@ from looseleaf.engine.rows import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
 from looseleaf.models import find_checkpoint, read_config
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.sampling_params import SamplingParams
 
 SCRIPT_TOKENS = 8
@@ -138,6 +139,18 @@ class Answering:
                 raise progress.error
         return [(torch.stack(self._runner.kept.pop(n)[:size]), p) for n, size, p in added]
 
+    def host(self, asked: Asked, document: int) -> None:
+        """Compute part number ``document`` of a prompt into the host's memory, with an index; what
+        is in front of it must be what it was encoded behind. Raises as `Hosting.add` does."""
+        before, hosted = asked.parts[document - 1], asked.parts[document]
+        config = IndexConfig("flat", sink=4, local=12)
+        job = self.engine.hosting.add((before, hosted, TextPart(())), "", config)
+        while job.stage == "computing":
+            self.engine.step()
+        job.finished.wait()
+        if job.error is not None:
+            raise job.error
+
     @property
     def grouped_rows(self) -> int:
         """Rows that read something together so far."""
@@ -159,15 +172,13 @@ class Subject:
             tokens = min(tokens, longest)
         if tokens < LEAST_TOKENS:
             raise InvalidOption(f"the laws need at least {LEAST_TOKENS} tokens, not {tokens}")
-        if options.get("kv_dtype", "auto") != "auto":
-            raise InvalidOption(
-                "the laws speak of keys and values in the model's dtype: leave kv_dtype out"
-            )
         self.options = {**options, "max_model_len": tokens}
         self.tokens = tokens
         self.loaded: LoadedModel = load_model(folder, make_config(self.options))
-        self.definition = Definition(self.loaded)
-        self.page_size = make_config(self.options).cache.page_size
+        cache = make_config(self.options).cache
+        self.page_size = cache.page_size
+        self.stored_in = FP8 if cache.kv_dtype == "fp8" else None
+        self.definition = Definition(self.loaded, self.stored_in)
         self.cases = Cases(self)
 
     @property
@@ -270,11 +281,12 @@ def describe_subject(subject: Subject, name: str) -> dict[str, str]:
     machine = platform.processor() or platform.machine()
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
+    narrow = "" if subject.stored_in is None else " in eight bits"
     return {
         "model": name,
         "shape": f"{subject.loaded.shape.family}, RoPE {subject.loaded.shape.rope.law}",
         "dtype": str(subject.dtype).removeprefix("torch."),
         "device": f"{device} ({machine})",
-        "tokens": f"{subject.tokens} tokens, pages of {subject.page_size}",
+        "tokens": f"{subject.tokens} tokens, pages of {subject.page_size}{narrow}",
         "versions": f"looseleaf {looseleaf.__version__}, torch {torch.__version__}",
     }

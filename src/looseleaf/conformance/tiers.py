@@ -1,9 +1,13 @@
 """Laws 6 and 7 for documents that come from a tier, and for tiers that lost or spoiled them."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,10 +17,14 @@ from looseleaf.conformance.answers import Answers
 from looseleaf.conformance.subject import Answering, Asked, Subject
 from looseleaf.conformance.verdict import Finding
 from looseleaf.engine.pace import ComputePace
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.base import Fault, Reader, Tier
 
 _GIB = 1 << 30
 # seconds in which all that is on its way must have been written
 _PATIENCE = 120.0
+# seconds that a disk gets which will take longer
+_TIMEOUT = 0.25
 
 
 class NothingLoaded(Exception):
@@ -35,28 +43,40 @@ def from_tiers(answers: Answers) -> list[Finding]:
 
 
 def lost_documents(answers: Answers) -> list[Finding]:
-    """Law 7: files that are gone, cut short, or differ in a bit."""
+    """Law 7: files that are gone, cut short, or differ in a bit, and a disk that is too slow."""
     found = []
     for told, damage in _DAMAGES.items():
-        with _tiered(answers.subject, "disk") as (engine, folder):
-
-            def spoil(folder: Path = folder, damage: Callable[[Path], None] = damage) -> None:
-                for path in sorted(folder.rglob("*.segment")):
-                    damage(path)
-
-            _, again = _cold_and_loaded(answers, engine, None, spoil)
+        options = {} if damage.timeout is None else {"tier_timeout": damage.timeout}
+        with _tiered(answers.subject, "disk", **options) as (engine, folder):
+            _, again = _cold_and_loaded(
+                answers, engine, None, partial(damage.happen, engine, folder)
+            )
             tiers = engine.engine.tiers
             assert tiers is not None
-            seen = tiers.counters["disk"].num_faults > 0 or told == "missing"
+            faults = tiers.counters["disk"].faults
         judged = answers.judge(f"documents {told} on disk", again, _expected(answers))
         found.append(judged.finding())
         # a fault that no counter tells of is one that nobody will ever look into
+        seen = damage.fault is None or faults.get(damage.fault, 0) > 0
         found.append(Finding(f"{told}: a counter says so", 0.0 if seen else 1.0, 0.0))
     return found
 
 
-def _missing(path: Path) -> None:
-    path.unlink()
+@dataclass(frozen=True)
+class _Damage:
+    """What happens to the disk while the pool forgets, and the fault that must be counted."""
+
+    happen: Callable[[Answering, Path], None]
+    fault: Fault | None
+    timeout: float | None = None
+
+
+def _to_files(act: Callable[[Path], None]) -> Callable[[Answering, Path], None]:
+    def happen(engine: Answering, folder: Path) -> None:
+        for path in sorted(folder.rglob("*.segment")):
+            act(path)
+
+    return happen
 
 
 def _cut_short(path: Path) -> None:
@@ -70,11 +90,37 @@ def _differs(path: Path) -> None:
     path.write_bytes(content)
 
 
-_DAMAGES: dict[str, Callable[[Path], None]] = {
-    "missing": _missing,
-    "cut short": _cut_short,
-    "with a flipped bit": _differs,
-}
+def _too_late(engine: Answering, folder: Path) -> None:
+    tiers = engine.engine.tiers
+    assert tiers is not None
+    for guard in tiers.guards:
+        guard.tier = _Late(guard.tier)
+
+
+class _Late:
+    """A tier whose records are read long after their time is over."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tier, name)
+
+    def open(self, key: SegmentKey) -> Reader | None:
+        reader = self._tier.open(key)
+        time.sleep(2 * _TIMEOUT)
+        return reader
+
+
+_DAMAGES: Mapping[str, _Damage] = MappingProxyType(
+    {
+        # what is not there is no fault of the tier
+        "missing": _Damage(_to_files(Path.unlink), None),
+        "cut short": _Damage(_to_files(_cut_short), "damaged"),
+        "with a flipped bit": _Damage(_to_files(_differs), "damaged"),
+        "that come too late": _Damage(_too_late, "timeout", _TIMEOUT),
+    }
+)
 
 
 def _asked(answers: Answers) -> list[Asked]:
@@ -109,7 +155,7 @@ def _cold_and_loaded(
 
 
 @contextmanager
-def _tiered(subject: Subject, name: str) -> Iterator[tuple[Answering, Path]]:
+def _tiered(subject: Subject, name: str, **more: Any) -> Iterator[tuple[Answering, Path]]:
     """An engine with that one tier, which takes every document from it, however quick to compute;
     and the folder of a disk."""
     shape = subject.loaded.shape
@@ -118,7 +164,7 @@ def _tiered(subject: Subject, name: str) -> Iterator[tuple[Answering, Path]]:
     options: dict[str, Any] = {"host_gib": 0.0, "disk_path": None, "remote_url": None}
     with tempfile.TemporaryDirectory(prefix="looseleaf-conformance-") as folder:
         options |= {"host_gib": room} if name == "host" else {"disk_path": folder}
-        engine = subject.answering(**options, staging_gib=room)
+        engine = subject.answering(**options, staging_gib=room, **more)
         controller = engine.engine.tiering.controller
         assert controller is not None
         # who knows nothing of how fast the model computes takes what a tier has
