@@ -70,6 +70,21 @@ def test_a_little_noise_changes_the_costs_a_little() -> None:
     assert found.wide.per_key == pytest.approx(BUILT_IN.wide.per_key, rel=0.05)
 
 
+@pytest.mark.parametrize("others", [0, 3])
+def test_progress_is_told_of_every_launch_and_ends_when_all_are_timed(others: int) -> None:
+    told: list[tuple[int, int]] = []
+
+    def alternatives(tile: Tile) -> list[Tile]:
+        return [replace(tile, block_n=16 * (n + 1)) for n in range(others)]
+
+    def hear(done: int, total: int) -> None:
+        told.append((done, total))
+
+    measure_costs(Device(BUILT_IN), BUILT_IN, SHAPE, alternatives, hear)
+    total = len(told)
+    assert told == [(done + 1, total) for done in range(total)]
+
+
 def test_times_that_make_no_sense_are_refused() -> None:
     class Frozen(Device):
         def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:

@@ -223,3 +223,28 @@ def test_siblings_share_their_prefix_and_differ_in_their_draws(checkpoint: Folde
     assert llm.engine.counters.prompt_tokens <= text + documents + 3 * (own + 16)
     again = ask(llm, [prompt], drawn(3, n=4))[0].output.outputs
     assert [o.token_ids for o in again] == [o.token_ids for o in outputs]
+
+
+def test_no_more_prompts_are_prepared_than_the_next_step_can_compute(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), max_num_batched_tokens=640, max_num_seqs=32)
+    added = [add(llm, str(n), [words(n, 40)], drawn(n, max_tokens=8)) for n in range(24)]
+    lengths = [one.request.num_tokens for one in added]
+    first = next(n for n in range(24) if sum(lengths[:n]) >= 640)
+    admitted, computed = [], []
+    while llm.engine.has_work:
+        llm.engine.step()
+        admitted.append(sum(one.metrics.admitted is not None for one in added))
+        computed.append(llm.engine.last_step.prompt_tokens)
+    assert admitted[:2] == [first, 24]
+    # and no step computes less for it
+    assert computed[:2] == [640, sum(lengths) - 640]
+    assert_idle(llm)
+
+
+def test_who_wants_what_is_being_computed_is_admitted_at_once(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), **SMALL_STEPS)
+    added = [add(llm, name, [LEAD, document(4, 120), words(10, 9)]) for name in ("a", "b", "c")]
+    for _ in range(2):
+        llm.engine.step()
+    assert all(one.metrics.admitted is not None for one in added)
+    finish(llm)

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from looseleaf import LLM, AsyncLLM
+from looseleaf.engine.loading import load_engine
 from looseleaf.engine.request import Request
 from looseleaf.errors import InvalidOption
+from looseleaf.server.metrics import ServerMetrics
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 LEAD, A, B = words(1, 19), document(1, 60), document(2, 30)
@@ -142,3 +145,24 @@ def test_a_context_beyond_the_models_own_is_refused(checkpoint: Folder) -> None:
     # a law that stretches positions by its own reaches further
     stretched = make_llm(checkpoint("llama", "dynamic"), max_model_len=400)
     assert stretched.engine.max_model_len == 400
+
+
+def test_what_the_planner_chose_is_counted_and_exported(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    llm.engine = load_engine(checkpoint(), llm.engine.config, "reference")
+    for prompts in ([[LEAD, A, words(9, 9)]], [[LEAD, A, words(n, 9)] for n in range(3)]):
+        llm.generate(prompts, drawn(0, max_tokens=6))
+    plan, sums = llm.engine.runner.attention.counters, llm.engine.counters
+    # a document of four pages is not worth reading together
+    assert plan.refused_groups > 0
+    assert plan.narrow_pieces > plan.items > 0
+    metrics = ServerMetrics(llm.engine.snapshot)
+    shown = metrics.render().decode()
+    for name, count in (
+        ("refused_groups_total", sums.refused_groups),
+        ('work_pieces_total{tile="narrow"}', sums.narrow_pieces),
+        ('work_pieces_total{tile="wide"}', sums.wide_pieces),
+    ):
+        assert f"looseleaf_{name} {float(count)}" in shown
+    chosen = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    assert chosen == {name: getattr(sums, name) for name in chosen}

@@ -20,7 +20,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """What the command would serve, instead of serving it; raises what it is refused with."""
     made: list[tuple[Any, ServerConfig, dict[str, Any]]] = []
     monkeypatch.setattr(
-        "looseleaf.server.service.make_service", lambda *arguments: made.append(arguments)
+        "looseleaf.server.service.make_service", lambda *arguments: made.append(arguments[:3])
     )
     monkeypatch.setattr("looseleaf.server.run.serve", lambda _: None)
 

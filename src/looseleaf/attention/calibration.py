@@ -49,6 +49,31 @@ class Probe(Protocol):
         ...
 
 
+OnLaunch = Callable[[int, int], None]
+"""Hears how many launches were timed, and of how many."""
+
+
+@dataclass
+class _Told:
+    """A probe that tells of every launch of ``total`` that it has timed."""
+
+    probe: Probe
+    total: int
+    on_launch: OnLaunch
+    done: int = 0
+
+    def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
+        return self._told(self.probe.attend(tile, rows, items, keys))
+
+    def merge(self, rows: int, states: int) -> float:
+        return self._told(self.probe.merge(rows, states))
+
+    def _told(self, time: float) -> float:
+        self.done += 1
+        self.on_launch(self.done, self.total)
+        return time
+
+
 @dataclass(frozen=True)
 class Shape:
     """What costs depend on besides the device: heads, and the dtypes of queries and pages."""
@@ -75,17 +100,22 @@ def measure_costs(
     built_in: CostModel,
     shape: Shape,
     alternatives: Callable[[Tile], Sequence[Tile]] = lambda tile: (),
+    on_launch: OnLaunch = lambda done, total: None,
 ) -> CostModel:
     """The costs that ``probe`` sees, for the tiles of ``built_in`` or faster ``alternatives``.
 
     Raises CalibrationFailed for times that no cost model explains.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
+    others = {cost.tile: alternatives(cost.tile) for cost in (built_in.narrow, built_in.wide)}
+    tiles = sum(1 + len(others[cost.tile]) for cost in (built_in.narrow, built_in.wide))
+    # five for each tile, then a launch, and the merge of few and of many states
+    probe = _Told(probe, 5 * tiles + 3, on_launch)
 
     def fastest(usual: TileCost, rows: int) -> TileCost:
         costs = [_tile_cost(probe, usual, rows, shape.num_kv_heads)]
         processors = usual.programs // usual.tile.programs_per_processor
-        for tile in alternatives(usual.tile):
+        for tile in others[usual.tile]:
             guess = replace(usual, tile=tile, programs=tile.programs_per_processor * processors)
             costs.append(_tile_cost(probe, guess, rows, shape.num_kv_heads))
         return min(costs, key=lambda cost: (cost.start + LONG * cost.per_key) / cost.programs)
@@ -130,6 +160,7 @@ def costs_of(
     *,
     make_probe: Callable[[torch.device, Shape], Probe],
     folder: Path | None = None,
+    on_launch: OnLaunch = lambda done, total: None,
 ) -> MeasuredCosts:
     """The costs of ``shape`` on ``device``: from disk, or measured and kept there.
 
@@ -150,6 +181,7 @@ def costs_of(
             built_in,
             shape,
             lambda tile: other_tiles(device, tile, shape.head_dim, shape.kv_dtype.itemsize),
+            on_launch,
         )
     except (CalibrationFailed, torch.cuda.OutOfMemoryError) as error:
         return _built_in(built_in, str(error))

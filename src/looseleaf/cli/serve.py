@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from looseleaf.cli.options import ENGINE_SECTIONS, field_names, given, section_options
+from looseleaf.cli.startup import startup_bar
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 
@@ -67,7 +68,9 @@ def serve(model: str | None, **options: Any) -> None:
     chosen = given(options)
     names = field_names(ServerConfig)
     config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
-    run(make_service(model, config, chosen))
+    with startup_bar() as on_progress:
+        service = make_service(model, config, chosen, on_progress)
+    run(service)
 
 
 def _check_environment() -> None:

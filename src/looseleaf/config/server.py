@@ -47,6 +47,9 @@ class ServerConfig:
     max_registered: int = option(10_000, "most registered documents of one tenant")
     deadline: float = option(600.0, "seconds that a request may take, at most")
     drain_seconds: float = option(600.0, "seconds that running requests get when the server ends")
+    warm_up: bool = option(
+        True, "on a GPU, capture the graphs of usual steps before the port is open"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least level to log")
     log_format: Literal["json", "console"] = option("json", "form of the log, one line an event")
     tracing: bool = option(False, "send OpenTelemetry traces, as the OTEL_ variables say")

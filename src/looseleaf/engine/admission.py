@@ -249,8 +249,8 @@ class Admission:
             run.segments.append(None)
 
     def _announce(self, sequence: Sequence, run: TextRun) -> None:
-        for page in range(len(run.segments)):
-            if run.segments[page] is None and page < self._reusable_pages(sequence, run):
+        for page in range(min(len(run.segments), self._reusable_pages(sequence, run))):
+            if run.segments[page] is None:
                 key = run.page_key(page, sequence.keys, self.page_size)
                 self._in_flight.setdefault(key, sequence)
 

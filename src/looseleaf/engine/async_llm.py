@@ -27,6 +27,7 @@ from looseleaf.engine.request import (
     Request,
     SystemPrompt,
 )
+from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
 from looseleaf.engine.worker import Outcome, Worker
 from looseleaf.sampling_params import SamplingParams
@@ -39,7 +40,9 @@ class AsyncLLM:
     with``.
 
     ``system_prompt`` stands before every conversation that names no other; it is computed here and
-    stays in the cache. ``on_step`` hears of every step, in the engine's thread.
+    stays in the cache. ``on_step`` hears of every step, in the engine's thread. ``warm_up``: on a
+    GPU the graphs of usual steps are captured now, not when they are first needed;
+    ``on_progress`` hears how far that and measuring are.
     """
 
     def __init__(
@@ -48,9 +51,14 @@ class AsyncLLM:
         *,
         system_prompt: str | None = None,
         on_step: Callable[[StepStats], None] | None = None,
+        warm_up: bool = False,
+        on_progress: OnProgress = lambda stage, done, total: None,
         **options: Any,
     ) -> None:
-        self.engine: Engine = load_engine(model, make_config(options))
+        config = make_config(options)
+        self.engine: Engine = load_engine(model, config, on_progress=on_progress)
+        if warm_up:
+            self.engine.runner.warm_up(on_progress)
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
             self.system_prompt = self.engine.prompts.system_prompt(system_prompt)

@@ -20,7 +20,7 @@ from looseleaf.attention.hosted import HostedCounters, attend_segment, merge_all
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig, ModelConfig
 from looseleaf.engine.request import PromptParts, Request
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner import OnProgress, Runner
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import InvalidRequest, LooseleafError
 from looseleaf.index import Heads, SegmentIndex, build_segment
@@ -35,7 +35,6 @@ from looseleaf.types import Rotation, ScoreRule
 
 _SIDECAR = "index"
 _log = logging.getLogger(__name__)
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(eq=False)

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
-from looseleaf.engine.hosting import OnProgress
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
@@ -22,6 +21,7 @@ from looseleaf.engine.request import (
     Request,
     SystemPrompt,
 )
+from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ import torch
 import looseleaf.assets
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
 from looseleaf.engine.engine import Engine, EngineParts
-from looseleaf.engine.runner import Runner, pool_dtype
+from looseleaf.engine.runner import OnProgress, Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
 from looseleaf.kv.keys import KeySpace
 from looseleaf.models import (
@@ -52,13 +52,15 @@ def load_engine(
     model: str | Path | None = None,
     config: EngineConfig | None = None,
     implementation: Implementation = "auto",
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Engine:
     """An engine over the checkpoint ``model``: a folder, a hub id, or None for the reference model.
 
-    Raises ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel) or InvalidOption.
+    ``on_progress`` hears how far it is with what takes long. Raises ModelError (CheckpointNotFound,
+    CorruptCheckpoint, UnsupportedModel) or InvalidOption.
     """
     config = config or EngineConfig()
-    return make_engine(load_model(model, config), config, implementation)
+    return make_engine(load_model(model, config), config, implementation, on_progress)
 
 
 def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
@@ -82,7 +84,10 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
 
 
 def make_engine(
-    loaded: LoadedModel, config: EngineConfig, implementation: Implementation = "auto"
+    loaded: LoadedModel,
+    config: EngineConfig,
+    implementation: Implementation = "auto",
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Engine:
     """An engine with a pool of its own over a loaded model, which several may share."""
     decoder, max_model_len = loaded.decoder, loaded.max_model_len
@@ -95,7 +100,7 @@ def make_engine(
     )
     if implementation == "auto" and decoder.device.type == "cpu":
         implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
-    runner = Runner.create(decoder, config, max_model_len, implementation)
+    runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
     tiers = Tiers.create(config.tiers, runner.pool)
     return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers))
 

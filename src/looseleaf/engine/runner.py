@@ -6,13 +6,14 @@ the layers share it. On a GPU steps of few rows replay as graphs, and nothing wa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.attention.apart import Apart, ApartStep
-from looseleaf.attention.calibration import Shape, costs_of
+from looseleaf.attention.calibration import OnLaunch, Shape, costs_of
 from looseleaf.attention.cost_model import CostModel
 from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
@@ -34,6 +35,9 @@ from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import build_rotation, softmax_scale
 from looseleaf.types import ScoreRule
+
+OnProgress = Callable[[str, int, int], None]
+"""Hears the stage of a long job, how much of it is done, and of how much."""
 
 _GIB = 1 << 30
 
@@ -60,13 +64,16 @@ class Runner:
         config: EngineConfig,
         max_model_len: int,
         implementation: Implementation = "auto",
+        on_progress: OnProgress = lambda stage, done, total: None,
     ) -> "Runner":
         """A runner whose pool has the size that ``config.cache`` asks for, or what fits the
-        device.
+        device. ``on_progress`` hears how far measuring costs is, if that is asked for.
         """
         shape = model.config
         # before the pool takes what memory there is
-        costs = _measured_costs(model, config) if config.attention_costs == "measured" else None
+        costs = None
+        if config.attention_costs == "measured":
+            costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
         pool = PagePool(
             num_pages=_pool_pages(config.cache, config.scheduler, model, max_model_len),
             page_size=config.cache.page_size,
@@ -94,13 +101,13 @@ class Runner:
         pace = ComputePace() if config.tiers.any else None
         return cls(model, pool, attention, graphs, runs_ahead=on_gpu, pace=pace)
 
-    def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.
 
-        Without it each is captured when it is first needed. On a CPU there is nothing to do.
+        Otherwise each is captured when it is first needed. On a CPU there is nothing to do.
         """
         if self.graphs is not None:
-            self.graphs.warm_up(on_progress or (lambda done, total: None))
+            self.graphs.warm_up(partial(on_progress, "graphs"))
 
     @torch.inference_mode()
     def run(
@@ -196,14 +203,14 @@ def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:
     return FP8 if cache.kv_dtype == "fp8" else model.dtype
 
 
-def _measured_costs(model: Decoder, config: EngineConfig) -> CostModel:
+def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -> CostModel:
     """What attention costs on the model's device; built-in costs, and a warning, where that can't
     be measured.
     """
     shape, dtype = model.config, pool_dtype(model, config.cache)
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
     wanted = Shape(*heads, config.cache.page_size, model.dtype, dtype)
-    return costs_of(model.device, wanted, make_probe=DeviceProbe).model
+    return costs_of(model.device, wanted, make_probe=DeviceProbe, on_launch=on_launch).model
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:

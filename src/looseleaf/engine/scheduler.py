@@ -22,6 +22,9 @@ from looseleaf.kv.store import Segment
 
 # how long new requests may have to wait while a step has nothing to do but to wait
 _LONGEST_WAIT = 0.05
+# sequences with a prompt to compute that are admitted however long that takes: those that want the
+# same documents then wait for these, not for a place
+_AT_HAND = 8
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class Scheduler:
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
-        admitted = [] if preempted else self._admit_waiting()
-        choosing, budget = self._choosing(self.token_budget - len(decode))
+        budget = self.token_budget - len(decode)
+        admitted = [] if preempted else self._admit_waiting(budget)
+        choosing, budget = self._choosing(budget)
         chunks = self._fill_chunks(budget)
         idle = not decode and not chunks and not choosing
         if idle and self.tiering.busy and not any(s.warms and s.warm for s in self.running):
@@ -110,8 +114,9 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
         if not all(self.admission.grow(sequence) for sequence in decode):
             return None
-        admitted = self._admit_waiting()
-        choosing, budget = self._choosing(self.token_budget - len(decode))
+        budget = self.token_budget - len(decode)
+        admitted = self._admit_waiting(budget)
+        choosing, budget = self._choosing(budget)
         work = StepWork(decode, self._fill_chunks(budget), admitted, [], [], choosing)
         return None if work.empty else work
 
@@ -195,10 +200,18 @@ class Scheduler:
         if not any(self.admission.adopt(heir, orphan) for heir in self.running):
             raise IntegrityError("an unfinished document is referred to by nobody who runs")
 
-    def _admit_waiting(self) -> list[tuple[Sequence, ReuseReport]]:
-        admitted = []
+    def _admit_waiting(self, budget: int) -> list[tuple[Sequence, ReuseReport]]:
+        """Admit from the head of the line until a step of ``budget`` tokens has enough to do.
+
+        Who is admitted later finds more in the cache, and is prepared while the device computes.
+        """
+        admitted: list[tuple[Sequence, ReuseReport]] = []
         skipped: list[Sequence] = []
+        prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
+        left, few = budget - sum(map(_num_pending, prefilling)), _AT_HAND - len(prefilling)
         while self.waiting and len(self.running) < self.config.max_num_seqs:
+            if left <= 0 and len(admitted) >= few:
+                break
             sequence = self.waiting.popleft()
             if self.admission.awaits_prefix(sequence):
                 skipped.append(sequence)
@@ -209,6 +222,7 @@ class Scheduler:
                 break
             self.running.append(sequence)
             admitted.append((sequence, report))
+            left -= _num_pending(sequence)
         self._requeue(skipped)
         return admitted
 
@@ -252,3 +266,10 @@ class Scheduler:
                 budget -= stop - target.scheduled
                 target.scheduled = stop
         return chunks
+
+
+def _num_pending(sequence: Sequence) -> int:
+    """Tokens of its prompt that a step could compute now."""
+    # what leads comes twice while nothing of it is scheduled
+    pending = {id(target): target for target in sequence.pending()}
+    return sum(target.num_tokens - target.scheduled for target in pending.values())

@@ -23,8 +23,10 @@ class EngineCounters:
     full prefill's, ``canaries_agreed`` those that were the same; ``canary_raises`` counts how often
     ratios were raised since. The canaries' own work is in ``steps`` and in both sums of tokens.
     ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
-    serve several rows, ``grouped_rows`` how many. Rows of requests that choose what they read read
-    ``pages_read`` of the ``pages_held``, counted once a layer and KV head.
+    serve several rows, ``grouped_rows`` how many; ``refused_groups`` are stretches that rows have
+    in common and read alone, since that is faster. On a GPU what is read is cut: ``narrow_pieces``
+    for tiles of few rows, ``wide_pieces`` for tiles of many. Rows of requests that choose what they
+    read read ``pages_read`` of the ``pages_held``, counted once a layer and KV head.
     """
 
     steps: int = 0
@@ -53,6 +55,9 @@ class EngineCounters:
     items: int = 0
     grouped_items: int = 0
     grouped_rows: int = 0
+    refused_groups: int = 0
+    narrow_pieces: int = 0
+    wide_pieces: int = 0
     pages_read: int = 0
     pages_held: int = 0
 

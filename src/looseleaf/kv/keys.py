@@ -6,11 +6,10 @@ is the frame's business. Two contents that saw different contexts are different 
 answer can't depend on what happened to be in the cache."""
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
-
-import numpy as np
 
 SegmentKey = NewType("SegmentKey", bytes)
 _DIGEST_BYTES = 32
@@ -26,7 +25,7 @@ def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, dtype="<i4").tobytes()
+    return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
 @dataclass(frozen=True)

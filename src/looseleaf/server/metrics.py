@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.stats import EngineSnapshot, StepStats
+from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.server.hosted_metrics import hosted_metrics
 from looseleaf.server.tier_metrics import tier_metrics
 
@@ -104,6 +104,7 @@ class _EngineCollector:
             pages.add_metric([state], getattr(now.pages, state))
         yield pages
         yield from self._sums(now)
+        yield from _plan_sums(now.counters)
         yield from tier_metrics(now.tiers, now.skipped_writes)
         yield from hosted_metrics(now.hosted)
 
@@ -144,15 +145,6 @@ class _EngineCollector:
         words.add_metric(["cached"], sums.text_tokens_cached)
         words.add_metric(["computed"], sums.text_tokens - sums.text_tokens_cached)
         yield words
-        items = CounterMetricFamily(
-            "looseleaf_work_items", "Runs of pages that decode steps read.", labels=["kind"]
-        )
-        items.add_metric(["grouped"], sums.grouped_items)
-        items.add_metric(["single"], sums.items - sums.grouped_items)
-        yield items
-        yield CounterMetricFamily(
-            "looseleaf_grouped_rows", "Rows that grouped work items served.", sums.grouped_rows
-        )
         pages = CounterMetricFamily(
             "looseleaf_selected_pages",
             "Pages that tokens of requests with a select policy had before them, once a layer and "
@@ -166,6 +158,32 @@ class _EngineCollector:
             "looseleaf_evicted_segments", "Segments evicted.", now.evicted_segments
         )
         yield CounterMetricFamily("looseleaf_evicted_pages", "Pages evicted.", now.evicted_pages)
+
+
+def _plan_sums(sums: EngineCounters) -> Iterator[Metric]:
+    """What the planner of attention chose."""
+    items = CounterMetricFamily(
+        "looseleaf_work_items", "Runs of pages that decode steps read.", labels=["kind"]
+    )
+    items.add_metric(["grouped"], sums.grouped_items)
+    items.add_metric(["single"], sums.items - sums.grouped_items)
+    yield items
+    yield CounterMetricFamily(
+        "looseleaf_grouped_rows", "Rows that grouped work items served.", sums.grouped_rows
+    )
+    yield CounterMetricFamily(
+        "looseleaf_refused_groups",
+        "Stretches of pages that rows have in common and read alone, since that is faster.",
+        sums.refused_groups,
+    )
+    pieces = CounterMetricFamily(
+        "looseleaf_work_pieces",
+        "What work items were cut into, by the tile that reads it; on a GPU.",
+        labels=["tile"],
+    )
+    pieces.add_metric(["narrow"], sums.narrow_pieces)
+    pieces.add_metric(["wide"], sums.wide_pieces)
+    yield pieces
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

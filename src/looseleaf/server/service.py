@@ -11,6 +11,7 @@ from looseleaf import __version__
 from looseleaf.config import ServerConfig
 from looseleaf.engine.async_llm import AsyncLLM
 from looseleaf.engine.request import SystemPrompt
+from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
@@ -101,10 +102,13 @@ class Service:
 
 
 def make_service(
-    model: str | None, config: ServerConfig, options: Mapping[str, Any] | None = None
+    model: str | None,
+    config: ServerConfig,
+    options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Service:
-    """Load a model and prepare to serve it. Raises InvalidOption and ModelError before any port is
-    open."""
+    """Load a model and prepare to serve it; ``on_progress`` hears how far that is. Raises
+    InvalidOption and ModelError before any port is open."""
     keys = read_keys(
         Path(config.api_keys) if config.api_keys else None, os.environ.get(KEYS_VARIABLE)
     )
@@ -114,7 +118,8 @@ def make_service(
     log = make_log(config)
     # the engine's thread tells the metrics of its steps, and these ask the engine for counts
     metrics = ServerMetrics(lambda: llm.snapshot())
-    llm = AsyncLLM(model, on_step=metrics.on_step, **(options or {}))
+    told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
+    llm = AsyncLLM(model, warm_up=config.warm_up, **told, **(options or {}))
     engine = llm.engine
     return Service(
         config=config,

@@ -1,0 +1,39 @@
+"""What a server does once before it listens."""
+
+import gc
+from typing import Any
+
+import pytest
+
+from looseleaf.config import ServerConfig
+from looseleaf.engine.runner import Runner
+from looseleaf.server import run
+from looseleaf.server.service import make_service
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_graphs_are_captured_and_progress_is_told_unless_nobody_wants_that(
+    monkeypatch: pytest.MonkeyPatch, warm_up: bool
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
+    def capture(runner: Runner, on_progress: Any) -> None:
+        on_progress("graphs", 1, 1)
+
+    monkeypatch.setattr(Runner, "warm_up", capture)
+    service = make_service(None, ServerConfig(warm_up=warm_up), {"num_pages": 64}, tell)
+    service.llm.close()
+    assert told == ([("graphs", 1, 1)] if warm_up else [])
+
+
+def test_what_stays_is_not_looked_through_by_the_collector_while_a_server_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(run.Server, "run", lambda server: frozen.append(gc.get_freeze_count()))
+    run.serve(make_service(None, ServerConfig(port=0), {"num_pages": 64}))
+    assert frozen[0] > 10_000
+    assert gc.get_freeze_count() < 1000
