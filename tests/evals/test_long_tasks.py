@@ -15,6 +15,7 @@ from looseleaf.evals.world import (
     make_example,
     make_look_alike,
     make_needle,
+    make_needles,
     make_roll_call,
     make_world,
     numbered_lines,
@@ -73,8 +74,13 @@ def test_scores_of_a_roll_call_are_shares_of_its_lines() -> None:
     task = RollCallTask(4, 4)
     (item,) = task.items(range(1))
     right = f"1. {item.answers[0]}\n2. wrong\n9. nothing"
-    assert task.score(item, right) == {"lines": 0.25, "lines_given": 0.5}
-    assert task.score(item, "") == {"lines": 0.0, "lines_given": 0.0}
+    assert task.score(item, right) == {
+        "lines": 0.25,
+        "lines_given": 0.5,
+        "lines_first_third": 1.0,
+        "lines_last_third": 0.0,
+    }
+    assert set(task.score(item, "").values()) == {0.0}
     assert item.max_tokens >= 4 * 20
 
 
@@ -167,3 +173,21 @@ def test_what_cannot_be_made_is_refused_with_a_reason() -> None:
         make_needle(0, 10, 2.0)
     with pytest.raises(ValueError, match="needs 5 documents"):
         make_deep_chain(0, num_documents=4)
+
+
+def test_several_needles_share_a_context_and_each_has_a_question_of_its_own() -> None:
+    task = NeedleTask(600, needles=5)
+    items = task.items(range(3, 12))
+    assert [item.key for item in items] == [str(seed) for seed in range(3, 12)]
+    contexts = [item.documents for item in items]
+    assert len(set(contexts[:2])) == len(set(contexts[2:7])) == 1 and len(set(contexts)) == 3
+    assert len({item.question for item in items[2:7]}) == 5
+    (text,) = {" ".join(context) for context in contexts[2:7]}
+    places = [
+        text.lower().index(item.answers[0].split()[-1].rstrip(".").lower()) for item in items[2:7]
+    ]
+    assert places == sorted(places)
+    assert places[0] < len(text) / 20 and places[-1] > len(text) * 19 / 20
+    assert abs(count_words(text) - 600) < 40
+    with pytest.raises(ValueError, match="ask for fewer"):
+        make_needles(0, 60, 20)

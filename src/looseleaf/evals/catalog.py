@@ -21,6 +21,7 @@ class Sizes:
     lines: int = 40
     tokens: tuple[int, ...] = (1024,)
     count: CountTokens = count_words
+    needles: int = 1
 
 
 DEEP_HOPS = MAX_HOPS + 1
@@ -35,7 +36,7 @@ def _plain(name: str) -> Callable[[Sizes], list[Task]]:
 
 
 def _needles(sizes: Sizes) -> list[Task]:
-    return [NeedleTask(tokens, sizes.count) for tokens in sizes.tokens]
+    return [NeedleTask(tokens, sizes.count, sizes.needles) for tokens in sizes.tokens]
 
 
 TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from looseleaf.evals.task import Item
 from looseleaf.evals.world import (
@@ -16,6 +17,7 @@ from looseleaf.evals.world import (
     make_example,
     make_look_alike,
     make_needle,
+    make_needles,
     make_roll_call,
     numbered_lines,
 )
@@ -56,20 +58,30 @@ class WorldTask:
 
 @dataclass(frozen=True)
 class NeedleTask:
-    """One fact in a context of about ``tokens`` by ``count``, at every depth in turn."""
+    """One fact in a context of about ``tokens`` by ``count``, at every depth in turn; or several
+    ``needles`` in each context, one asked for at a time."""
 
     tokens: int
     count: CountTokens = count_words
+    needles: int = 1
     name: str = "needle"
 
     @property
     def setting(self) -> str:
-        """The length."""
-        return f"{self.tokens} tokens"
+        """The length, and the needles if there are several."""
+        several = f", {self.needles} needles" if self.needles > 1 else ""
+        return f"{self.tokens} tokens{several}"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One needle a seed; its depth is the seed's last digit in base 11."""
-        return [_item(make_needle(seed, self.tokens, count=self.count), seed) for seed in seeds]
+        """One needle a seed; its depth is the seed's last digit in base 11. Of several needles so
+        many seeds in a row share a context."""
+        if self.needles == 1:
+            return [_item(make_needle(seed, self.tokens, count=self.count), seed) for seed in seeds]
+        items = []
+        for context, own in groupby(seeds, lambda seed: seed // self.needles):
+            made = make_needles(context, self.tokens, self.needles, self.count)
+            items += [_item(made[seed % self.needles], seed) for seed in own]
+        return items
 
     def score(self, item: Item, text: str) -> dict[str, float]:
         """The whole answer, word for word, but for the spacing."""
@@ -99,10 +111,17 @@ class RollCallTask:
         ]
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The share of lines that are right, and of lines that are there at all."""
+        """The share of lines that are right; of lines that are there at all; and of the first and
+        the last third that are right."""
         right = lines_right(RollCall(item.documents, item.question, item.answers), text)
         given = set(numbered_lines(text)) & set(range(1, len(right) + 1))
-        return {"lines": sum(right) / len(right), "lines_given": len(given) / len(right)}
+        third = max(1, len(right) // 3)
+        return {
+            "lines": sum(right) / len(right),
+            "lines_given": len(given) / len(right),
+            "lines_first_third": sum(right[:third]) / third,
+            "lines_last_third": sum(right[-third:]) / third,
+        }
 
 
 def _item(example: Example, seed: int) -> Item:

@@ -20,8 +20,8 @@ def quality_charts(rows: Sequence[Row]) -> Iterator[Chart]:
         if short:
             yield _tasks(model, short)
         lengths = [row for row in own if length_of(row) is not None]
-        for task in dict.fromkeys(row["task"] for row in lengths):
-            chosen = [row for row in lengths if row["task"] == task]
+        for task in dict.fromkeys(_task_of(row) for row in lengths):
+            chosen = [row for row in lengths if _task_of(row) == task]
             if len({row["setting"] for row in chosen}) > 1:
                 yield _lengths(model, task, chosen)
         yield from _budgets(model, own)
@@ -68,12 +68,17 @@ def _tasks(model: str, rows: Sequence[Row]) -> Chart:
     return Chart(f"tasks_{model}", f"{model}: tasks", _SHARE, tuple(series), groups)
 
 
+def _task_of(row: Row) -> str:
+    """A task with what its setting says besides the length: ``needle, 8 needles``."""
+    return ", ".join([row["task"], *row["setting"].split(", ")[1:]])
+
+
 def _lengths(model: str, task: str, rows: Sequence[Row]) -> Chart:
     series = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         points = [(float(length_of(row) or 0), row) for row in rows if row["arm"] == arm]
         series.append(series_of(rows, arm, points))
-    name = f"lengths_{model}_{task}".replace(" ", "_")
+    name = f"lengths_{model}_{task}".replace(" ", "_").replace(",", "")
     return Chart(
         name, f"{model}: {task}", _SHARE, tuple(series), x_label="tokens of context", log_x=True
     )

@@ -67,8 +67,8 @@ def main_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def length_of(row: Row) -> int | None:
-    """The tokens of a setting such as ``"1024 tokens"``, None for others."""
-    found = re.match(r"^(\d+) tokens$", row["setting"])
+    """The tokens of a setting such as ``"1024 tokens, 8 needles"``, None for others."""
+    found = re.match(r"^(\d+) tokens(, \d+ needles)?$", row["setting"])
     return int(found[1]) if found else None
 
 

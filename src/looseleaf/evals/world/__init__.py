@@ -21,6 +21,7 @@ from looseleaf.evals.world.long_tasks import (
     make_deep_chain,
     make_look_alike,
     make_needle,
+    make_needles,
     make_roll_call,
     numbered_lines,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "make_example",
     "make_look_alike",
     "make_needle",
+    "make_needles",
     "make_roll_call",
     "make_world",
     "numbered_lines",

@@ -111,6 +111,36 @@ def make_needle(
     return Example(_pages(hay), question, fact.answer(), "needle", 0)
 
 
+def make_needles(
+    seed: int, length: int, needles: int, count: CountTokens = count_words
+) -> list[Example]:
+    """``needles`` facts in one context of about ``length`` tokens, the first at its beginning, the
+    last at its end, the others between; a question for each.
+
+    Raises ValueError if they leave no room for anything else."""
+    if needles < 1:
+        raise ValueError("a context without a needle has nothing to ask for")
+    rng = random.Random(f"needles {seed}")
+    config = WorldConfig(num_documents=needles, marks=(0, 0), fillers=(0, 0))
+    world = make_world(seed, config)
+    facts = [placed.fact for placed in rng.sample(world.facts, needles)]
+    said = [fact.state(rng.choice(fact.relation.statements)) for fact in facts]
+    room = length - count(" ".join(said))
+    if room < 1:
+        raise ValueError(f"{needles} needles do not fit into {length} tokens: ask for fewer")
+    text = _hay(world.filler.idle, room, count)
+    places = [round(n * len(text) / max(1, needles - 1)) for n in range(needles)]
+    # from the end, so that what is put in moves no place that is still to come
+    for place, needle in sorted(zip(places, said, strict=True), reverse=True):
+        text.insert(place, needle)
+    pages = _pages(text)
+    questions = [fact.question(rng.choice(fact.relation.questions)) for fact in facts]
+    return [
+        Example(pages, question, fact.answer(), "needle", 0)
+        for question, fact in zip(questions, facts, strict=True)
+    ]
+
+
 def _hay(sentence: Callable[[], str], length: int, count: CountTokens) -> list[str]:
     """Sentences that have at least ``length`` tokens together, and hardly more."""
     hay: list[str] = []
