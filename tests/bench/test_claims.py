@@ -1,11 +1,11 @@
-"""Claims of the papers on sharing: hit ratios by the engine's own store, relay, and lazy."""
+"""Claims of the papers on sharing and blending: hits, relay, lazy, and rate."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from looseleaf.bench import arrivals, hits, lazy, relay
+from looseleaf.bench import arrivals, hits, lazy, rate, relay
 from looseleaf.bench.attention_cases import AttentionShape
 
 WORLD = hits.HitsConfig(documents=60, document_tokens=128, requests=200, skipped=40)
@@ -207,3 +207,38 @@ def test_a_copy_serves_its_own_place_only() -> None:
     assert computed(desk.copies([1, 3, 2])) == ["cached", "computed", "computed"]
     assert computed(desk.once([1, 2, 3])) == ["computed"] * 3
     assert computed(desk.once([3, 1, 2])) == ["cached"] * 3
+
+
+TINY_RATE = rate.RateConfig(
+    "tiny", "cpu", documents=4, document_tokens=32, per_request=2, question=8, output=3, summary=4,
+    selectors=("question",), rates=(1.0, 1e6), arrivals=3, repetitions=1,
+)  # fmt: skip
+
+
+def test_rate_measures_every_arm_alone_and_at_rates() -> None:
+    rows = list(rate.measure(TINY_RATE))
+    arms = ["full recompute", "prefix caching", "reuse", "question, ratio 0.15"]
+    alone = [row for row in rows if row["measurement"] == "first token alone"]
+    assert [row["arm"] for row in alone] == [*arms, "map-reduce", "map-rerank"]
+    assert alone[0]["times_full"] == 1.0 and alone[3]["paper"] == "2.2 to 3.3"
+    arriving = [row for row in rows if row["measurement"] == "first token"]
+    assert {(row["arm"], row["rate"]) for row in arriving} >= {(arm, 1.0) for arm in arms}
+    highest = [row for row in rows if row["measurement"] == "highest rate"]
+    assert [row["arm"] for row in highest] == arms
+    assert all(row["value"] in (0.0, 1.0, 1e6) for row in highest)
+
+
+def test_arms_of_rate_find_in_the_cache_what_they_say() -> None:
+    service = rate.Service(TINY_RATE)
+    cached = {}
+    for name, arm in rate.arms_of(service).items():
+        rate.fill(service, arm)
+        progress = service.add(arm.make([2, 0]), 1, arm.fuse)
+        service.finish()
+        reuse = progress.output().reuse
+        cached[name] = reuse.text_tokens_cached + sum(
+            32 for document in reuse.documents if document.source == "cached"
+        )
+    assert cached == {
+        "full recompute": 0, "prefix caching": 32, "reuse": 64, "question, ratio 0.15": 64,
+    }  # fmt: skip

@@ -32,6 +32,10 @@ def test_hits_writes_its_rows_and_tells_the_closed_form(run: Run, tmp_path: Path
         (("lazy", "--capacity", 0), "--capacity and --repetitions at least 1"),
         (("lazy", "--alpha", -1), "--alpha must be 0"),
         (("lazy", "--shape", "none"), "unknown shape 'none'"),
+        (("rate", "--per-request", 500), "--per-request must be from 1 to --documents"),
+        (("rate", "--rate", 4, "--rate", 2), "must be positive and rise"),
+        (("rate", "--fuse", "none"), "takes no budget"),
+        (("rate", "--shape", "none"), "unknown shape 'none'"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(

@@ -13,7 +13,7 @@ from looseleaf.cli.bench_index import index
 from looseleaf.cli.bench_report import OUTPUT, report
 from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
-from looseleaf.cli.claims import hits, lazy, relay
+from looseleaf.cli.claims import hits, lazy, rate, relay
 from looseleaf.errors import InvalidOption
 
 
@@ -217,5 +217,5 @@ def _require_transformers() -> None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
-for _command in (fuse, hits, index, lazy, relay, select, tiers):
+for _command in (fuse, hits, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)

@@ -1,4 +1,5 @@
-"""``looseleaf bench hits``, ``relay`` and ``lazy``: claims of the papers on sharing."""
+"""``looseleaf bench hits``, ``relay``, ``lazy`` and ``rate``: claims of the papers on sharing and
+blending."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -142,6 +143,42 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     report(rows, f"lazy: {config.shape}", shown, output, "lazy")
 
 
+@click.command()
+@click.option("--shape", help="of the engine's model [default: llama-3.1-8b on a GPU, else small]")
+@click.option("--documents", type=int, help="documents in the world")
+@click.option("--document-tokens", type=int)
+@click.option("--per-request", type=int, help="documents of a request")
+@click.option("--ratio", type=float, help="share of document tokens computed again [0.15]")
+@click.option("--fuse", "selectors", multiple=True, help="[default: deviation, question]")
+@click.option("--rate", "rates", multiple=True, type=float, help="requests/s [2 ... 128]")
+@click.option("--arrivals", type=int, help="requests at each rate")
+@click.option("--repetitions", default=5, show_default=True, help="of a first token alone")
+@_DEVICE
+@OUTPUT
+def rate(device: str, output: Path | None, **sizes: Any) -> None:
+    """First tokens while requests arrive, by what is computed of their documents (CacheBlend)."""
+    from looseleaf.bench.random_model import model_shape
+    from looseleaf.bench.rate import RateConfig, measure, small
+    from looseleaf.engine.loading import pick_device
+
+    chosen = pick_device(device)
+    config = small("cpu") if chosen.type == "cpu" else RateConfig(device=str(chosen))
+    config = dataclasses.replace(config, **_given(sizes))
+    model_shape(config.shape)
+    config.policies()
+    if not 1 <= config.per_request <= config.documents:
+        raise InvalidOption("--per-request must be from 1 to --documents")
+    if min(config.rates) <= 0 or list(config.rates) != sorted(config.rates):
+        raise InvalidOption("--rate must be positive and rise")
+    if config.document_tokens < 16 or min(config.arrivals, config.repetitions) < 1:
+        raise InvalidOption(
+            "--document-tokens must be at least 16, --arrivals and --repetitions at least 1"
+        )
+    rows = _collect(measure(config))
+    shown = ("measurement", "arm", "rate", "unit", "value", "p95", "times_full")
+    report(rows, f"rate: {config.shape}", shown, output, "rate")
+
+
 def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """What the caller stated; the rest is as the configuration has it."""
     return {name: value for name, value in sizes.items() if value is not None and value != ()}
@@ -152,6 +189,6 @@ def _collect(measured: Iterable[Any]) -> list[Any]:
     rows = []
     for row in measured:
         rows.append(row)
-        figure = row.get("median", row.get("value"))
+        figure = row.get("value", row.get("median"))
         click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
     return rows
