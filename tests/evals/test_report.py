@@ -16,7 +16,7 @@ from looseleaf.evals.report.charts import Chart, draw
 from looseleaf.evals.report.quality import quality_charts, quality_table
 from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Series, policy_of, read_rows
-from looseleaf.evals.report.sharing import hits_charts, relay_charts
+from looseleaf.evals.report.sharing import hits_charts, rate_charts, relay_charts
 
 ORIGIN = {
     "date": "2026-11-21", "commit": "abc", "hardware": "a <machine>", "python_version": "3",
@@ -110,6 +110,43 @@ def test_relay_is_drawn_beside_its_model(tmp_path: Path) -> None:
     assert chart.points[0].y == pytest.approx(
         (relay.predicted(64, 128, 4), relay.predicted(512, 128, 4)), rel=1e-3
     )
+
+
+def test_machines_are_drawn_apart_and_first_tokens_over_rates(tmp_path: Path) -> None:
+    machines = (("A CPU, 1 threads", "CPU time", ("full",)), ("A card", "wall", ("full", "reuse")))
+    for machine, clock, arms in machines:
+        rows = [
+            {
+                "measurement": "first token",
+                "model": "m",
+                "arm": arm,
+                "rate": rate,
+                "clock": clock,
+                "value": 5.0 * rate,
+            }
+            for arm in arms
+            for rate in (4.0, 2.0)
+        ]
+        append_rows(tmp_path / "rate.csv", rows, ORIGIN | {"hardware": machine})
+    charts = list(rate_charts(read_rows(tmp_path / "rate.csv")))
+    assert [chart.name for chart in charts] == ["rate_a_cpu", "rate_a_card"]
+    assert charts[1].series[1] == Series("reuse", (2.0, 4.0), (10.0, 20.0))
+
+
+def test_of_a_rate_that_was_sought_twice_the_newest_is_drawn(tmp_path: Path) -> None:
+    rows = [
+        {
+            "measurement": f"rate at {limit}",
+            "model": "m",
+            "prefix": 64,
+            "arm": "relay",
+            "median": median,
+        }
+        for limit, median in (("9 ms a token", 1.0), ("3 times the latency of one", 2.0))
+    ]
+    append_rows(tmp_path / "relay.csv", rows, ORIGIN)
+    (chart,) = relay_charts(read_rows(tmp_path / "relay.csv"))
+    assert chart.series == (Series("relay", (0.0,), (2.0,)),)
 
 
 def test_the_page_holds_plots_tables_and_origin_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from looseleaf.evals.report.charts import Chart, Format, draw
 from looseleaf.evals.report.quality import budget_charts, quality_charts, quality_table
 from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Row, origin_of, read_rows
-from looseleaf.evals.report.sharing import hits_charts, lazy_charts, relay_charts
+from looseleaf.evals.report.sharing import hits_charts, lazy_charts, rate_charts, relay_charts
 from looseleaf.evals.report.tables import Table
 
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
@@ -21,6 +21,7 @@ _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = 
         "hits": ("What a cache holds", hits_charts),
         "relay": ("A prompt that all requests share", relay_charts),
         "lazy": ("Documents stored once", lazy_charts),
+        "rate": ("First tokens while requests arrive", rate_charts),
     }
 )
 _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,8 @@ Row = dict[str, str]
 _ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "transformers_version")
 _MEASURED = frozenset(
     ("value", "low", "high", "gain", "gain_low", "gain_high", "median", "reused", "relay_faster",
-     "once_faster", "items", "seeds", "against", "predicted")
+     "once_faster", "items", "seeds", "against", "predicted",
+     "p95", "times_full")
 )  # fmt: skip
 _SETTING = re.compile(r"^(.*?),? (?:ratio|tokens|budget|share|top) ([\d.]+)(.*)$")
 
@@ -76,6 +77,15 @@ def policy_of(row: Row) -> tuple[str, float] | None:
     """An arm's name without its budget, and the budget: ``("links", 0.15)``; None without one."""
     found = _SETTING.match(row["arm"])
     return (found[1] + found[3], float(found[2])) if found else None
+
+
+def by_machine(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each machine, with a word for the names of its files."""
+    # the number of threads tells nothing apart
+    machines = [row["hardware"].partition(",")[0] for row in rows]
+    for machine in dict.fromkeys(machines):
+        word = re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+        yield word, [row for row, own in zip(rows, machines, strict=True) if own == machine]
 
 
 def origin_of(rows: Sequence[Row]) -> str:

@@ -1,9 +1,10 @@
-"""Charts of ``hits.csv``, ``relay.csv`` and ``lazy.csv``: the papers' claims on sharing."""
+"""Charts of what the papers claim of sharing, of documents stored once, and of first tokens: of
+``hits.csv``, ``relay.csv``, ``lazy.csv`` and ``rate.csv``."""
 
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
-from looseleaf.evals.report.rows import Row, Series
+from looseleaf.evals.report.rows import Row, Series, by_machine
 
 _CACHES = {
     "once": "stored once",
@@ -34,36 +35,50 @@ def hits_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def relay_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """How much faster than private copies, measured and by the paper's model; throughput."""
-    copies = [
-        row for row in rows
-        if row["measurement"] == "decode attention" and row["arm"] == "private copies"
-    ]  # fmt: skip
-    if copies:
-        measured, model = [], []
-        for batch in dict.fromkeys(row["batch"] for row in copies):
-            own = sorted((r for r in copies if r["batch"] == batch), key=lambda r: int(r["prefix"]))
-            x = tuple(float(row["prefix"]) for row in own)
-            faster = tuple(float(row["relay_faster"]) for row in own)
-            measured.append(Series(f"{batch} rows", x, faster))
-            predicted = tuple(float(row["predicted"]) for row in own)
-            model.append(Series(f"{batch} rows, model", x, predicted))
-        yield Chart(
-            "relay_attention", f"Decode attention, {copies[0]['hardware']}",
-            "times faster than private copies", tuple(measured), x_label="tokens of shared prefix",
-            points=tuple(model), log_x=True, log_y=True,
-        )  # fmt: skip
-    service = [row for row in rows if row["measurement"] != "decode attention"]
-    if service:
-        names = list(dict.fromkeys((_line(row), row["prefix"]) for row in service))
-        series = []
-        for arm in dict.fromkeys(row["arm"] for row in service):
-            own = [row for row in service if row["arm"] == arm]
-            at = tuple(float(names.index((_line(row), row["prefix"]))) for row in own)
-            series.append(Series(arm, at, tuple(float(row["median"]) for row in own)))
-        groups = tuple(f"{line}, {prefix}" for line, prefix in names)
-        title = f"Requests behind one prefix, {service[0]['model']}, {service[0]['hardware']}"
-        yield Chart("relay_service", title, "requests/s", tuple(series), groups)
+    """For each machine: how much faster than private copies, measured and by the paper's model;
+    throughput."""
+    for machine, own in by_machine(rows):
+        copies = [
+            row for row in own
+            if row["measurement"] == "decode attention" and row["arm"] == "private copies"
+        ]  # fmt: skip
+        for heads in dict.fromkeys(row["model"] for row in copies):
+            chosen = [row for row in copies if row["model"] == heads]
+            name = f"relay_attention_{machine}_{heads.split()[0].replace('/', '_')}"
+            yield _speed_ups(name, chosen)
+        service = [row for row in own if row["measurement"] != "decode attention"]
+        if service:
+            yield _service(f"relay_service_{machine}", service)
+
+
+def _speed_ups(name: str, copies: Sequence[Row]) -> Chart:
+    measured, model = [], []
+    for batch in dict.fromkeys(row["batch"] for row in copies):
+        own = sorted((r for r in copies if r["batch"] == batch), key=lambda r: int(r["prefix"]))
+        x = tuple(float(row["prefix"]) for row in own)
+        faster = tuple(float(row["relay_faster"]) for row in own)
+        measured.append(Series(f"{batch} rows", x, faster))
+        predicted = tuple(float(row["predicted"]) for row in own)
+        model.append(Series(f"{batch} rows, model", x, predicted))
+    title = f"Decode attention, {copies[0]['model']}, {copies[0]['hardware']}"
+    return Chart(
+        name, title, "times faster than private copies", tuple(measured),
+        x_label="tokens of shared prefix", points=tuple(model), log_x=True, log_y=True,
+    )  # fmt: skip
+
+
+def _service(name: str, rows: Sequence[Row]) -> Chart:
+    # a rate at another latency is the same bar, measured before
+    newest = {(_line(row), row["prefix"], row["arm"]): row for row in rows}
+    names = list(dict.fromkeys((line, prefix) for line, prefix, _ in newest))
+    series = []
+    for arm in dict.fromkeys(arm for *_, arm in newest):
+        own = [(names.index(key[:2]), row) for key, row in newest.items() if key[2] == arm]
+        at = tuple(float(number) for number, _ in own)
+        series.append(Series(arm, at, tuple(float(row["median"]) for _, row in own)))
+    groups = tuple(f"{line}, {prefix}" for line, prefix in names)
+    title = f"Requests behind one prefix, {rows[0]['model']}, {rows[0]['hardware']}"
+    return Chart(name, title, "requests/s", tuple(series), groups)
 
 
 def _line(row: Row) -> str:
@@ -71,18 +86,39 @@ def _line(row: Row) -> str:
 
 
 def lazy_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """First tokens and throughput by skew."""
-    for what in ("first token", "throughput"):
-        own = [row for row in rows if row["measurement"] == what]
-        if not own:
+    """For each machine: first tokens and throughput by skew."""
+    for machine, own in by_machine(rows):
+        for what in ("first token", "throughput"):
+            chosen = [row for row in own if row["measurement"] == what]
+            if chosen:
+                yield _by_skew(f"lazy_{what.replace(' ', '_')}_{machine}", what, chosen)
+
+
+def _by_skew(name: str, what: str, rows: Sequence[Row]) -> Chart:
+    skews = list(dict.fromkeys(row["alpha"] for row in rows))
+    series = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        chosen = [row for row in rows if row["arm"] == arm]
+        at = tuple(float(skews.index(row["alpha"])) for row in chosen)
+        series.append(Series(arm, at, tuple(float(row["value"]) for row in chosen)))
+    groups = tuple("uniform" if float(skew) == 0 else f"α {skew}" for skew in skews)
+    title = f"{what.capitalize()}, {rows[0]['model']}, {rows[0]['hardware']}"
+    return Chart(name, title, rows[0]["unit"], tuple(series), groups)
+
+
+def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine: what a first token takes at rising rates."""
+    for machine, own in by_machine(rows):
+        arriving = [row for row in own if row["measurement"] == "first token"]
+        if not arriving:
             continue
-        skews = list(dict.fromkeys(row["alpha"] for row in own))
         series = []
-        for arm in dict.fromkeys(row["arm"] for row in own):
-            chosen = [row for row in own if row["arm"] == arm]
-            at = tuple(float(skews.index(row["alpha"])) for row in chosen)
-            series.append(Series(arm, at, tuple(float(row["value"]) for row in chosen)))
-        groups = tuple("uniform" if float(skew) == 0 else f"α {skew}" for skew in skews)
-        title = f"{what.capitalize()}, {own[0]['model']}, {own[0]['hardware']}"
-        name = f"lazy_{what.replace(' ', '_')}"
-        yield Chart(name, title, own[0]["unit"], tuple(series), groups)
+        for arm in dict.fromkeys(row["arm"] for row in arriving):
+            points = sorted(
+                (float(r["rate"]), float(r["value"])) for r in arriving if r["arm"] == arm
+            )
+            series.append(Series(arm, *(tuple(column) for column in zip(*points, strict=True))))
+        yield Chart(
+            f"rate_{machine}", f"First tokens, {own[0]['model']}, {own[0]['hardware']}", "ms, mean",
+            tuple(series), x_label="requests/s", log_x=True, log_y=True,
+        )  # fmt: skip
