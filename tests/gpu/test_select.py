@@ -25,8 +25,8 @@ def test_the_kernel_chooses_what_the_reference_does(rows: int, most: int, spans:
     drawn = torch.randn(rows, NUM_KV_HEADS, most, generator=generator, device="cuda")
     scores = torch.where(drawn.abs() < 0.8, (drawn * 4).round() / 4, drawn * 10)
     mine, other = (room_for(candidates, most, 16) for _ in range(2))
-    select_pages(scores, candidates, mine, "triton")
-    select_pages(scores, candidates, other, "reference")
+    select_pages(scores, candidates, mine, implementation="triton")
+    select_pages(scores, candidates, other, implementation="reference")
     for name in WRITTEN:
         assert torch.equal(getattr(mine.work, name), getattr(other.work, name)), name
 

@@ -17,6 +17,7 @@ from looseleaf.ops.hopper_prefill.kernel import (
     turn_queries,
 )
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
+from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.page_scores.kernel import _page_scores_kernel, page_scores_triton
 from looseleaf.ops.partial_attention.kernel import (
@@ -27,6 +28,7 @@ from looseleaf.ops.prefill_attention.kernel import (
     _prefill_attention_kernel,
     prefill_attention_triton,
 )
+from looseleaf.ops.revise_pages.kernel import _revise_pages_kernel, revise_pages_triton
 from looseleaf.ops.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
 from looseleaf.ops.select_pages.kernel import _select_pages_kernel, select_pages_triton
@@ -35,7 +37,12 @@ from looseleaf.ops.split_linear import num_parts
 from looseleaf.ops.split_linear.kernel import _split_linear_kernel, split_linear_triton
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
 from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.candidates import NUM_KV_HEADS, candidate_list, room_for
+from looseleaf.testing.candidates import (
+    NUM_KV_HEADS,
+    candidate_list,
+    room_for,
+    room_for_windows,
+)
 from looseleaf.testing.compile import Compiled, compiling
 from looseleaf.testing.lists import span_list, work_list
 from looseleaf.testing.scene import Shape
@@ -54,9 +61,11 @@ SHAPES = {
 }
 KERNELS = (
     _merge_states_kernel,
+    _page_bounds_kernel,
     _page_scores_kernel,
     _partial_attention_kernel,
     _prefill_attention_kernel,
+    _revise_pages_kernel,
     _rms_norm_kernel,
     _rotate_kernel,
     _select_pages_kernel,
@@ -99,8 +108,12 @@ def _compile_selection(shape: Shape) -> None:
     width = 2 * shape.head_dim
     vectors = torch.zeros(64, NUM_KV_HEADS, width, dtype=shape.dtype)
     how = scene.rotation, scene.rule, shape.page_size
+    page_bounds_triton(scene.k_pages[None], torch.ones(len(scene.k_pages), dtype=torch.int64))
     scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how)
-    select_pages_triton(scores, candidates, room_for(candidates, 64, 8))
+    select_pages_triton(scores, candidates, room_for(candidates, 64, 8), None)
+    newest, past, seen, rows = room_for_windows(candidates, 64, 8, 3)
+    select_pages_triton(scores, candidates, newest, seen)
+    revise_pages_triton(candidates, newest, past, seen, rows)
 
 
 def _compile_layer(dtype: torch.dtype) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.merge_states import KeptStates, merge_states
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState
@@ -158,3 +159,38 @@ def test_a_given_output_is_written_in_its_dtype(implementation: str, dtype: torc
     assert out.out is given_out
     assert fused[:, 1::2].isnan().all()
     torch.testing.assert_close(given_out[0], whole.out.to(dtype))
+
+
+@BOTH
+def test_what_a_row_keeps_is_the_merge_of_its_last_states_and_goes_into_its_answer(
+    implementation: Implementation,
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    states = AttnState(
+        torch.randn(9, 3, 16, generator=generator), torch.randn(9, 3, generator=generator)
+    )
+    out = torch.randn(4, 3, 16, generator=generator)
+    before = AttnState(out, torch.randn(4, 3, generator=generator))
+    kept = KeptStates(
+        before.out.clone(), before.lse.clone(),
+        at=torch.tensor([2, -1, 0], dtype=torch.int32),
+        first=torch.tensor([1, 0, 6], dtype=torch.int32),
+        fresh=torch.tensor([0, 0, 1], dtype=torch.int32),
+    )  # fmt: skip
+    indptr = torch.tensor([0, 3, 5, 9], dtype=torch.int32)
+    mine = merge_states(states, indptr, kept=kept, implementation=implementation)
+
+    def of(numbers: list[int], *more: int) -> AttnState:
+        outs = torch.cat([states.out[numbers], before.out[list(more)]])
+        lses = torch.cat([states.lse[numbers], before.lse[list(more)]])
+        everything = torch.tensor([0, len(outs)], dtype=torch.int32)
+        return merge_states(AttnState(outs, lses), everything, implementation="reference")
+
+    for row, merged in enumerate((of([0, 1, 2], 2), of([3, 4]), of([5, 6, 7, 8]))):
+        assert torch.allclose(mine.out[row], merged.out[0], atol=1e-6)
+        assert torch.allclose(mine.lse[row], merged.lse[0], atol=1e-6)
+    for place, own in ((2, of([1, 2], 2)), (0, of([6, 7, 8]))):
+        assert torch.allclose(kept.out[place], own.out[0], atol=1e-6)
+        assert torch.allclose(kept.lse[place], own.lse[0], atol=1e-6)
+    for place in (1, 3):
+        assert torch.equal(kept.out[place], before.out[place])

@@ -8,8 +8,14 @@ from torch import Tensor
 
 from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention import WorkList
+from looseleaf.ops.revise_pages import revise_pages
 from looseleaf.ops.select_pages import CandidateList, ChosenPages, select_pages
-from looseleaf.testing.candidates import NUM_KV_HEADS, candidate_list, room_for
+from looseleaf.testing.candidates import (
+    NUM_KV_HEADS,
+    candidate_list,
+    room_for,
+    room_for_windows,
+)
 from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
 
@@ -38,10 +44,47 @@ def test_the_kernel_chooses_what_the_reference_does(
     candidates = candidate_list(seed, rows, most, spans)
     scores = random_scores(seed, candidates)
     mine, other = (room_for(candidates, most, 7) for _ in range(2))
-    select_pages(scores, candidates, mine, "triton")
-    select_pages(scores, candidates, other, "reference")
+    select_pages(scores, candidates, mine, implementation="triton")
+    select_pages(scores, candidates, other, implementation="reference")
     for name in WRITTEN:
         assert torch.equal(getattr(mine.work, name), getattr(other.work, name)), name
+
+
+@pytest.mark.parametrize(("rows", "most", "spans", "window"), [(3, 40, 1, 2), (4, 90, 3, 5)])
+def test_earlier_rows_read_what_is_new_to_them(
+    rows: int, most: int, spans: int, window: int
+) -> None:
+    """And what is read is marked, but for a step that is made again: kernels and references."""
+    candidates = candidate_list(rows, rows, most, spans)
+    scores = random_scores(rows, candidates)
+    made = {}
+    for how in ("triton", "reference"):
+        newest, past, seen, places = room_for_windows(candidates, most + 1, 7, window)
+        select_pages(scores, candidates, newest, seen, how)  # type: ignore[arg-type]
+        revise_pages(candidates, newest, past, seen, places, how)  # type: ignore[arg-type]
+        made[how] = newest, past, seen, places
+    mine, other = (made[how] for how in ("triton", "reference"))
+    for name in WRITTEN:
+        assert torch.equal(getattr(mine[0].work, name), getattr(other[0].work, name)), name
+    for name in ("registers", "booked", "chosen"):
+        assert torch.equal(getattr(mine[2], name), getattr(other[2], name)), name
+
+
+def test_an_earlier_row_reads_a_page_once_and_the_newest_every_time() -> None:
+    """Three steps that choose the same pages: the row before has seen them all."""
+    candidates = candidate_list(0, 2, 30, 1)
+    newest, past, seen, _ = room_for_windows(candidates, 31, 4, 2)
+    seen.registers.zero_()
+    seen.newly_sealed.zero_()
+    scores, read = random_scores(0, candidates), []
+    for step in range(3):
+        newest.work.row_positions.fill_(200 + step)
+        select_pages(scores, candidates, newest, seen, "reference")
+        revise_pages(candidates, newest, past, seen, torch.tensor([0, 0]).int(), "reference")
+        one, two = (len(chosen(some.work, some, 0)) for some in (newest, past))
+        read.append((one, two))
+    assert read == [(read[0][0], read[0][0]), (read[0][0], 0), (read[0][0], 0)]
+    assert read[0][0] > 0
 
 
 def chosen(work: WorkList, into: ChosenPages, place: int) -> list[tuple[int, int, int]]:
@@ -49,7 +92,8 @@ def chosen(work: WorkList, into: ChosenPages, place: int) -> list[tuple[int, int
     found = []
     indptr = work.item_page_indptr.tolist()
     for n in range(into.num_items):
-        item, entry = place * (into.num_items + 1) + n, place * into.num_items + n
+        item = into.first_item + place * (into.num_items + 1) + n
+        entry = into.first_entry + place * into.num_items + n
         for page in range(indptr[item], indptr[item + 1]):
             at = work.page_indices[page], work.page_positions[page], work.entry_offset[entry]
             found.append(tuple(int(number) for number in at))
@@ -60,7 +104,7 @@ def test_the_pages_of_all_items_are_the_chosen_ones_each_in_its_span() -> None:
     candidates = candidate_list(3, 3, 60)
     scores = random_scores(3, candidates)
     into = room_for(candidates, 60, 9)
-    select_pages(scores, candidates, into, "reference")
+    select_pages(scores, candidates, into, implementation="reference")
     for row in range(2):
         for head in range(NUM_KV_HEADS):
             count, limit = int(candidates.num_pages[row]), int(candidates.limit[row])
@@ -106,5 +150,5 @@ def test_a_row_without_enough_visible_pages_chooses_fewer() -> None:
     scores[:, :, 4] = -3.0
     into = room_for(candidates, 20, 5)
     for implementation in ("reference", "triton"):
-        select_pages(scores, candidates, into, implementation)  # type: ignore[arg-type]
+        select_pages(scores, candidates, into, implementation=implementation)  # type: ignore[arg-type]
         assert len(chosen(into.work, into, 0)) == 1

@@ -1,197 +1,193 @@
 """A work list in which rows choose their pages on the device, layer by layer.
 
 What rows read in any case is planned on the host as ever. In front of it stand items without pages
-for what they choose: `select_pages` fills them anew in every layer, so that one launch reads both
-and a step has no host work between its layers."""
+for what they choose, and for what earlier rows of the same outputs read anew: operators fill them
+in every layer, so that one launch reads all of it and a step has no host work between its layers.
+Everything has a fixed length that `ChosenShape` tells, so that steps replay as graphs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from looseleaf.attention.lists import HostWork, IntArray, indptr_of, int32
-from looseleaf.attention.readings import SelectedRows
-from looseleaf.attention.selection import Candidates
-from looseleaf.ops.dispatch import Implementation
-from looseleaf.ops.page_scores import page_scores
+from looseleaf.attention.lists import HostWork, IntArray, indptr_of, int32, ramp
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
-from looseleaf.ops.select_pages import CandidateList, ChosenPages, select_pages
+from looseleaf.ops.select_pages import ChosenPages
 
-# an item is one row's; of three pipeline stages each read was twice as slow as of two
+# an item is one row's and one head's; of three pipeline stages each read was twice as slow as of
+# two
 CHOSEN_TILE = Tile(16, 64, 4, 2, 2, chosen=True)
 # parts of chosen pages for all rows and heads together: about two programs a processor of a GPU
 _PARTS = 264
-
-
-@runtime_checkable
-class ByVectors(Protocol):
-    """A policy that may be a plain one: the largest products of a query head and what is kept of a
-    page, with so many pages of the sink and recent ones; None if it is not."""
-
-    @property
-    def vector_budget(self) -> tuple[int, int] | None: ...
+# items that rows read in any case join the launch of chosen ones if none is longer
+_SHORT_PAGES = 8
 
 
 @dataclass(frozen=True)
 class ChosenShape:
-    """How many rows choose, for how many KV heads, of how many spans at most; ``room`` pages for
-    each row and head, cut in ``num_parts``."""
+    """How many ``outputs`` choose at most, each with a ``window`` of rows, for how many KV heads,
+    out of ``most`` candidates of ``most_spans`` spans; ``room`` pages for each row and head."""
 
-    rows: int
+    outputs: int
+    window: int
     kv_heads: int
+    most: int
     most_spans: int
     room: int
-
-    @property
-    def num_parts(self) -> int:
-        return max(1, min(self.room, _PARTS // (self.rows * self.kv_heads)))
-
-    @property
-    def pages_per_part(self) -> int:
-        return -(-self.room // self.num_parts)
+    page_size: int
 
     @property
     def num_items(self) -> int:
-        """Items of a row and head that have entries; one more takes the room left over."""
-        return self.num_parts + self.most_spans - 1
+        """Items in front of the list."""
+        return sum(places * (items + 1) for places, items in self._regions)
 
-    def into(self, work: WorkList) -> ChosenPages:
+    @property
+    def num_entries(self) -> int:
+        """Entries in front of the list."""
+        return sum(places * items for places, items in self._regions)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in front of the list."""
+        return sum(places for places, _ in self._regions) * self.room
+
+    @property
+    def items_of_rows(self) -> tuple[int, int]:
+        """Items of a row and head that have entries: of a newest row, and of a past one."""
+        (_, newest), (_, past) = self._regions
+        return newest, past
+
+    def newest(self, work: WorkList) -> ChosenPages:
         """Where `select_pages` writes in a list that `with_room` made."""
-        return ChosenPages(work, self.room, self.num_parts, self.pages_per_part, self.num_items)
+        items = self.items_of_rows[0]
+        return ChosenPages(work, self.room, items - self.most_spans + 1, items, self._least_pages)
+
+    def past(self, work: WorkList) -> ChosenPages:
+        """Where `revise_pages` writes in it."""
+        places, before = self._regions[0]
+        items = self.items_of_rows[1]
+        parts = items - self.most_spans + 1
+        first = places * self.room, places * (before + 1), places * before
+        return ChosenPages(work, self.room, parts, items, self._least_pages, *first)
+
+    @property
+    def _least_pages(self) -> int:
+        return max(1, CHOSEN_TILE.block_n // self.page_size)
+
+    @property
+    def _regions(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Places, and items of a place that have entries, of newest rows and of past ones."""
+        newest = self.outputs * self.kv_heads
+        past = newest * (self.window - 1)
+        return (newest, self._items(newest)), (past, self._items(past))
+
+    def _items(self, places: int) -> int:
+        most = -(-self.room // self._least_pages)
+        return max(1, min(most, _PARTS // max(1, places))) + self.most_spans - 1
 
 
-def with_room(work: HostWork, rows: Sequence[int], shape: ChosenShape) -> HostWork:
-    """``work`` with items in front of it for what ``rows`` choose; places past them are empty."""
-    places, used = shape.rows * shape.kv_heads, len(rows) * shape.kv_heads
-    num, entries = shape.num_items, used * shape.num_items
+def with_room(
+    work: HostWork, rows: IntArray, shape: ChosenShape, *, joined: bool
+) -> tuple[HostWork, IntArray]:
+    """``work`` with items in front of it for what rows choose, and for every row of the step where
+    its states of these begin: behind its others.
+
+    ``rows`` ``[outputs, window]`` are rows of the step, the newest of each output first, -1 for
+    none. With ``joined`` the other items are read in the same launch, each for one head.
+    """
+    if joined:
+        work = _for_each_head(work, shape.kv_heads)
     old = work.arrays
+    regions = list(zip((rows[:, 0], rows[:, 1:].reshape(-1)), shape.items_of_rows, strict=True))
     counts = np.diff(old["row_state_indptr"])
     more = counts.copy()
-    more[list(rows)] += num
+    for some, num in regions:
+        more[some[some >= 0]] += num
     states = indptr_of(more)
-    shift = states[:-1] - old["row_state_indptr"][:-1]
-    row = np.repeat(int32(rows), shape.kv_heads * num)
-    nth = np.tile(np.arange(num, dtype=np.int32), used)
-    place = np.arange(places, dtype=np.int32)
-    item_entries = np.minimum(
-        (place[:, None] * num + np.arange(num + 1, dtype=np.int32)).reshape(-1), entries
+    chosen_from = states[:-1] + counts
+    heads, entry_row, entry_state, num_entries = (
+        np.concatenate(columns)
+        for columns in zip(
+            *(_region(some, num, chosen_from, shape.kv_heads) for some, num in regions), strict=True
+        )
     )
-    item_pages = np.repeat(place, num + 1) * shape.room
-    heads = np.repeat(place % shape.kv_heads, num + 1)
+    # items of rows that there are not have states that nobody reads
+    nobody = entry_state < 0
+    entry_state[nobody] = states[-1] + np.arange(nobody.sum())
+    # all empty, each where its place begins
+    places = np.repeat(
+        np.arange(shape.num_pages // shape.room, dtype=np.int32),
+        np.concatenate([np.full(len(some) * shape.kv_heads, num + 1) for some, num in regions]),
+    )
+    shift = states[:-1] - old["row_state_indptr"][:-1]
 
-    def joined(name: str, first: IntArray) -> IntArray:
+    def behind(name: str, first: IntArray) -> IntArray:
         return np.concatenate([first, old[name]]).astype(np.int32)
 
+    empty, none = np.zeros(shape.num_pages, np.int32), np.zeros_like(entry_row)
     arrays = {
         **old,
         "num_items": old["num_items"] + len(heads),
         "item_page_indptr": np.concatenate(
-            [item_pages, old["item_page_indptr"] + places * shape.room]
+            [places * shape.room, old["item_page_indptr"] + shape.num_pages]
         ).astype(np.int32),
         "item_entry_indptr": np.concatenate(
-            [item_entries, old["item_entry_indptr"] + entries]
+            [indptr_of(num_entries)[:-1], old["item_entry_indptr"] + len(entry_row)]
         ).astype(np.int32),
-        "item_kv_head": joined("item_kv_head", heads),
-        "item_explicit": joined("item_explicit", np.zeros_like(heads)),
-        "page_indices": joined("page_indices", np.zeros(places * shape.room, np.int32)),
-        "page_positions": joined("page_positions", np.zeros(places * shape.room, np.int32)),
-        "entry_row": joined("entry_row", row),
-        "entry_offset": joined("entry_offset", np.zeros_like(row)),
-        "entry_bound": joined("entry_bound", np.zeros_like(row)),
-        "entry_mask": joined("entry_mask", np.full_like(row, -1)),
+        "item_kv_head": behind("item_kv_head", heads),
+        "item_explicit": behind("item_explicit", np.zeros_like(heads)),
+        "page_indices": behind("page_indices", empty),
+        "page_positions": behind("page_positions", empty),
+        "entry_row": behind("entry_row", entry_row),
+        "entry_offset": behind("entry_offset", none),
+        "entry_bound": behind("entry_bound", none),
+        "entry_mask": behind("entry_mask", none - 1),
         "entry_state": np.concatenate(
-            [states[row] + counts[row] + nth, old["entry_state"] + shift[old["entry_row"]]]
+            [entry_state, old["entry_state"] + shift[old["entry_row"]]]
         ).astype(np.int32),
         "row_state_indptr": states,
-        "tile_indptr": np.concatenate([[0], old["tile_indptr"] + len(heads)]).astype(np.int32),
     }
-    return HostWork(arrays, (CHOSEN_TILE, *work.tiles))
+    total = len(arrays["item_kv_head"])
+    if joined:
+        return HostWork({**arrays, "tile_indptr": int32([0, total])}, (CHOSEN_TILE,)), chosen_from
+    arrays["tile_indptr"] = np.append(int32([0]), old["tile_indptr"] + np.int32(len(heads)))
+    return HostWork(arrays, (CHOSEN_TILE, *work.tiles)), chosen_from
 
 
-def candidate_list(candidates: Candidates, places: Tensor, sink: int, recent: int) -> CandidateList:
-    """The candidates of rows at ``places`` of the step, as the operators take them."""
-    table = candidates.table
-    size = candidates.pool.page_size
-    num_rows, most = len(candidates.rows), table.most_spans
-    first = table.spans[:, :1]
-    index = (first + torch.arange(most, device=first.device)).clamp_max(len(table.span_row) - 1)
-    others = torch.tensor([row.num_other(size) for row in candidates.rows]).to(first.device)
-    first_recent = table.num_pages - (recent - others).clamp_min(0)
-
-    def narrow(values: Tensor) -> Tensor:
-        return values.to(torch.int32).contiguous()
-
-    return CandidateList(
-        num_rows=torch.tensor([num_rows], dtype=torch.int32).to(first.device),
-        row=narrow(places),
-        num_pages=narrow(table.num_pages),
-        limit=narrow(table.limits),
-        first_recent=narrow(first_recent),
-        pages=narrow(table.pages),
-        starts=narrow(table.starts),
-        spans=narrow(table.spans - first),
-        span_offset=narrow(table.span_offset[index]),
-        span_bound=narrow(table.span_bound[index]),
-        span_mask=narrow(table.span_mask[index]),
-        sink=sink,
-    )
+def may_join(work: HostWork) -> bool:
+    """Whether the items of ``work`` had better be read in the launch of chosen ones: all short."""
+    return bool(np.diff(work.arrays["item_page_indptr"]).max(initial=0) <= _SHORT_PAGES)
 
 
-def joined_masks(
-    work: HostWork, candidates: CandidateList, words: Tensor
-) -> tuple[HostWork, CandidateList]:
-    """Both with the bitmaps of candidates behind those of ``work``."""
-    if not len(words):
-        return work, candidates
-    before = work.num_mask_words
-    both = np.concatenate([work.arrays["mask_words"], words.cpu().numpy()]).astype(np.int32)
-    mask = candidates.span_mask
-    shifted = torch.where(mask >= 0, mask + before, mask)
-    work = HostWork({**work.arrays, "mask_words": both}, work.tiles)
-    return work, replace(candidates, span_mask=shifted)
+def _region(
+    rows: IntArray, num: int, chosen_from: IntArray, kv_heads: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Of every place of ``rows``, with ``num`` items and one more: the heads of items; rows and
+    states of entries, -1 where there is no row; and the entries of items."""
+    there = np.maximum(rows, 0)
+    first = np.where(rows >= 0, chosen_from[there], -num) if len(rows) else rows
+    each = np.tile(np.append(np.ones(num, np.int32), 0), len(rows) * kv_heads)
+    state = np.repeat(first, kv_heads)[:, None] + np.arange(num, dtype=np.int32)
+    heads = np.repeat(np.tile(np.arange(kv_heads, dtype=np.int32), len(rows)), num + 1)
+    return heads, int32(np.repeat(there, kv_heads * num)), int32(state.reshape(-1)), int32(each)
 
 
-@dataclass(frozen=True)
-class DeviceChoice:
-    """What fills the items of a list in every layer."""
-
-    selected: SelectedRows
-    listed: CandidateList
-    into: ChosenPages
-
-    def fill(self, layer: int, q: Tensor, implementation: Implementation) -> None:
-        """Choose for ``layer``, whose unrotated queries are ``q``."""
-        candidates, work = self.selected.candidates, self.into.work
-        assert candidates.summaries is not None, "pages are scored by what is kept of them"
-        vectors = candidates.summaries.layer(layer)
-        how = candidates.rotation, candidates.rules[layer], candidates.pool.page_size
-        positions = work.row_positions
-        scores = page_scores(q, vectors, self.listed, positions, how, implementation)
-        select_pages(scores, self.listed, self.into, implementation)
-        self.selected.count(candidates.table.limits * candidates.num_kv_heads)
-
-
-def chosen_on_device(selected: Sequence[SelectedRows]) -> SelectedRows | None:
-    """The rows that choose, if all of them do so by the largest products, under one policy."""
-    if len(selected) != 1 or not isinstance(selected[0].policy, ByVectors):
-        return None
-    measured = any(row.measured for row in selected[0].candidates.rows)
-    plain = selected[0].policy.vector_budget is not None
-    return selected[0] if plain and not measured else None
-
-
-def choose_on_device(
-    work: HostWork, selected: SelectedRows, device: torch.device
-) -> tuple[WorkList, DeviceChoice]:
-    """``work`` on the device with room for what is chosen, and what fills it."""
-    policy, table = selected.policy, selected.candidates.table
-    assert isinstance(policy, ByVectors) and policy.vector_budget is not None
-    heads, rows = selected.candidates.num_kv_heads, len(selected.places)
-    shape = ChosenShape(rows, heads, table.most_spans, table.most_chosen)
-    listed = candidate_list(selected.candidates, selected.rows, *policy.vector_budget)
-    work, listed = joined_masks(with_room(work, selected.places, shape), listed, table.mask_words)
-    on_device = work.to(device)
-    return on_device, DeviceChoice(selected, listed, shape.into(on_device))
+def _for_each_head(work: HostWork, kv_heads: int) -> HostWork:
+    """``work`` with every item once for each KV head, and no tiles."""
+    old = work.arrays
+    again = np.repeat(np.arange(work.num_items, dtype=np.int32), kv_heads)
+    pages, first_page = np.diff(old["item_page_indptr"])[again], old["item_page_indptr"][again]
+    entries, first_entry = np.diff(old["item_entry_indptr"])[again], old["item_entry_indptr"][again]
+    page = np.repeat(first_page, pages) + ramp(pages)
+    entry = np.repeat(first_entry, entries) + ramp(entries)
+    heads = np.tile(np.arange(kv_heads, dtype=np.int32), work.num_items)
+    arrays = {
+        **old,
+        "num_items": int32([len(again)]),
+        "item_page_indptr": indptr_of(pages),
+        "item_entry_indptr": indptr_of(entries),
+        "item_kv_head": heads,
+        "item_explicit": old["item_explicit"][again],
+        **{name: old[name][page] for name in ("page_indices", "page_positions")},
+        **{name: values[entry] for name, values in old.items() if name.startswith("entry_")},
+    }
+    return HostWork(arrays, ())

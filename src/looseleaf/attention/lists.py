@@ -161,7 +161,7 @@ class Pieces(NamedTuple):
         """Each item in near-equal parts; those that read the same keys stand side by side."""
         per_item = page_parts * entry_parts
         item = np.repeat(np.arange(len(per_item), dtype=np.int32), per_item)
-        nth = _ramp(per_item)
+        nth = ramp(per_item)
         parts, of_entries = page_parts[item], entry_parts[item]
         page_part, entry_part = nth // of_entries, nth % of_entries
         pages = flat.num_pages[item].astype(np.int64)
@@ -179,7 +179,7 @@ class Pieces(NamedTuple):
         return Pieces(*(column[order] for column in self))
 
 
-def _ramp(counts: IntArray) -> IntArray:
+def ramp(counts: IntArray) -> IntArray:
     """0, 1, … for each count, one after another."""
     indptr = indptr_of(counts)
     return np.arange(indptr[-1], dtype=np.int32) - np.repeat(indptr[:-1], counts)
@@ -219,6 +219,7 @@ class HostWork:
 
 
 def _work_list(tensors: dict[str, Tensor], tiles: tuple[Tile, ...]) -> WorkList:
+    tensors = dict(tensors)
     indptr = tensors.pop("tile_indptr")
     return WorkList(**tensors, tile_indptr=indptr if tiles else None, tiles=tiles, complete=True)
 
@@ -235,11 +236,11 @@ def host_work(
     The states of a row stand by the offset and place of what they read, not by the grouping.
     """
     pages = pieces.stop_page - pieces.first_page
-    page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + _ramp(pages)
+    page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + ramp(pages)
     start = np.repeat(flat.first_page[pieces.item] + pieces.first_page, pages)
     counts = pieces.stop_entry - pieces.first_entry
     first_entry = flat.entry_indptr[pieces.item] + pieces.first_entry
-    row, offset, bound, mask = flat.entries[:, np.repeat(first_entry, counts) + _ramp(counts)]
+    row, offset, bound, mask = flat.entries[:, np.repeat(first_entry, counts) + ramp(counts)]
     first = np.repeat(flat.first_page[pieces.item] + pieces.first_page, counts)
     explicit = flat.explicit[pieces.item]
     # where an entry stands among those of its row is where its state goes
@@ -255,7 +256,7 @@ def host_work(
             "item_kv_head": none - 1,
             "item_explicit": explicit,
             "page_indices": flat.pages[page_index],
-            "page_positions": (start + _ramp(pages)) * page_size,
+            "page_positions": (start + ramp(pages)) * page_size,
             "entry_row": row,
             "entry_offset": offset,
             "entry_bound": bound,
@@ -339,13 +340,43 @@ class WorkCapacity:
         return sizes | dict.fromkeys(names, self.entries)
 
 
+class IntBuffer:
+    """Int32 arrays of fixed sizes at fixed addresses on a device, brought there in one copy.
+
+    Two staging areas are used in turn, so that numbers can be loaded while the device still reads
+    those before. ``tensors`` are always the same objects.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
+        self.sizes = sizes
+        self._starts, length = _places(sizes)
+        self._flat = torch.zeros(length, dtype=torch.int32, device=device)
+        on_gpu = device.type == "cuda"
+        self._staging = [
+            torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)
+        ]
+        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._turn = 0
+        self.tensors = _views(self._flat, sizes)
+
+    def load(self, arrays: Mapping[str, IntArray]) -> None:
+        """Send ``arrays``, none of which is longer than its size; what is behind a shorter one is
+        left as it was."""
+        staging, sent = self._staging[self._turn], self._sent[self._turn]
+        self._turn = 1 - self._turn
+        if sent is not None:
+            sent.synchronize()
+        _filled(staging.numpy(), arrays, self.sizes)
+        self._flat.copy_(staging, non_blocking=True)
+        if sent is not None:
+            sent.record()
+
+
 @dataclass(eq=False)
 class WorkBuffer:
     """A work list at fixed addresses, for graphs: loaded anew for every step, in one copy.
 
-    Two staging areas are used in turn, so that a list can be loaded while the device still reads
-    the one before. ``work`` is always the same object; rows past those loaded have no states.
-    """
+    ``work`` is always the same object; rows past those loaded have no states."""
 
     capacity: WorkCapacity
     tiles: tuple[Tile, ...]
@@ -353,28 +384,14 @@ class WorkBuffer:
     work: WorkList = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sizes = self.capacity.sizes(len(self.tiles))
-        length = _places(self._sizes)[1]
-        self._flat = torch.zeros(length, dtype=torch.int32, device=self.device)
-        on_gpu = self.device.type == "cuda"
-        self._staging = [
-            torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)
-        ]
-        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
-        self._turn = 0
-        self.work = _work_list(_views(self._flat, self._sizes), self.tiles)
+        self._buffer = IntBuffer(self.capacity.sizes(len(self.tiles)), self.device)
+        self.work = _work_list(self._buffer.tensors, self.tiles)
 
     def load(self, work: HostWork) -> None:
         """Send ``work``, which the capacity holds and whose tiles are the buffer's."""
         assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
-        staging, sent = self._staging[self._turn], self._sent[self._turn]
-        self._turn = 1 - self._turn
-        if sent is not None:
-            sent.synchronize()
-        _filled(staging.numpy(), work.arrays, self._sizes)
         # rows of padding have no states
-        start = _places(self._sizes)[0]["row_state_indptr"]
-        staging[start + work.num_rows : start + self.capacity.rows + 1] = work.num_entries
-        self._flat.copy_(staging, non_blocking=True)
-        if sent is not None:
-            sent.record()
+        states = work.arrays["row_state_indptr"]
+        padding = np.full(self.capacity.rows - work.num_rows, states[-1], np.int32)
+        states = np.concatenate([states, padding])
+        self._buffer.load({**work.arrays, "row_state_indptr": states})

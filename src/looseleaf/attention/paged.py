@@ -9,13 +9,21 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chosen_lists import DeviceChoice, choose_on_device, chosen_on_device
 from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
+from looseleaf.attention.device_choice import (
+    ChoiceBuffer,
+    DeviceChoice,
+    HostChoice,
+    choose_in,
+    choosing_on_device,
+    count_on_device,
+)
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.lists import HostWork
@@ -27,7 +35,6 @@ from looseleaf.attention.plan import (
     make_span_list,
 )
 from looseleaf.attention.readings import HostedRows, Reading, Readings, SelectedRows
-from looseleaf.attention.selection import SelectingRow
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
@@ -68,6 +75,20 @@ class StepRows:
                 found.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
             start = stop
         return found
+
+
+class ListedWork(NamedTuple):
+    """One work list of a step, and what fills it on the device, if anything does."""
+
+    work: HostWork
+    choice: HostChoice | None
+
+
+class HostStep(NamedTuple):
+    """The ``works`` of a step on the host, and which of them each layer reads by."""
+
+    works: tuple[ListedWork, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -145,27 +166,52 @@ class PagedAttention:
         if self._cpu is not None:
             return self._cpu.step(readings, rows.chunks, asked, rows.slots, rows.frame_positions)
         layers = self._plans(readings, rows.chunks)
+        for reading in readings:
+            count_on_device(reading.selected)
         if asked is not None:
             layers[-1] = self._plans(readings[-1:], asked)[0]
         return _OpsStep(self, layers, rows.slots, rows.frame_positions)
 
-    def host_work(
-        self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
-    ) -> HostWork | None:
-        """The work list of a step on the host, None if some of its rows are not for a work list, or
-        choose what they read."""
-        if any(isinstance(row, SelectingRow) for row in decode):
-            return None
-        return self.planner.host_work(decode, self._read(decode)[0].groups, chunks)
+    def host_step(
+        self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk], most_rows: int
+    ) -> HostStep | None:
+        """The work lists of a step on the host, None if some of its rows are not for a work list,
+        or choose what they read in a way that no list on the device tells. The step is replayed
+        with ``most_rows`` rows."""
+        readings = self._read(decode)
+        made: dict[tuple[bool, ...], int] = {}
+        works: list[ListedWork] = []
+        for reading in readings:
+            if reading.key not in made:
+                work = self.planner.host_work(reading.rows, reading.groups, chunks)
+                selected, choice = choosing_on_device(reading.selected), None
+                if work is None or (reading.selected and selected is None):
+                    return None
+                if selected is not None:
+                    work, choice = choose_in(work, selected, most_rows, padded=True)
+                made[reading.key] = len(works)
+                works.append(ListedWork(work, choice))
+        for reading in readings:
+            count_on_device(reading.selected)
+        return HostStep(tuple(works), tuple(made[reading.key] for reading in readings))
 
-    def over(self, work: WorkList, slots: Tensor, frame_positions: Tensor) -> Attend:
-        """The attention of a step whose rows are all in ``work``.
+    def over(
+        self,
+        works: Sequence[tuple[WorkList, DeviceChoice | None]],
+        layers: Sequence[int],
+        slots: Tensor,
+        frame_positions: Tensor,
+    ) -> Attend:
+        """The attention of a step whose rows are all in each of ``works``; ``layers`` says which of
+        them a layer reads by.
 
         Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
         in the same tensors."""
-        plan = AttentionPlan(len(slots), work, None)
-        layers = [_LayerPlan(plan)] * len(self.rules)
-        return _OpsStep(self, layers, slots, frame_positions)
+        plans = [
+            _LayerPlan(AttentionPlan(len(slots), work, None), choice=choice)
+            for work, choice in works
+        ]
+        return _OpsStep(self, [plans[n] for n in layers], slots, frame_positions)
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -187,18 +233,21 @@ class PagedAttention:
         return [made[reading.key] for reading in readings]
 
     def _plan(self, reading: Reading, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
-        own = [some for some in reading.selected if isinstance(some, SelectedRows)]
-        selected = chosen_on_device(own) if len(own) == len(reading.selected) else None
+        selected = choosing_on_device(reading.selected)
         if selected is None:
             plan = self.planner.plan(reading.rows, reading.groups, chunks)
             return _LayerPlan(plan, reading.selected)
         host = self.planner.host_work(reading.rows, reading.groups)
         assert host is not None, "rows that decode have a work list"
-        device = self.pool.kv.device
-        work, choice = choose_on_device(host, selected, device)
+        device, num_rows = self.pool.kv.device, len(reading.rows)
+        host, choice = choose_in(host, selected, num_rows)
+        buffer = ChoiceBuffer(choice, device)
+        buffer.load(choice)
+        work = host.to(device)
         tiles = self.planner.tile_rows
         spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None
-        return _LayerPlan(AttentionPlan(len(reading.rows), work, spans), choice=choice)
+        filled = DeviceChoice(work, buffer, choice.how, choice.kept)
+        return _LayerPlan(AttentionPlan(num_rows, work, spans), choice=filled)
 
     def _read(self, rows: Sequence[DecodeRow]) -> list[Reading]:
         """The readings of all layers; the same objects' groups as long as the same rows go on."""
@@ -261,7 +310,8 @@ class _OpsStep:
             indptr = work.row_state_indptr
             for selected in self.layers[layer].selected:
                 selected.join(layer, q, states, indptr)
-            merge_states(states, indptr, out=out[:split], implementation=chosen)
+            kept = None if choice is None else choice.kept(layer)
+            merge_states(states, indptr, out=out[:split], kept=kept, implementation=chosen)
         if new is not None:
             out[split:] = new
         return out

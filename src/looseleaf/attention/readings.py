@@ -8,6 +8,7 @@ joins as one more state.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,6 @@ from looseleaf.attention.selection import (
     CandidateTable,
     PagePolicy,
     SelectingRow,
-    make_candidates,
     make_table,
     summarised,
 )
@@ -46,28 +46,33 @@ class RowReads(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """The rows of one policy in one step, by their ``places`` in it, also as the tensor ``rows``.
+    """The rows of one policy in one step, by their ``places`` in it.
 
-    ``tally`` adds up their chosen pages over the layers; ``recalls`` and ``looked`` have, layer by
-    layer, what was measured of each row, and the bytes of a candidate that were looked at.
+    ``tallies`` are their chosen pages, layer by layer, on the device or on the host; ``recalls``
+    and ``looked`` what was measured of each row, and the bytes of a candidate that were looked at.
     """
 
     policy: PagePolicy
     places: Sequence[int]
-    rows: Tensor
     candidates: Candidates
     num_layers: int
-    tally: Tensor
+    tallies: list[Tensor] = field(default_factory=list)
     recalls: list[Tensor] = field(default_factory=list)
     looked: list[int] = field(default_factory=list)
 
+    @cached_property
+    def rows(self) -> Tensor:
+        """The places, on the pool's device."""
+        return torch.tensor(self.places).to(self.candidates.table.device)
+
     def reads(self) -> list[RowReads]:
-        """What each row read, once all layers are computed; waits for the device."""
+        """What each row read, once all layers are computed; waits for the device if it chose by
+        tensors."""
         size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
         dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
         choosing = (self.num_layers - dense) * heads
         recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
-        found, tallies = [], self.tally.tolist()
+        found, tallies = [], torch.stack(self.tallies).sum(0).tolist()
         for n, row in enumerate(self.candidates.rows):
             others = row.num_other(size) + row.num_patches
             held = row.num_candidates + others
@@ -104,7 +109,7 @@ class SelectedRows:
     def count(self, pages: Tensor, looked: int = 0) -> None:
         """Count what one layer's choice read: ``pages`` of each row, and of the keys of a candidate
         besides its summary so many numbers."""
-        self.tally.add_(pages)
+        self.tallies.append(pages)
         pool, summary = self.candidates.pool, self.policy.summary
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
         self.looked.append((width + looked) * pool.kv.element_size())
@@ -219,11 +224,8 @@ class Readings:
             rows = [selecting[place] for place in places]
             table, summaries = self._table(policy, rows), self.summaries(policy)
             how = self.rotation, self.rules
-            candidates = make_candidates(rows, table, self.pool, how, summaries)
-            on_device = torch.tensor(places).to(self.pool.kv.device)
-            tally = torch.zeros_like(on_device)
-            layers = len(self.rules)
-            chosen.append(SelectedRows(policy, places, on_device, candidates, layers, tally))
+            candidates = Candidates(rows, table, self.pool, *how, summaries)
+            chosen.append(SelectedRows(policy, places, candidates, len(self.rules)))
         return chosen
 
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:

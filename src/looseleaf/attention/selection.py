@@ -8,7 +8,8 @@ part of the keys itself, by a state that joins the merge, and may be told what c
 """
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.lists import join_bitmaps
+from looseleaf.attention.lists import IntArray, int32, join_bitmaps
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
 from looseleaf.ops.rotate import rotate
@@ -107,43 +108,110 @@ class SelectingRow(DecodeRow):
         return sum(len(span.pages) for span in self.settled if span.places is not None)
 
 
-@dataclass(frozen=True)
+class TableArrays(NamedTuple):
+    """The candidates of some rows on the host, int32.
+
+    ``columns`` ``[3, rows, most]``: page, frame position of its first slot, and which span it is
+    of; padded with the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
+    ``span_bound`` (frame positions before it are keys), ``span_mask`` (where its bitmap begins in
+    ``mask_words``, or -1). ``others`` are the pages that a row reads in any case.
+    """
+
+    columns: IntArray
+    num_pages: IntArray
+    limits: IntArray
+    others: IntArray
+    span_row: IntArray
+    span_offset: IntArray
+    span_bound: IntArray
+    span_mask: IntArray
+    mask_words: IntArray
+
+    def first(self, count: int) -> "TableArrays":
+        """Those of the first ``count`` rows."""
+        spans = int((self.span_row < count).sum())
+        counts, limits, others = (a[:count] for a in self[1:4])
+        row, offset, bound, mask = (a[:spans] for a in self[4:8])
+        columns = self.columns[:, :count]
+        return TableArrays(
+            columns, counts, limits, others, row, offset, bound, mask, self.mask_words
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class CandidateTable:
-    """The candidates of some rows as tensors on the pool's device, int64; made anew when a page is
-    sealed or the rows change.
+    """The candidates of some rows, made anew when a page is sealed or the rows change: on the
+    ``host``, and as int64 tensors on the pool's device, where each is sent when it is first asked
+    for."""
 
-    ``pages``, ``starts`` (frame position of the first slot) and ``spans`` (which span) are ``[rows,
-    most]``, padded with the row's first candidate. Of every span: ``span_row``, ``span_offset``
-    (Δ), ``span_bound`` (frame positions before it are keys), ``span_mask`` (where its bitmap begins
-    in ``mask_words``, or -1).
-    """
+    host: TableArrays
+    device: torch.device
 
-    pages: Int[Tensor, "rows most"]
-    starts: Int[Tensor, "rows most"]
-    spans: Int[Tensor, "rows most"]
-    num_pages: Int[Tensor, " rows"]
-    limits: Int[Tensor, " rows"]
-    span_row: Int[Tensor, " spans"]
-    span_offset: Int[Tensor, " spans"]
-    span_bound: Int[Tensor, " spans"]
-    span_mask: Int[Tensor, " spans"]
-    mask_words: Int[Tensor, " words"]
-    most_chosen: int
-    most_spans: int
+    @cached_property
+    def pages(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[0])
+
+    @cached_property
+    def starts(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[1])
+
+    @cached_property
+    def spans(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[2])
+
+    @cached_property
+    def num_pages(self) -> Int[Tensor, " rows"]:
+        return self._sent(self.host.num_pages)
+
+    @cached_property
+    def limits(self) -> Int[Tensor, " rows"]:
+        return self._sent(self.host.limits)
+
+    @cached_property
+    def span_row(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_row)
+
+    @cached_property
+    def span_offset(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_offset)
+
+    @cached_property
+    def span_bound(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_bound)
+
+    @cached_property
+    def span_mask(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_mask)
+
+    @cached_property
+    def mask_words(self) -> Int[Tensor, " words"]:
+        return self._sent(self.host.mask_words)
+
+    @property
+    def most_chosen(self) -> int:
+        """The largest limit."""
+        return int(self.host.limits.max())
+
+    @property
+    def most_spans(self) -> int:
+        """The spans of the row that has the most."""
+        return int(np.bincount(self.host.span_row).max())
+
+    def first(self, count: int) -> "CandidateTable":
+        """The table of the first ``count`` rows."""
+        return CandidateTable(self.host.first(count), self.device)
+
+    def _sent(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the rows of one policy choose from in one step.
-
-    ``span_positions`` says where a span's query stands in its frame. ``summaries`` are those that
-    the policy asked for, None if it did not.
-    """
+    """What the rows of one policy choose from in one step. ``summaries`` are those that the policy
+    asked for, None if it did not."""
 
     rows: Sequence[SelectingRow]
     table: CandidateTable
-    row_positions: Int[Tensor, " rows"]
-    span_positions: Int[Tensor, " spans"]
     pool: PagePool
     rotation: Rotation
     rules: Sequence[ScoreRule]
@@ -152,6 +220,19 @@ class Candidates:
     @property
     def num_kv_heads(self) -> int:
         return self.pool.kv.shape[3]
+
+    @cached_property
+    def row_positions(self) -> Int[Tensor, " rows"]:
+        return torch.tensor([row.position for row in self.rows]).to(self.table.device)
+
+    @cached_property
+    def span_positions(self) -> Int[Tensor, " spans"]:
+        """Where a span's query stands in its frame."""
+        return self.row_positions[self.table.span_row] - self.table.span_offset
+
+    def first(self, count: int) -> "Candidates":
+        """Those of the first ``count`` rows."""
+        return replace(self, rows=self.rows[:count], table=self.table.first(count))
 
     def turned(
         self, q: Float[Tensor, "rows qo_heads head_dim"]
@@ -178,26 +259,13 @@ class Candidates:
         return visible
 
 
-def make_candidates(
-    rows: Sequence[SelectingRow],
-    table: CandidateTable,
-    pool: PagePool,
-    how: tuple[Rotation, Sequence[ScoreRule]],
-    summaries: PageSummaries | None,
-) -> Candidates:
-    """The candidates of ``rows`` where they stand now."""
-    positions = torch.tensor([row.position for row in rows]).to(table.pages.device)
-    span_positions = positions[table.span_row] - table.span_offset
-    return Candidates(rows, table, positions, span_positions, pool, *how, summaries)
-
-
 def make_table(rows: Sequence[SelectingRow], pool: PagePool) -> CandidateTable:
     """The table of ``rows``, each of which has a candidate."""
     size = pool.page_size
     most = max(row.num_candidates for row in rows)
-    columns = np.zeros((3, len(rows), most), dtype=np.int64)
+    columns = np.zeros((3, len(rows), most), dtype=np.int32)
     of_spans: list[tuple[int, int, int]] = []
-    bitmaps, counts, limits, num_spans = [], [], [], []
+    bitmaps, counts, limits, others = [], [], [], []
     for index, row in enumerate(rows):
         start = 0
         for span in row.spans:
@@ -211,28 +279,13 @@ def make_table(rows: Sequence[SelectingRow], pool: PagePool) -> CandidateTable:
             start = stop
         columns[:, index, start:] = columns[:, index, :1]
         counts.append(start)
-        limits.append(min(start, row.policy.limit(start, row.num_other(size))))
-        num_spans.append(len(row.spans))
+        others.append(row.num_other(size))
+        limits.append(min(start, row.policy.limit(start, others[-1])))
     masks, words = join_bitmaps(bitmaps)
-
-    def on_device(values: object) -> Tensor:
-        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(pool.kv.device)
-
-    row_of, offsets, bounds = zip(*of_spans, strict=True)
-    return CandidateTable(
-        pages=on_device(columns[0]),
-        starts=on_device(columns[1]),
-        spans=on_device(columns[2]),
-        num_pages=on_device(counts),
-        limits=on_device(limits),
-        span_row=on_device(row_of),
-        span_offset=on_device(offsets),
-        span_bound=on_device(bounds),
-        span_mask=on_device(masks),
-        mask_words=on_device(words),
-        most_chosen=max(limits),
-        most_spans=max(num_spans),
-    )
+    row_of, offsets, bounds = np.array(of_spans, dtype=np.int32).T
+    numbers = int32(counts), int32(limits), int32(others)
+    arrays = TableArrays(columns, *numbers, row_of, offsets, bounds, int32(masks), words)
+    return CandidateTable(arrays, pool.kv.device)
 
 
 def candidate_pages(row: SelectingRow, span: ReadSpan) -> Sequence[int]:

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
-from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.paged import HostStep, PagedAttention
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.engine.rows import RowInputs, arrived_tokens, to_device
 from looseleaf.models import Decoder
@@ -27,20 +28,49 @@ MAX_ROWS = 512
 _FINE, _COARSE = 16, 64
 
 
-class GraphKey(NamedTuple):
-    """What a graph is made for. Its launches don't depend on how full the capacities are."""
+class WorkKey(NamedTuple):
+    """What the launches over one work list depend on: not on how full its capacity is. ``choice``
+    is the `HostChoice.key` of one whose rows choose."""
 
     capacity: WorkCapacity
     tiles: tuple[Tile, ...]
+    choice: tuple[object, ...] = ()
+
+
+class GraphKey(NamedTuple):
+    """What a graph is made for: some work lists, and which of them each layer reads by."""
+
+    works: tuple[WorkKey, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """The rows of a step."""
+        return self.works[0].capacity.rows
+
+
+class _Lists(NamedTuple):
+    """One work list of a captured step, and the numbers of what is chosen in it."""
+
+    work: WorkBuffer
+    choice: ChoiceBuffer | None
+    device: DeviceChoice | None
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """A captured step: its work list, which is rewritten, and the logits that a replay writes."""
+    """A captured step: its lists, which are rewritten, and the logits that a replay writes."""
 
     graph: torch.cuda.CUDAGraph
-    work: WorkBuffer
+    lists: Sequence[_Lists]
     logits: Tensor
+
+    def load(self, step: HostStep) -> None:
+        """Bring the numbers of a step to the lists."""
+        for lists, (work, choice) in zip(self.lists, step.works, strict=True):
+            lists.work.load(work)
+            if lists.choice is not None and choice is not None:
+                lists.choice.load(choice)
 
 
 @dataclass(eq=False)
@@ -74,14 +104,14 @@ class StepGraphs:
         """The logits that are wanted of a step, or None if it has too many rows for a graph."""
         if rows.num_rows > MAX_ROWS or (previous is not None and len(previous) > MAX_ROWS):
             return None
-        work = self.attention.host_work(decode, chunks)
-        if work is None:
+        step = self.attention.host_step(decode, chunks, padded_rows(rows.num_rows))
+        if step is None:
             return None
-        graph = self._graph_for(rows.num_rows, work)
+        graph = self._graph_for(rows.num_rows, step)
         self._load(rows)
         if previous is not None:
             self._previous[: len(previous)].copy_(previous)
-        graph.work.load(work)
+        graph.load(step)
         graph.graph.replay()
         self.replays += 1
         return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
@@ -91,8 +121,9 @@ class StepGraphs:
         that read alone and with rows that read one segment together.
         """
         most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
+        layers = self.model.config.num_layers
         keys = [
-            GraphKey(WorkCapacity(rows, items, entries, 8192), tiles)
+            GraphKey((WorkKey(WorkCapacity(rows, items, entries, 8192), tiles),), (0,) * layers)
             for rows in reversed(padded_sizes())
             if rows <= most
             for items, entries in ((512, 1024), (512, 8192))
@@ -100,31 +131,23 @@ class StepGraphs:
         ]
         for done, key in enumerate(keys):
             on_progress(done, len(keys))
-            self._graph(key)
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(key, [None])
         on_progress(len(keys), len(keys))
 
     def _usual_tiles(self, num_rows: int) -> list[tuple[Tile, ...]]:
         """The tiles of rows that have nothing in common, and of rows behind one long segment."""
         usual = []
         for shared in (False, True):
-            work = self.attention.host_work(_example_rows(num_rows, shared), ())
-            assert work is not None, "a step of decode rows only is all work list"
-            usual.append(work.tiles)
+            step = self.attention.host_step(_example_rows(num_rows, shared), (), num_rows)
+            assert step is not None, "a step of decode rows only is all work list"
+            usual.append(step.works[0].work.tiles)
         return list(dict.fromkeys(usual))
 
-    def _graph_for(self, num_rows: int, work: HostWork) -> _Graph:
-        capacity = WorkCapacity(
-            padded_rows(num_rows),
-            _room_for(work.num_items, 512, 8),
-            _room_for(work.num_entries, 1024, 8),
-            _room_for(work.num_pages, 8192, 4),
-            _room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
-        )
-        return self._graph(GraphKey(capacity, work.tiles))
-
-    def _graph(self, key: GraphKey) -> _Graph:
+    def _graph_for(self, num_rows: int, step: HostStep) -> _Graph:
+        key = GraphKey(tuple(_key_of(num_rows, *listed) for listed in step.works), step.layers)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(key)
+            self._graphs[key] = self._capture(key, [choice for _, choice in step.works])
         return self._graphs[key]
 
     def _load(self, rows: RowInputs) -> None:
@@ -138,26 +161,47 @@ class StepGraphs:
             staged[3, : len(rows.wanted)] = torch.tensor(rows.wanted, dtype=torch.int64)
         self._inputs.copy_(to_device(staged, self._inputs.device))
 
-    def _capture(self, key: GraphKey) -> _Graph:
-        work = WorkBuffer(key.capacity, key.tiles, self.model.device)
+    def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
+        device = self.model.device
+        lists = [_lists(*work, device) for work in zip(key.works, choices, strict=True)]
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
         self._inputs.zero_()
         self._inputs[1].fill_(-1)
         side = torch.cuda.Stream(self.model.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._forward(key.capacity.rows, work)
+            self._forward(key, lists)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(key.capacity.rows, work)
-        return _Graph(graph, work, logits)
+            logits = self._forward(key, lists)
+        return _Graph(graph, lists, logits)
 
-    def _forward(self, num_rows: int, work: WorkBuffer) -> Tensor:
-        tokens, slots, places, wanted = self._inputs[:, :num_rows].unbind(0)
-        attend = self.attention.over(work.work, slots, places)
+    def _forward(self, key: GraphKey, lists: Sequence[_Lists]) -> Tensor:
+        tokens, slots, places, wanted = self._inputs[:, : key.rows].unbind(0)
+        works = [(some.work.work, some.device) for some in lists]
+        attend = self.attention.over(works, key.layers, slots, places)
         hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
         return self.model.logits(hidden.index_select(0, wanted))
+
+
+def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey:
+    capacity = WorkCapacity(
+        padded_rows(num_rows),
+        _room_for(work.num_items, 512, 8),
+        _room_for(work.num_entries, 1024, 8),
+        _room_for(work.num_pages, 8192, 4),
+        _room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
+    )
+    return WorkKey(capacity, work.tiles, () if choice is None else choice.key)
+
+
+def _lists(key: WorkKey, choice: HostChoice | None, device: torch.device) -> _Lists:
+    work = WorkBuffer(key.capacity, key.tiles, device)
+    if choice is None:
+        return _Lists(work, None, None)
+    buffer = ChoiceBuffer(choice, device)
+    return _Lists(work, buffer, DeviceChoice(work.work, buffer, choice.how, choice.kept))
 
 
 def padded_sizes() -> list[int]:

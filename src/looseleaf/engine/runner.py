@@ -139,6 +139,7 @@ class Runner:
         if self.graphs is not None and not awaited and not apart and not taps:
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
+                _book(work)
                 return logits
         tokens, slots, places = rows.to(self.model.device)
         if previous is not None:
@@ -158,9 +159,7 @@ class Runner:
         hidden = self.model.forward(tokens, attend, asked=index)
         if taps and rows.asked is not None:
             hidden = hidden.index_select(0, rows.asked_on(self.model.device))
-        for sequence in work.decode:
-            if sequence.revision is not None:
-                sequence.revision.book()
+        _book(work)
         logits = self.model.logits(rows.without_past(hidden))
         if self.pace is not None and begun is not None:
             blends = any(isinstance(chunk.target, Fusion) for chunk in work.chunks)
@@ -170,6 +169,13 @@ class Runner:
             if isinstance(begun, float) or not awaited:
                 self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
         return logits
+
+
+def _book(work: StepWork) -> None:
+    """What the launched step reads is seen by the rows of its windows."""
+    for sequence in work.decode:
+        if sequence.revision is not None:
+            sequence.revision.book()
 
 
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:

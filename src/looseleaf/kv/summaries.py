@@ -74,8 +74,14 @@ class PageSummaries:
         return len(stale)
 
     def _write(self, pages: Array, num_keys: Array) -> None:
-        device = self._table.device
-        index, counts = (torch.from_numpy(a).to(device) for a in (pages, num_keys))
+        index, counts = (self._sent(a) for a in (pages, num_keys))
         keys = self.pool.kv[:, 0, index].to(self._table.dtype)
         self._table[:, index] = self.summary.of(keys, counts)
         self._lives[pages] = self.pool.generations[pages]
+
+    def _sent(self, numbers: Array) -> Tensor:
+        """On the device of the table, which is not waited for."""
+        host, device = torch.from_numpy(numbers), self._table.device
+        if device.type == "cuda":
+            host = host.pin_memory()
+        return host.to(device, non_blocking=True)

@@ -7,7 +7,7 @@ that are not sealed, is no part of it.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -62,6 +62,17 @@ class Revising:
         """The base's."""
         return self.base.summary
 
+    @property
+    def vector_budget(self) -> tuple[int, int] | None:
+        """The base's, if it has any: see `SparsePolicy.vector_budget`."""
+        budget: tuple[int, int] | None = getattr(self.base, "vector_budget", None)
+        return budget
+
+    @property
+    def window(self) -> int:
+        """The most rows of an output."""
+        return self.states.window
+
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The base's; pages that are taken over come on top of it."""
         return self.base.limit(num_candidates, num_other)
@@ -81,8 +92,8 @@ class Revising:
         slots = step.slots[:outputs]
         registers = states.registers[layer, slots]
         # a step that was computed in vain reads nothing new when it is made again
-        again = states.booked[layer, slots] == step.newest.row_positions
-        states.booked[layer, slots] = step.newest.row_positions
+        again = states.booked[layer, slots, 0] == step.newest.row_positions
+        states.booked[layer, slots] = step.newest.row_positions[:, None]
         marked = mark_read(registers, _mask(registers, ordinals, valid))
         states.registers[layer, slots] = torch.where(again[:, None, None], registers, marked)
         known = registers.gather(-1, ordinals)
@@ -124,7 +135,7 @@ def _read_step(candidates: Candidates) -> _Step:
         return torch.tensor(values, dtype=torch.int64).to(device)
 
     return _Step(
-        _first(candidates, len(newest)),
+        candidates.first(len(newest)),
         on_device([newest[row.slot] for row in rows]),
         on_device([row.age for row in rows]),
         on_device([row.slot for row in rows]),
@@ -136,28 +147,6 @@ def _read_step(candidates: Candidates) -> _Step:
 def _revised(state: object) -> RevisedRow:
     assert isinstance(state, RevisedRow), "rows that are revised say so"
     return state
-
-
-def _first(candidates: Candidates, count: int) -> Candidates:
-    """The first ``count`` rows of ``candidates``."""
-    table = candidates.table
-    spans = int((table.span_row < count).sum())
-    some = replace(
-        table,
-        **{name: getattr(table, name)[:count] for name in _OF_ROWS},
-        **{name: getattr(table, name)[:spans] for name in _OF_SPANS},
-    )
-    return replace(
-        candidates,
-        rows=candidates.rows[:count],
-        table=some,
-        row_positions=candidates.row_positions[:count],
-        span_positions=candidates.span_positions[:spans],
-    )
-
-
-_OF_ROWS = ("pages", "starts", "spans", "num_pages", "limits")
-_OF_SPANS = ("span_row", "span_offset", "span_bound", "span_mask")
 
 
 def _with_taken_over(

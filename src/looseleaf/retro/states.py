@@ -29,8 +29,9 @@ class RevisionStates:
     """The states of all outputs with one ``window``; an output holds a slot from `take` to `free`.
 
     ``registers`` uint8 ``[layers, slots, kv_heads, pages]``; ``out`` fp32 ``[layers, slots, window,
-    qo_heads, head_dim]`` and ``lse`` without the last; ``booked`` int64 ``[layers, slots]`` the
-    position of the newest row that was booked. All grow as they are needed.
+    qo_heads, head_dim]`` and ``lse`` without the last; ``booked`` int64 ``[layers, slots,
+    kv_heads]`` the position of the newest row that was booked. All grow as they are needed, and are
+    other tensors then.
     """
 
     def __init__(self, shape: StateShape, window: int) -> None:
@@ -42,7 +43,9 @@ class RevisionStates:
         )
         self.out: Tensor = torch.zeros(*states, shape.head_dim, device=device)
         self.lse: Tensor = torch.zeros(states, device=device)
-        self.booked: Tensor = torch.zeros(layers, 0, dtype=torch.int64, device=device)
+        self.booked: Tensor = torch.zeros(
+            layers, 0, shape.num_kv_heads, dtype=torch.int64, device=device
+        )
         self._free: list[int] = []
 
     @property

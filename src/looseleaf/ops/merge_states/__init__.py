@@ -7,8 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.merge_states.reference import merge_states_reference
 from looseleaf.types import AttnState
+
+__all__ = ["KeptStates", "merge_states"]
 
 
 def merge_states(
@@ -16,6 +19,7 @@ def merge_states(
     row_state_indptr: Int[Tensor, " rows_plus_one"],
     carried: AttnState | None = None,
     out: Float[Tensor, "rows heads head_dim"] | None = None,
+    kept: KeptStates | None = None,
     implementation: Implementation = "auto",
 ) -> AttnState:
     """One state a row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
@@ -23,9 +27,12 @@ def merge_states(
     ``states.out`` is ``[states, heads, head_dim]``, ``states.lse`` fp32 ``[states, heads]``; both
     may have capacity past the last one used, never read. ``carried`` has one state a row and joins
     it. The result's ``out`` is in the dtype of ``out``, which is written if given, else of
-    ``states.out``. No state, or only empty ones: ``(0, -inf)``."""
+    ``states.out``. No state, or only empty ones: ``(0, -inf)``. With ``kept``, instead of
+    ``carried``, the last states of a row are merged with what it has kept, which is kept, and then
+    with the others."""
+    assert carried is None or kept is None, "a row starts from one state"
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 
-        return merge_states_triton(states, row_state_indptr, carried, out)
-    return merge_states_reference(states, row_state_indptr, carried, out)
+        return merge_states_triton(states, row_state_indptr, carried, out, kept)
+    return merge_states_reference(states, row_state_indptr, carried, out, kept)

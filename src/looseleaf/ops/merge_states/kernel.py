@@ -5,51 +5,22 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
 
 
 @triton.jit
-def _merge_states_kernel(
-    states_out,
-    states_lse,
-    carried_out,
-    carried_lse,
-    out,
-    lse,
-    row_state_indptr,
-    stride_state,
-    stride_state_head,
-    stride_lse_state,
-    stride_lse_head,
-    stride_carried_row,
-    stride_carried_head,
-    stride_carried_lse_row,
-    stride_carried_lse_head,
-    stride_out_row,
-    stride_out_head,
-    HEAD_DIM: tl.constexpr,
-    CHAINED: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    start_next(CHAINED)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
+def _merged(
+    states_out, p_lse, start, stop, acc, first_peak,
+    stride_state, stride_lse_state, head_offset, m_d,
+    BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """``(out, lse)`` of the states from ``start`` to ``stop`` and of one more, which is ``acc``
+    with the lse ``first_peak``."""
     o_l, o_s, o_d = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    m_d = o_d < HEAD_DIM
-
-    await_previous(CHAINED)
-    # the row starts from its carried state, or from the empty one
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    first_peak = tl.full((), float("-inf"), tl.float32)
-    if carried_out is not None:
-        p_carried = carried_lse + row * stride_carried_lse_row + head * stride_carried_lse_head
-        first_peak = tl.load(p_carried)
     # the weights need the largest lse only: the outputs can then be read in any order
     peak = first_peak
-    p_lse = states_lse + head * stride_lse_head
     for first in range(start, stop, BLOCK_L):
         state = first + o_l
         b_lse = tl.load(
@@ -58,27 +29,69 @@ def _merge_states_kernel(
         peak = tl.maximum(peak, tl.max(b_lse, 0))
     pivot = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.exp(first_peak - pivot)
-    if carried_out is not None:
-        p_carried = carried_out + row * stride_carried_row + head * stride_carried_head
-        m_carried = m_d & (acc + first_peak > float("-inf"))
-        acc = total * tl.load(p_carried + o_d, mask=m_carried, other=0.0).to(tl.float32)
-
+    acc = acc * total
     for first in range(start, stop, BLOCK_S):
         state = (first + o_s).to(tl.int64)
         b_lse = tl.load(p_lse + state * stride_lse_state, mask=state < stop, other=float("-inf"))
         # an empty state's output may be anything, so it is not read
         m_out = (b_lse > float("-inf"))[:, None] & m_d[None, :]
-        p_out = states_out + state * stride_state + head * stride_state_head
+        p_out = states_out + state * stride_state + head_offset
         b_out = tl.load(p_out[:, None] + o_d[None, :], mask=m_out, other=0.0).to(tl.float32)
         weight = tl.exp(b_lse - pivot)
         acc += tl.sum(weight[:, None] * b_out, 0)
         total += tl.sum(weight, 0)
-
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    tl.store(out + row * stride_out_row + head * stride_out_head + o_d, acc / total, mask=m_d)
-    merged = tl.where(empty, float("-inf"), peak + tl.log(total))
-    tl.store(lse + row * tl.num_programs(1) + head, merged)
+    return acc / total, tl.where(empty, float("-inf"), peak + tl.log(total))
+
+
+@triton.jit
+def _merge_states_kernel(
+    states_out, states_lse, carried_out, carried_lse, kept_at, kept_first, kept_fresh,
+    out, lse, row_state_indptr,
+    stride_state, stride_state_head, stride_lse_state, stride_lse_head,
+    stride_carried_row, stride_carried_head, stride_carried_lse_row, stride_carried_lse_head,
+    stride_out_row, stride_out_head,
+    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    start_next(CHAINED)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < HEAD_DIM
+    place, goes_on = row, True
+    if kept_at is not None:
+        place = tl.load(kept_at + row).to(tl.int64)
+        goes_on = (place >= 0) & (tl.load(kept_fresh + row) == 0)
+
+    await_previous(CHAINED)
+    # the row starts from its carried state, or from the empty one
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    first_peak = tl.full((), float("-inf"), tl.float32)
+    if carried_out is not None:
+        p_lse = carried_lse + place * stride_carried_lse_row + head * stride_carried_lse_head
+        p_out = carried_out + place * stride_carried_row + head * stride_carried_head
+        first_peak = tl.load(p_lse, mask=goes_on, other=float("-inf"))
+        m_carried = m_d & (acc + first_peak > float("-inf"))
+        acc = tl.load(p_out + o_d, mask=m_carried, other=0.0).to(tl.float32)
+    p_states, head_offset = states_lse + head * stride_lse_head, head * stride_state_head
+    if kept_at is not None:
+        first = tl.load(kept_first + row)
+        if place >= 0:
+            acc, first_peak = _merged(
+                states_out, p_states, first, stop, acc, first_peak,
+                stride_state, stride_lse_state, head_offset, m_d, BLOCK_L, BLOCK_S, BLOCK_D,
+            )  # fmt: skip
+            tl.store(p_out + o_d, acc, mask=m_d)
+            tl.store(p_lse, first_peak)
+            stop = first
+    merged, merged_lse = _merged(
+        states_out, p_states, start, stop, acc, first_peak,
+        stride_state, stride_lse_state, head_offset, m_d, BLOCK_L, BLOCK_S, BLOCK_D,
+    )  # fmt: skip
+    tl.store(out + row * stride_out_row + head * stride_out_head + o_d, merged, mask=m_d)
+    tl.store(lse + row * tl.num_programs(1) + head, merged_lse)
 
 
 def merge_states_triton(
@@ -86,6 +99,7 @@ def merge_states_triton(
     row_state_indptr: Int[Tensor, " rows_plus_one"],
     carried: AttnState | None = None,
     out: Float[Tensor, "rows heads head_dim"] | None = None,
+    kept: KeptStates | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
     heads, head_dim = states.out.shape[1:]
@@ -97,6 +111,10 @@ def merge_states_triton(
         return AttnState(out, lse)
     assert states.out.stride(2) == out.stride(2) == 1, "a head's output must be contiguous"
     carried_out, carried_lse = carried if carried is not None else (None, None)
+    places: tuple[Tensor | None, ...] = (None, None, None)
+    if kept is not None:
+        carried_out, carried_lse = kept.out, kept.lse
+        places = kept.at, kept.first, kept.fresh
     if carried_out is not None and carried_lse is not None:
         assert carried_out.stride(2) == 1, "a head's output must be contiguous"
         carried_strides = (*carried_out.stride()[:2], *carried_lse.stride())
@@ -104,7 +122,8 @@ def merge_states_triton(
         carried_strides = (0, 0, 0, 0)
     chained = chains(out)
     _merge_states_kernel[(rows, heads)](
-        states.out, states.lse, carried_out, carried_lse, out, lse, row_state_indptr.contiguous(),
+        states.out, states.lse, carried_out, carried_lse, *places, out, lse,
+        row_state_indptr.contiguous(),
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
         HEAD_DIM=head_dim, CHAINED=chained,
         BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),

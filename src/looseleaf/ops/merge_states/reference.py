@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.types import AttnState
 
 
@@ -14,6 +15,7 @@ def merge_states_reference(
     row_state_indptr: Int[Tensor, " rows_plus_one"],
     carried: AttnState | None = None,
     out: Float[Tensor, "rows heads head_dim"] | None = None,
+    kept: KeptStates | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
     dtype = torch.promote_types(states.out.dtype, torch.float32)
@@ -24,6 +26,8 @@ def merge_states_reference(
         if carried is not None:
             row_out = torch.cat([row_out, carried.out[r : r + 1].to(dtype)])
             row_lse = torch.cat([row_lse, carried.lse[r : r + 1].to(row_lse.dtype)])
+        if kept is not None and int(kept.at[r]) >= 0:
+            row_out, row_lse = _kept(row_out, row_lse, int(kept.first[r]) - start, r, kept)
         rows.append(_merge_stack(row_out, row_lse))
     heads, head_dim = states.out.shape[1:]
     merged = (
@@ -34,6 +38,24 @@ def merge_states_reference(
         return AttnState(merged.to(states.out.dtype), lse)
     out.copy_(merged)
     return AttnState(out, lse)
+
+
+def _kept(
+    out: Float[Tensor, "states heads head_dim"],
+    lse: Float[Tensor, "states heads"],
+    first: int,
+    row: int,
+    kept: KeptStates,
+) -> tuple[Tensor, Tensor]:
+    """The states of a row, those from ``first`` on replaced by what it keeps of them."""
+    place = int(kept.at[row])
+    some_out, some_lse = out[first:], lse[first:]
+    if not int(kept.fresh[row]):
+        some_out = torch.cat([some_out, kept.out[place : place + 1].to(out.dtype)])
+        some_lse = torch.cat([some_lse, kept.lse[place : place + 1].to(lse.dtype)])
+    kept.out[place], kept.lse[place] = _merge_stack(some_out, some_lse)
+    whole = torch.cat([out[:first], kept.out[place : place + 1].to(out.dtype)])
+    return whole, torch.cat([lse[:first], kept.lse[place : place + 1].to(lse.dtype)])
 
 
 def _merge_stack(

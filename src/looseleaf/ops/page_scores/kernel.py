@@ -10,8 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.rotate.kernel import load_rotated, table
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.ops.select_pages.candidate_list import CandidateList
 from looseleaf.types import Rotation, ScoreRule
+
+# pages of one program
+_BLOCK_P = 64
 
 
 @triton.jit
@@ -22,9 +26,10 @@ def _page_scores_kernel(
     stride_q_row, stride_q_head, stride_q_d, stride_page, stride_head, stride_table,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    TWO: tl.constexpr, WINDOWED: tl.constexpr,
+    TWO: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED)
     row, kv_head, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
     count = 0
     if row < tl.load(num_rows):
@@ -45,6 +50,8 @@ def _page_scores_kernel(
         b_first = tl.load(p_vector, mask=m_vector, other=0.0)  # [P, D]
         if TWO:
             b_second = tl.load(p_vector + HEAD_DIM, mask=m_vector, other=0.0)
+        # what is kept of sealed pages was there before the step: only the query is new
+        await_previous(CHAINED)
         head = (kv_head * GROUP + o_m).to(tl.int64)
         best = tl.full((BLOCK_P,), float("-inf"), tl.float32)
         last_span = tl.max(span, 0)
@@ -73,6 +80,8 @@ def _page_scores_kernel(
             best = tl.where(position - offset - last < window, best, float("-inf"))
         p_score = scores + (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * most + ordinal
         tl.store(p_score, best, mask=exists)
+    else:
+        await_previous(CHAINED)
 
 
 def page_scores_triton(
@@ -89,7 +98,7 @@ def page_scores_triton(
     group = q.shape[1] // heads
     assert vectors.stride(2) == 1, "the numbers of a vector must be contiguous"
     scores = torch.empty((rows, heads, most), dtype=torch.float32, device=q.device)
-    block_p = 64
+    block_p, chained = _BLOCK_P, chains(q)
     _page_scores_kernel[(rows, heads, triton.cdiv(most, block_p))](
         q, vectors, *table(rotation), scores, candidates.num_rows, candidates.row,
         candidates.num_pages, candidates.first_recent, candidates.pages, candidates.starts,
@@ -98,9 +107,9 @@ def page_scores_triton(
         *q.stride(), *vectors.stride()[:2], rotation.cos.stride(0),
         NUM_KV_HEADS=heads, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
-        TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0,
+        TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        num_warps=4, num_stages=2, enable_fp_fusion=True,
+        num_warps=4, num_stages=2, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return scores

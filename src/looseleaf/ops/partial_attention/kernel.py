@@ -67,16 +67,23 @@ def _partial_attention_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr, WIDENED: tl.constexpr,
+    CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     begin = 0
     if first_item is not None:
         begin = tl.load(first_item)
-    num_units = (tl.load(end_item) - begin) * NUM_KV_HEADS
+    # an item that is filled on the device is of one head
+    HEADS: tl.constexpr = 1 if CHOSEN else NUM_KV_HEADS
+    num_units = (tl.load(end_item) - begin) * HEADS
+    if CHOSEN:
+        await_previous(CHAINED)
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        item, kv_head = begin + unit // NUM_KV_HEADS, unit % NUM_KV_HEADS
+        item, kv_head = begin + unit // HEADS, unit % HEADS
         only_head = tl.load(item_kv_head + item)
+        if CHOSEN:
+            kv_head = only_head
         if (only_head < 0) | (only_head == kv_head):
             _attend_item(
                 q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
@@ -233,7 +240,7 @@ def partial_attention_triton(
     block_d = triton.next_power_of_2(head_dim)
     chained, awaited = chains(q), False
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
-        units = items * num_kv_heads
+        units = items if tile.chosen else items * num_kv_heads
         # lists that nobody planned may hold pages that no row sees
         if (
             first_item is not None
@@ -262,7 +269,7 @@ def partial_attention_triton(
             NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
             ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
             CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-            CHAINED=chained, WIDENED=k_pages.dtype is FP8,
+            CHAINED=chained, WIDENED=k_pages.dtype is FP8, CHOSEN=tile.chosen,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
             launch_pdl=chained,

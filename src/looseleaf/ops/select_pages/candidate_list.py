@@ -3,7 +3,7 @@ capacity, so that a step replays as a CUDA graph."""
 
 from dataclasses import dataclass
 
-from jaxtyping import Int
+from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -37,18 +37,42 @@ class CandidateList:
 
 @dataclass(frozen=True)
 class ChosenPages:
-    """The first items, entries and pages of a work list, which hold what rows choose.
+    """Items, entries and pages of a work list which hold what some rows choose.
 
-    Row ``r`` and KV head ``h`` have ``room`` pages from ``(r * kv_heads + h) * room`` on, in
-    ``num_items`` items with one entry each and one more without, which takes the room left over:
-    from item ``(r * kv_heads + h) * (num_items + 1)`` and entry ``(r * kv_heads + h) * num_items``
-    on. The chosen pages are cut where a span begins, and after every ``pages_per_part``;
-    ``num_items`` is ``num_parts`` plus spans of a row less one. What the operator does not write is
-    written already: rows, states and KV heads of items and entries.
+    Place ``p`` (of row ``r`` and KV head ``h``: ``r * kv_heads + h``) has ``room`` pages from
+    ``first_page + p * room`` on, in ``num_items`` items with one entry each and one more without,
+    which takes the room left over: from item ``first_item + p * (num_items + 1)`` and entry
+    ``first_entry + p * num_items`` on. The chosen pages are cut where a span begins, and in
+    ``num_parts`` of the same length, but of no less than ``least_pages``; ``num_items`` is
+    ``num_parts`` plus spans of a row less one. What the operators do not write is written already:
+    rows, states and KV heads of items and entries.
     """
 
     work: WorkList
     room: int
     num_parts: int
-    pages_per_part: int
     num_items: int
+    least_pages: int = 1
+    first_page: int = 0
+    first_item: int = 0
+    first_entry: int = 0
+
+
+@dataclass(frozen=True)
+class SeenPages:
+    """What rows of earlier steps have read, if they are revised, in one layer.
+
+    ``registers[slot[r], h, i]`` says of candidate ``i`` of row ``r`` in which of the last eight
+    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates
+    are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the position of the
+    last row that was marked: if it is the row's own, the step is made again, and nothing is marked.
+    ``chosen`` gets the registers before this step of the chosen pages, with room as
+    `ChosenPages.page_indices` has, 255 if the step is made again; ``chosen_spans`` their spans.
+    """
+
+    registers: UInt8[Tensor, "slots kv_heads pages"]
+    booked: Int64[Tensor, "slots kv_heads"]
+    slot: Int[Tensor, " rows"]
+    newly_sealed: Int[Tensor, " rows"]
+    chosen: Int[Tensor, " places_times_room"]
+    chosen_spans: Int[Tensor, " places_times_room"]

@@ -1,0 +1,331 @@
+"""What rows choose on the device in one step: its numbers on the host, their place on the device,
+and the operators that a layer calls to fill the items of a work list.
+
+A choice is of one policy whose pages are scored by products with what is kept of them. If earlier
+rows of its outputs are revised (RetroAttention), they read what is new to them of the pages of the
+newest row, and keep their states."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from looseleaf.attention.chosen_lists import ChosenShape, may_join, with_room
+from looseleaf.attention.lists import HostWork, IntArray, IntBuffer, int32
+from looseleaf.attention.readings import SelectedRows
+from looseleaf.attention.selection import Candidates, CandidateTable, TableArrays
+from looseleaf.kv.summaries import PageSummaries
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.merge_states import KeptStates
+from looseleaf.ops.page_scores import page_scores
+from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.revise_pages import revise_pages
+from looseleaf.ops.select_pages import CandidateList, SeenPages, select_pages
+from looseleaf.types import Rotation, ScoreRule
+
+# rooms and spans come in few sizes, since each has graphs of its own
+_ROOM_STEP = 16
+
+
+@runtime_checkable
+class ByVectors(Protocol):
+    """A policy that may be a plain one: the largest products of a query head and what is kept of a
+    page, with so many pages of the sink and recent ones; None if it is not."""
+
+    @property
+    def vector_budget(self) -> tuple[int, int] | None: ...
+
+
+@runtime_checkable
+class KeptOutputs(Protocol):
+    """What outputs keep from step to step, if their last rows are revised: see `RevisionStates`."""
+
+    registers: Tensor
+    booked: Tensor
+    out: Tensor
+    lse: Tensor
+
+    def make_room(self, num_pages: int) -> None:
+        """Registers for so many pages of an output."""
+        ...
+
+
+@runtime_checkable
+class WindowRow(Protocol):
+    """What is known of a row in a window; ``age`` is 0 for the newest row of the output that has
+    the ``slot``, whose states stand at ``place`` of it."""
+
+    slot: int
+    place: int
+    age: int
+    newly_sealed: int
+
+
+@runtime_checkable
+class OverWindows(Protocol):
+    """A policy that revises: its rows have a `WindowRow` as their state, newest rows first."""
+
+    @property
+    def states(self) -> KeptOutputs: ...
+
+    @property
+    def window(self) -> int:
+        """The most rows of an output."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostChoice:
+    """The choice of one step on the host. ``table`` has the candidates of all rows, the newest
+    first; ``numbers`` are the arrays of a `CandidateList` but for
+    its columns, and of `SeenPages` and `KeptStates` if states are ``kept``."""
+
+    shape: ChosenShape
+    how: "Scored"
+    table: CandidateTable
+    numbers: dict[str, IntArray]
+    kept: KeptOutputs | None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What launches of a layer depend on, but for numbers in buffers of fixed sizes."""
+        kept = (
+            () if self.kept is None else (self.kept.registers.data_ptr(), self.kept.out.data_ptr())
+        )
+        return (self.shape, self.how.sink, id(self.how.summaries), *kept)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The length of every array of numbers."""
+        return {name: len(array) for name, array in self.numbers.items()}
+
+
+class Scored(NamedTuple):
+    """How pages are scored: by what is kept of them; the first ``sink`` come first."""
+
+    summaries: PageSummaries
+    rotation: Rotation
+    rules: Sequence[ScoreRule]
+    page_size: int
+    sink: int
+
+
+def choosing_on_device(selected: Sequence[object]) -> SelectedRows | None:
+    """The rows that choose, if all of them do so by the largest products, under one policy."""
+    if len(selected) != 1 or not isinstance(selected[0], SelectedRows):
+        return None
+    policy = selected[0].policy
+    if not isinstance(policy, ByVectors) or policy.vector_budget is None:
+        return None
+    measured = any(row.measured for row in selected[0].candidates.rows)
+    return None if measured else selected[0]
+
+
+def count_on_device(selected: Sequence[object]) -> None:
+    """Count for one layer what newest rows choose on the device, if they do: their limits, and the
+    pages that are taken over. What past rows read anew is among that."""
+    rows = choosing_on_device(selected)
+    if rows is not None:
+        candidates, over = rows.candidates, isinstance(rows.policy, OverWindows)
+        pages = torch.from_numpy(candidates.table.host.limits.astype(np.int64))
+        if over:
+            windows = _windows(candidates)
+            pages += torch.tensor([row.newly_sealed for row in windows])
+            pages *= torch.tensor([row.age == 0 for row in windows])
+        rows.count(pages * candidates.num_kv_heads)
+
+
+def choose_in(
+    work: HostWork, selected: SelectedRows, num_rows: int, *, padded: bool = False
+) -> tuple[HostWork, HostChoice]:
+    """``work`` with room for what is chosen of ``selected``, and the choice. ``num_rows`` are the
+    rows that arrays of rows have room for; ``padded`` those of outputs too, for graphs."""
+    policy, candidates = selected.policy, selected.candidates
+    assert isinstance(policy, ByVectors) and policy.vector_budget is not None
+    sink, recent = policy.vector_budget
+    rows, kept, more = int32(selected.places)[:, None], None, 0
+    if isinstance(policy, OverWindows):
+        rows, kept = _by_output(selected, policy.window), policy.states
+        more = max(row.newly_sealed for row in _windows(candidates))
+    host = candidates.table.host.first(len(rows))
+    outputs = _power_of_two(len(rows)) if padded else len(rows)
+    room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
+    shape = ChosenShape(
+        outputs, rows.shape[1], candidates.num_kv_heads,
+        most=max(1024, _power_of_two(host.columns.shape[2])),
+        most_spans=_power_of_two(candidates.table.most_spans),
+        room=room, page_size=candidates.pool.page_size,
+    )  # fmt: skip
+    rows = np.concatenate([rows, np.full((outputs - len(rows), rows.shape[1]), -1, np.int32)])
+    numbers = _numbers(host, shape, recent)
+    numbers["row"] = rows[:, 0]
+    joined = may_join(work) and len(selected.places) == work.num_rows
+    words = work.num_mask_words
+    if len(host.mask_words):
+        both = np.concatenate([work.arrays["mask_words"], host.mask_words]).astype(np.int32)
+        work = HostWork({**work.arrays, "mask_words": both}, work.tiles)
+        numbers["span_mask"] += np.where(numbers["span_mask"] >= 0, words, 0).astype(np.int32)
+    work, chosen_from = with_room(work, rows, shape, joined=joined)
+    if kept is not None:
+        kept.make_room(shape.most)
+        numbers |= _window_numbers(candidates, selected.places, rows, chosen_from, num_rows)
+    assert candidates.summaries is not None, "pages are scored by what is kept of them"
+    rules, size = candidates.rules, candidates.pool.page_size
+    how = Scored(candidates.summaries, candidates.rotation, rules, size, sink)
+    return work, HostChoice(shape, how, candidates.table, numbers, kept)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _windows(candidates: Candidates) -> list[WindowRow]:
+    return [row.state for row in candidates.rows]  # type: ignore[misc]
+
+
+def _by_output(selected: SelectedRows, window: int) -> IntArray:
+    """The rows of the step by output and age, -1 where there is none."""
+    windows = _windows(selected.candidates)
+    order = {row.slot: n for n, row in enumerate(row for row in windows if row.age == 0)}
+    rows = np.full((len(order), window), -1, np.int32)
+    for place, row in zip(selected.places, windows, strict=True):
+        rows[order[row.slot], row.age] = place
+    return rows
+
+
+def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, IntArray]:
+    """The small arrays of the candidates of newest rows."""
+    num_rows, outputs, most_spans = len(host.num_pages), shape.outputs, shape.most_spans
+
+    def padded(values: IntArray) -> IntArray:
+        return np.append(values, np.zeros(outputs - num_rows, np.int32)).astype(np.int32)
+
+    first = np.searchsorted(host.span_row, np.arange(num_rows))
+    nth = np.arange(len(host.span_row)) - first[host.span_row]
+
+    def of_spans(values: IntArray, other: int) -> IntArray:
+        table = np.full((outputs, most_spans), other, np.int32)
+        table[host.span_row, nth] = values
+        return table.reshape(-1)
+
+    return {
+        "num_rows": int32([num_rows]),
+        "num_pages": padded(host.num_pages),
+        "limit": padded(host.limits),
+        "first_recent": padded(host.num_pages - np.maximum(recent - host.others, 0)),
+        "span_offset": of_spans(host.span_offset, 0),
+        "span_bound": of_spans(host.span_bound, 0),
+        "span_mask": of_spans(host.span_mask, -1),
+    }
+
+
+def _window_numbers(
+    candidates: Candidates,
+    places: Sequence[int],
+    rows: IntArray,
+    chosen_from: IntArray,
+    num_rows: int,
+) -> dict[str, IntArray]:
+    """The small arrays of `SeenPages` and `KeptStates`; rows that choose nothing keep nothing."""
+    windows = _windows(candidates)
+    outputs, width = rows.shape
+    slot, newly_sealed = np.zeros((2, outputs), np.int32)
+    kept_at, fresh = np.full(num_rows, -1, np.int32), np.zeros(num_rows, np.int32)
+    newest = [row for row in windows if row.age == 0]
+    slot[: len(newest)] = [row.slot for row in newest]
+    newly_sealed[: len(newest)] = [row.newly_sealed for row in newest]
+    for place, row in zip(places, windows, strict=True):
+        kept_at[place] = row.slot * width + row.place
+        fresh[place] = row.age == 0
+    first = np.zeros(num_rows, np.int32)
+    first[: len(chosen_from)] = chosen_from
+    return {
+        "slot": slot,
+        "newly_sealed": newly_sealed,
+        "past": rows[:, 1:].reshape(-1),
+        "kept_from": first,
+        "kept_at": kept_at,
+        "kept_fresh": fresh,
+    }
+
+
+class ChoiceBuffer:
+    """The numbers of choices of one shape at fixed addresses, for the steps of a graph or one."""
+
+    def __init__(self, choice: HostChoice, device: torch.device) -> None:
+        self.shape = shape = choice.shape
+        self._numbers = IntBuffer(choice.sizes, device)
+        self._columns = torch.zeros(3, shape.outputs, shape.most, dtype=torch.int32, device=device)
+        self._table: CandidateTable | None = None
+        spans = (shape.outputs, shape.most_spans)
+        given = dict(self._numbers.tensors)
+        of_windows = {name: given.pop(name) for name in _OF_WINDOWS if name in given}
+        of_spans = {name: given.pop(name).view(spans) for name in _OF_SPANS}
+        pages, starts, nth = self._columns
+        columns = {"pages": pages, "starts": starts, "spans": nth}
+        self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
+        self.windows = of_windows
+        for name in ("kept_at", "past"):
+            if name in of_windows:
+                # until numbers come there is no row
+                of_windows[name].fill_(-1)
+        room = shape.outputs * shape.kv_heads * shape.room if choice.kept else 0
+        self.seen = torch.zeros(2, room, dtype=torch.int32, device=device)
+
+    def load(self, choice: HostChoice) -> None:
+        """Bring the numbers of a step to the device; the columns only if they are others."""
+        self._numbers.load(choice.numbers)
+        if self._table is not choice.table:
+            self._table = choice.table
+            host = choice.table.host
+            rows = int(choice.numbers["num_rows"][0])
+            columns = host.columns[:, :rows].copy()
+            columns[2] -= columns[2, :, :1]
+            sent = torch.from_numpy(columns)
+            if self._columns.is_cuda:
+                sent = sent.pin_memory()
+            self._columns[:, :rows, : columns.shape[2]].copy_(sent, non_blocking=True)
+
+
+_OF_SPANS = ("span_offset", "span_bound", "span_mask")
+_OF_WINDOWS = ("slot", "newly_sealed", "past", "kept_from", "kept_at", "kept_fresh")
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What fills the items of ``work`` in every layer; ``states`` are those that rows keep."""
+
+    work: WorkList
+    buffer: ChoiceBuffer
+    how: Scored
+    states: KeptOutputs | None
+
+    def fill(self, layer: int, q: Tensor, implementation: Implementation) -> None:
+        """Choose for ``layer``, whose unrotated queries are ``q``."""
+        listed, shape, how = self.buffer.listed, self.buffer.shape, self.how
+        vectors, positions = how.summaries.layer(layer), self.work.row_positions
+        rule = how.rotation, how.rules[layer], how.page_size
+        scores = page_scores(q, vectors, listed, positions, rule, implementation)
+        newest, seen = shape.newest(self.work), self._seen(layer)
+        select_pages(scores, listed, newest, seen, implementation)
+        if seen is not None and shape.window > 1:
+            past, rows = shape.past(self.work), self.buffer.windows["past"]
+            revise_pages(listed, newest, past, seen, rows, implementation)
+
+    def kept(self, layer: int) -> KeptStates | None:
+        """What the merge of ``layer`` goes on from, and keeps."""
+        states, windows = self.states, self.buffer.windows
+        if states is None:
+            return None
+        places = windows["kept_at"], windows["kept_from"], windows["kept_fresh"]
+        return KeptStates(states.out[layer].flatten(0, 1), states.lse[layer].flatten(0, 1), *places)
+
+    def _seen(self, layer: int) -> SeenPages | None:
+        states, windows = self.states, self.buffer.windows
+        if states is None:
+            return None
+        read = states.registers[layer], states.booked[layer]
+        return SeenPages(*read, windows["slot"], windows["newly_sealed"], *self.buffer.seen)
