@@ -1,22 +1,38 @@
 """``bench select`` counts what it says it reads."""
 
+import pytest
 import torch
 
 from looseleaf.bench.results import Row
 from looseleaf.bench.select import SelectBench, measure
 from looseleaf.config import Select
+from looseleaf.errors import InvalidOption
 
 
 def test_rows_say_what_dense_decoding_and_a_policy_read() -> None:
     policy = Select("quest", tokens=64, dense_layers=(0,))
     heard: list[Row] = []
-    bench = SelectBench("tiny", policy, (320,), (2,), 2, 1, torch.device("cpu"))
+    bench = SelectBench("tiny", policy, (320,), (2,), (1, 3), 3, 1, torch.device("cpu"), True)
     rows = measure(bench, heard.append)
-    assert rows == heard and [row["what"] for row in rows] == ["attention", "token"]
-    attention = rows[0]
+    assert rows == heard
+    by_name = {(row["what"], row["arm"]): row for row in rows}
+    attention = [("attention", name) for name in ("dense", "select")]
+    sealing = [("sealing", name) for name in ("one page", "all pages")]
+    tokens = [("token", name) for name in ("dense", "select", "w=3", "w<=3")]
+    assert list(by_name) == [*attention, *sealing, *tokens]
+    megabytes = {name: float(row["mb"]) * 1e6 for name, row in by_name.items()}
     # two rows of 20 pages, two KV heads of 16 dims, keys and values in bf16 or fp32
-    itemsize = attention["dense_mb"] * 1e6 / (2 * 20 * 2 * 2 * 16 * 16)  # type: ignore[operator]
+    itemsize = megabytes["attention", "dense"] / (2 * 20 * 2 * 2 * 16 * 16)
     assert round(itemsize) in (2, 4)
     pages = 2 * 2 * 4 * 2 * 16 * 16 * itemsize
     bounds = 2 * 2 * 19 * 2 * 16 * itemsize
-    assert abs(attention["select_mb"] * 1e6 - pages - bounds) < 1  # type: ignore[operator]
+    assert abs(megabytes["attention", "select"] - pages - bounds) < 1
+    # of the one layer that chooses: five states read or written a row, and registers
+    states = 2 * (5 * 4 * 17 * 4 + 2 * 2 * 20) + 2 * 2 * 2 * 2 * 2 * 16 * itemsize
+    more = megabytes["token", "w=3"] - megabytes["token", "select"]
+    assert states <= more <= states + 2 * 2 * 2 * 2 * 16 * 16 * itemsize
+
+
+def test_a_policy_that_keeps_nothing_of_pages_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="give quest or representatives"):
+        SelectBench("tiny", Select("window"), (64,), (1,), (1,), 2, 1, torch.device("cpu"))

@@ -3,9 +3,19 @@
 import pytest
 import torch
 
+from looseleaf import LLM, Document, SamplingParams, Select
+from looseleaf.config import Revise
+from looseleaf.engine.request import Request
+from looseleaf.ops.page_bounds import page_bounds
 from looseleaf.ops.page_scores import page_scores
-from looseleaf.ops.select_pages import select_pages
-from looseleaf.testing.candidates import NUM_KV_HEADS, candidate_list, room_for
+from looseleaf.ops.revise_pages import revise_pages
+from looseleaf.ops.select_pages import PageScores, select_pages
+from looseleaf.testing.candidates import (
+    NUM_KV_HEADS,
+    candidate_list,
+    room_for,
+    room_for_windows,
+)
 from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
 
@@ -18,23 +28,59 @@ WRITTEN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "most", "spans"), [(3, 5, 1), (4, 700, 3), (2, 9000, 40)])
-def test_the_kernel_chooses_what_the_reference_does(rows: int, most: int, spans: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "most", "spans", "run"),
+    [(3, 5, 1, 1), (4, 700, 3, 4), (2, 9000, 40, 8), (3, 9000, 1, 1), (2, 8192, 1, 16)],
+)
+def test_the_kernel_chooses_what_the_reference_does(
+    rows: int, most: int, spans: int, run: int
+) -> None:
     candidates = candidate_list(rows, rows, most, spans, "cuda", num_pages=4000)
     generator = torch.Generator("cuda").manual_seed(0)
     drawn = torch.randn(rows, NUM_KV_HEADS, most, generator=generator, device="cuda")
     scores = torch.where(drawn.abs() < 0.8, (drawn * 4).round() / 4, drawn * 10)
     mine, other = (room_for(candidates, most, 16) for _ in range(2))
-    select_pages(scores, candidates, mine, implementation="triton")
-    select_pages(scores, candidates, other, implementation="reference")
+    for into, how in ((mine, "triton"), (other, "reference")):
+        given = PageScores.of(scores, candidates, run)
+        select_pages(given, candidates, into, implementation=how)  # type: ignore[arg-type]
     for name in WRITTEN:
         assert torch.equal(getattr(mine.work, name), getattr(other.work, name)), name
 
 
+@pytest.mark.parametrize(("rows", "most", "spans", "window"), [(3, 4000, 1, 9), (4, 700, 3, 4)])
+def test_earlier_rows_read_what_is_new_to_them(
+    rows: int, most: int, spans: int, window: int
+) -> None:
+    candidates = candidate_list(rows, rows, most, spans, "cuda", num_pages=4000)
+    generator = torch.Generator("cuda").manual_seed(1)
+    scores = torch.randn(rows, NUM_KV_HEADS, most, generator=generator, device="cuda")
+    made = {}
+    for how in ("triton", "reference"):
+        newest, past, seen, places = room_for_windows(candidates, most + 1, 16, window)
+        given = PageScores.of(scores, candidates, 8)
+        select_pages(given, candidates, newest, seen, how)  # type: ignore[arg-type]
+        revise_pages(candidates, newest, past, seen, places, how)  # type: ignore[arg-type]
+        made[how] = newest, seen
+    mine, other = (made[how] for how in ("triton", "reference"))
+    for name in WRITTEN:
+        assert torch.equal(getattr(mine[0].work, name), getattr(other[0].work, name)), name
+    for name in ("registers", "booked", "chosen"):
+        assert torch.equal(getattr(mine[1], name), getattr(other[1], name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bounds_are_those_of_the_reference(dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(2)
+    keys = torch.randn(3, 50, 2, 16, 128, generator=generator, device="cuda").to(dtype)
+    counts = torch.randint(1, 17, (50,), generator=generator, device="cuda")
+    mine, other = (page_bounds(keys, counts, how) for how in ("triton", "reference"))
+    assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("two", [False, True])
-def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool) -> None:
-    candidates = candidate_list(4, 3, 500, 3, "cuda")
+@pytest.mark.parametrize(("two", "spans"), [(False, 3), (True, 3), (True, 1)])
+def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool, spans: int) -> None:
+    candidates = candidate_list(4, 3, 500, spans, "cuda")
     generator = torch.Generator("cuda").manual_seed(4)
     dim = 128
     shape = 64, NUM_KV_HEADS, dim * (1 + two)
@@ -44,8 +90,10 @@ def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool) 
     rotation = rotation_table(frequencies.double(), 12000, False)
     positions = torch.tensor([9000, 11000, 8100], dtype=torch.int32, device="cuda")
     how = rotation, ScoreRule(dim**-0.5), 16
-    exact = page_scores(q.double(), vectors.double(), candidates, positions, how, "reference")
-    mine = page_scores(q, vectors, candidates, positions, how, "triton")
+    exact = page_scores(
+        q.double(), vectors.double(), candidates, positions, how, implementation="reference"
+    ).each
+    mine = page_scores(q, vectors, candidates, positions, how, 8, "triton").each
     # the turned query is rounded to the dtype of the vectors, once a dim
     error = torch.finfo(dtype).eps * 4 * dim**0.5 + 1e-3
     for row in range(int(candidates.num_rows)):
@@ -58,14 +106,82 @@ def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool) 
 
 @pytest.mark.parametrize("policy", ["quest", "representatives", "window", "partial"])
 def test_a_full_budget_equals_dense_decode_in_the_engine(policy: str) -> None:
-    from looseleaf import LLM, SamplingParams, Select
-
     llm = LLM(dtype="float32", device="cuda", num_pages=512)
     prompts = ["The seal of Orlen Gate is anchor. " * n + "What is the seal?" for n in (30, 50, 9)]
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     dense = llm.generate(prompts, params)
-    # one page short of everything: the choice runs, and leaves out what matters least
-    select = Select(policy, ratio=0.98, dense_layers=())  # type: ignore[arg-type]
+    # a page or two short of everything: the choice runs, and leaves out what matters least
+    select = Select(policy, ratio=0.93, dense_layers=())  # type: ignore[arg-type]
     chosen = llm.generate(prompts, params, select=select)
     assert [o.token_ids for o in chosen] == [o.token_ids for o in dense]
     assert all(o.select is not None and o.select.chosen_steps for o in chosen[:2])
+
+
+NOTES = Document("The road to Dremaik is long. " * 30 + "The seal of Orlen Gate is anchor. " * 9)
+PROMPTS = [
+    [NOTES, "What is the seal of Orlen Gate?"],
+    "The seal of Orlen Gate is anchor. " * 40 + "What is the seal?",
+    ["Notes. ", NOTES, Document("The archive stands in Quorin. " * 20), "Where is the archive?"],
+]
+QUEST = Select("quest", tokens=128)
+
+
+def answers(graphs: bool, policies: list[dict[str, object]], alone: bool = False, **options):
+    """Tokens and log probabilities of the prompts, each under its policies."""
+    llm = LLM(dtype="float32", device="cuda", num_pages=512, cuda_graphs=graphs, **options)
+    found, params = {}, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1)
+    for group in [[n] for n in range(len(policies))] if alone else [range(len(policies))]:
+        added = {}
+        for n in group:
+            parts = llm.engine.prompts.from_parts(PROMPTS[n % len(PROMPTS)])
+            added[n] = llm.engine.add(Request(f"{n}", parts, params, **policies[n]))  # type: ignore[arg-type]
+        while llm.engine.has_work:
+            llm.engine.step()
+        for n, progress in added.items():
+            [output] = progress.output().outputs
+            found[n] = output.token_ids, [entry[0].logprob for entry in output.logprobs or ()]
+    llm.engine.check()
+    return [found[n] for n in range(len(policies))], llm.engine
+
+
+def assert_alike(mine, other, tolerance: float = 1e-3) -> None:
+    for (tokens, logprobs), (wanted, expected) in zip(mine, other, strict=True):
+        assert tokens == wanted
+        assert max(abs(a - b) for a, b in zip(logprobs, expected, strict=True)) <= tolerance
+
+
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_steps_that_choose_and_revise_replay_as_graphs_with_the_same_answers(window: int) -> None:
+    policies = [{"select": QUEST, "revise": Revise(window)}] * 3
+    mine, engine = answers(True, policies)
+    other, _ = answers(False, policies)
+    assert_alike(mine, other)
+    graphs = engine.runner.graphs
+    assert graphs is not None and graphs.replays == engine.counters.steps
+
+
+@pytest.mark.parametrize("window", [2, 9])
+def test_revision_on_the_gpu_is_that_of_the_cpu(window: int) -> None:
+    policies = [{"select": QUEST, "revise": Revise(window)}] * 3
+    mine, _ = answers(True, policies)
+    llm = LLM(dtype="float32", device="cpu", num_pages=512)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    others = llm.generate(PROMPTS, params, select=QUEST, revise=Revise(window))
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
+
+
+def test_a_window_of_one_is_the_base_policy_to_the_bit() -> None:
+    base, _ = answers(True, [{"select": QUEST}] * 3)
+    revised, _ = answers(True, [{"select": QUEST, "revise": Revise(1)}] * 3)
+    assert base == revised
+
+
+def test_a_batch_of_mixed_policies_equals_one_at_a_time() -> None:
+    policies = [
+        {}, {"select": QUEST}, {"select": QUEST, "revise": Revise(4)},
+        {"select": Select("window", tokens=128)}, {"select": Select("representatives", tokens=96)},
+        {"select": QUEST, "revise": Revise(2)},
+    ]  # fmt: skip
+    together, _ = answers(True, policies)
+    alone, _ = answers(True, policies, alone=True)
+    assert_alike(together, alone)

@@ -109,7 +109,7 @@ def _compile_selection(shape: Shape) -> None:
     vectors = torch.zeros(64, NUM_KV_HEADS, width, dtype=shape.dtype)
     how = scene.rotation, scene.rule, shape.page_size
     page_bounds_triton(scene.k_pages[None], torch.ones(len(scene.k_pages), dtype=torch.int64))
-    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how)
+    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how, 4)
     select_pages_triton(scores, candidates, room_for(candidates, 64, 8), None)
     newest, past, seen, rows = room_for_windows(candidates, 64, 8, 3)
     select_pages_triton(scores, candidates, newest, seen)

@@ -9,7 +9,7 @@ from torch import Tensor
 from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention import WorkList
 from looseleaf.ops.revise_pages import revise_pages
-from looseleaf.ops.select_pages import CandidateList, ChosenPages, select_pages
+from looseleaf.ops.select_pages import CandidateList, ChosenPages, PageScores, select_pages
 from looseleaf.testing.candidates import (
     NUM_KV_HEADS,
     candidate_list,
@@ -36,16 +36,18 @@ def random_scores(seed: int, candidates: CandidateList) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rows", "most", "spans"), [(0, 3, 5, 1), (1, 3, 70, 3), (2, 2, 300, 5)]
+    ("seed", "rows", "most", "spans", "run"),
+    [(0, 3, 5, 1, 1), (1, 3, 70, 3, 4), (2, 2, 300, 5, 8), (3, 3, 130, 1, 2)],
 )
 def test_the_kernel_chooses_what_the_reference_does(
-    seed: int, rows: int, most: int, spans: int
+    seed: int, rows: int, most: int, spans: int, run: int
 ) -> None:
     candidates = candidate_list(seed, rows, most, spans)
     scores = random_scores(seed, candidates)
     mine, other = (room_for(candidates, most, 7) for _ in range(2))
-    select_pages(scores, candidates, mine, implementation="triton")
-    select_pages(scores, candidates, other, implementation="reference")
+    for into, how in ((mine, "triton"), (other, "reference")):
+        given = PageScores.of(scores, candidates, run)
+        select_pages(given, candidates, into, implementation=how)  # type: ignore[arg-type]
     for name in WRITTEN:
         assert torch.equal(getattr(mine.work, name), getattr(other.work, name)), name
 
@@ -60,7 +62,8 @@ def test_earlier_rows_read_what_is_new_to_them(
     made = {}
     for how in ("triton", "reference"):
         newest, past, seen, places = room_for_windows(candidates, most + 1, 7, window)
-        select_pages(scores, candidates, newest, seen, how)  # type: ignore[arg-type]
+        given = PageScores.of(scores, candidates, 4)
+        select_pages(given, candidates, newest, seen, how)  # type: ignore[arg-type]
         revise_pages(candidates, newest, past, seen, places, how)  # type: ignore[arg-type]
         made[how] = newest, past, seen, places
     mine, other = (made[how] for how in ("triton", "reference"))
@@ -79,7 +82,7 @@ def test_an_earlier_row_reads_a_page_once_and_the_newest_every_time() -> None:
     scores, read = random_scores(0, candidates), []
     for step in range(3):
         newest.work.row_positions.fill_(200 + step)
-        select_pages(scores, candidates, newest, seen, "reference")
+        select_pages(PageScores.of(scores, candidates, 1), candidates, newest, seen, "reference")
         revise_pages(candidates, newest, past, seen, torch.tensor([0, 0]).int(), "reference")
         one, two = (len(chosen(some.work, some, 0)) for some in (newest, past))
         read.append((one, two))
@@ -104,7 +107,8 @@ def test_the_pages_of_all_items_are_the_chosen_ones_each_in_its_span() -> None:
     candidates = candidate_list(3, 3, 60)
     scores = random_scores(3, candidates)
     into = room_for(candidates, 60, 9)
-    select_pages(scores, candidates, into, implementation="reference")
+    given = PageScores.of(scores, candidates, 1)
+    select_pages(given, candidates, into, implementation="reference")
     for row in range(2):
         for head in range(NUM_KV_HEADS):
             count, limit = int(candidates.num_pages[row]), int(candidates.limit[row])
@@ -122,10 +126,10 @@ def test_the_pages_of_all_items_are_the_chosen_ones_each_in_its_span() -> None:
             assert chosen(into.work, into, row * NUM_KV_HEADS + head) == expected
 
 
-@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize(("two", "spans"), [(False, 3), (True, 3), (True, 1)])
 @pytest.mark.parametrize("window", [0, 200])
-def test_the_kernel_scores_as_the_reference_does(two: bool, window: int) -> None:
-    candidates = candidate_list(4, 3, 70)
+def test_the_kernel_scores_as_the_reference_does(two: bool, spans: int, window: int) -> None:
+    candidates = candidate_list(4, 3, 70, spans)
     generator = torch.Generator().manual_seed(4)
     dim = 32
     vectors = torch.randn(64, NUM_KV_HEADS, dim * (1 + two), generator=generator)
@@ -135,13 +139,17 @@ def test_the_kernel_scores_as_the_reference_does(two: bool, window: int) -> None
     positions = torch.tensor([900, 1100, 40], dtype=torch.int32)
     how = rotation, ScoreRule(0.3, window=window), 16
     mine, other = (
-        page_scores(q, vectors, candidates, positions, how, implementation)
+        page_scores(q, vectors, candidates, positions, how, 8, implementation)
         for implementation in ("triton", "reference")
     )
     for row in range(int(candidates.num_rows)):
         count = int(candidates.num_pages[row])
-        assert torch.allclose(mine[row, :, :count], other[row, :, :count], atol=1e-4)
-        assert (mine[row, :, 0] == torch.inf).all() or window
+        mine_each, other_each = (some.each[row, :, :count] for some in (mine, other))
+        assert torch.allclose(mine_each, other_each, atol=1e-4)
+        assert (mine_each[:, 0] == torch.inf).all() or window
+        runs = -(-count // 8)
+        maxima = (some.maxima[row, :, :runs] for some in (mine, other))
+        assert torch.allclose(*maxima, atol=1e-4)
 
 
 def test_a_row_without_enough_visible_pages_chooses_fewer() -> None:
@@ -150,5 +158,6 @@ def test_a_row_without_enough_visible_pages_chooses_fewer() -> None:
     scores[:, :, 4] = -3.0
     into = room_for(candidates, 20, 5)
     for implementation in ("reference", "triton"):
-        select_pages(scores, candidates, into, implementation=implementation)  # type: ignore[arg-type]
+        given = PageScores.of(scores, candidates, 4)
+        select_pages(given, candidates, into, implementation=implementation)  # type: ignore[arg-type]
         assert len(chosen(into.work, into, 0)) == 1

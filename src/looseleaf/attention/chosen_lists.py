@@ -16,8 +16,8 @@ from looseleaf.ops.select_pages import ChosenPages
 # an item is one row's and one head's; of three pipeline stages each read was twice as slow as of
 # two
 CHOSEN_TILE = Tile(16, 64, 4, 2, 2, chosen=True)
-# parts of chosen pages for all rows and heads together: about two programs a processor of a GPU
-_PARTS = 264
+# parts of chosen pages for all rows and heads together: about one a processor of a GPU
+_PARTS = 132
 # items that rows read in any case join the launch of chosen ones if none is longer
 _SHORT_PAGES = 8
 

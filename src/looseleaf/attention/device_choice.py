@@ -23,7 +23,7 @@ from looseleaf.ops.merge_states import KeptStates
 from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.revise_pages import revise_pages
-from looseleaf.ops.select_pages import CandidateList, SeenPages, select_pages
+from looseleaf.ops.select_pages import CandidateList, SeenPages, best_run, select_pages
 from looseleaf.types import Rotation, ScoreRule
 
 # rooms and spans come in few sizes, since each has graphs of its own
@@ -308,7 +308,8 @@ class DeviceChoice:
         listed, shape, how = self.buffer.listed, self.buffer.shape, self.how
         vectors, positions = how.summaries.layer(layer), self.work.row_positions
         rule = how.rotation, how.rules[layer], how.page_size
-        scores = page_scores(q, vectors, listed, positions, rule, implementation)
+        run = best_run(shape.most, shape.room)
+        scores = page_scores(q, vectors, listed, positions, rule, run, implementation)
         newest, seen = shape.newest(self.work), self._seen(layer)
         select_pages(scores, listed, newest, seen, implementation)
         if seen is not None and shape.window > 1:

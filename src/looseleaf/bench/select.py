@@ -1,212 +1,236 @@
-"""``bench select``: decoding that reads everything and decoding that chooses, in turn.
+"""``bench select``: decoding that reads everything, that chooses, and that revises, in turn.
 
-Two figures for every context, batch and budget: one layer's attention alone, over random keys, and
-a whole token of an engine with random weights. Bytes are counted, not measured: keys and values of
-the pages read, and what was looked at to choose them."""
+Three figures for every context and batch: one layer's attention alone, over random keys; a whole
+token of an engine with random weights; and what is kept of pages, made once. On a GPU steps replay
+as CUDA graphs. Bytes are counted, not measured: what must come from memory once a step, keys and
+values of the pages read, what was looked at to choose them, and states that rows keep."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
+import numpy as np
 import torch
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.selection import SelectingRow
-from looseleaf.bench.random_model import MODEL_SHAPES, random_engine
+from looseleaf.bench.random_model import MODEL_SHAPES
 from looseleaf.bench.results import Row
+from looseleaf.bench.select_tokens import TokenArms, settle
 from looseleaf.bench.timing import Repeated, measure_in_turn
-from looseleaf.config import CacheConfig, EngineConfig, Select
-from looseleaf.engine.engine import Engine
-from looseleaf.engine.request import Request, TextPart
+from looseleaf.config import ModelConfig, Select
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
+from looseleaf.kv.summaries import PageSummaries
 from looseleaf.rope.frames import build_rotation
-from looseleaf.sampling_params import SamplingParams
 from looseleaf.sparse import make_policy
 from looseleaf.types import ScoreRule
 
 _LAYERS = 4
-_SEED_TOKENS = 1_000
+_PAGE_SIZE = 16
+# launches of a GPU that are timed together
+_REPLAYS = 25
 
 
 @dataclass(frozen=True)
 class SelectBench:
-    """What is measured: one shape, policy and budget over contexts and batches."""
+    """What is measured: one shape, policy and budget over contexts, batches and windows of revised
+    rows; with ``adaptive`` the widest window also falls with the batch."""
 
     shape: str
     policy: Select
     contexts: Sequence[int]
     batches: Sequence[int]
+    windows: Sequence[int]
     new_tokens: int
     repetitions: int
     device: torch.device
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.shape not in MODEL_SHAPES:
             raise InvalidOption(
                 f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
             )
+        summary = None
+        if (policy := make_policy(self.policy, _PAGE_SIZE)) is not None:
+            summary = policy.summary
+        if summary is None:
+            raise InvalidOption(
+                f"policy {self.policy.policy!r} keeps nothing of a page: give quest or "
+                "representatives"
+            )
 
 
 def measure(bench: SelectBench, on_done: Callable[[Row], None]) -> list[Row]:
-    """A row for attention and one for tokens, of every context and batch; ``on_done`` hears each
-    when it is there."""
+    """A row for every arm of every context and batch; ``on_done`` hears each when it is there."""
     rows: list[Row] = []
     for context in bench.contexts:
         for batch in bench.batches:
-            for what, arms in (
-                ("attention", _attention_arms(bench, context, batch)),
-                ("token", _token_arms(bench, context, batch)),
-            ):
-                taken = measure_in_turn({n: a.run for n, a in arms.items()}, bench.repetitions)
-                read = {name: arm.bytes_read() for name, arm in arms.items()}
-                rows.append(_row(bench, what, context, batch, taken, read))
-                on_done(rows[-1])
+            for make in (_attention_rows, _token_rows):
+                for row in make(bench, context, batch):
+                    rows.append(row)
+                    on_done(row)
     return rows
 
 
-def _row(
-    bench: SelectBench,
-    what: str,
-    context: int,
-    batch: int,
-    taken: dict[str, Repeated],
-    read: dict[str, float],
-) -> Row:
-    ms = {name: taken[name].map(lambda seconds: seconds * 1e3) for name in taken}
-    return {
-        "what": what,
-        "shape": bench.shape,
-        "select": str(bench.policy),
-        "context": context,
-        "batch": batch,
-        "dense_ms": ms["dense"].median,
-        "dense_least": ms["dense"].range[0],
-        "dense_most": ms["dense"].range[1],
-        "select_ms": ms["select"].median,
-        "select_least": ms["select"].range[0],
-        "select_most": ms["select"].range[1],
-        "speedup": ms["dense"].median / ms["select"].median,
-        "dense_mb": read["dense"] / 1e6,
-        "select_mb": read["select"] / 1e6,
-        "repetitions": bench.repetitions,
+def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
+    """Attention of one layer, and what sealing costs."""
+    layer = _Layer(MODEL_SHAPES[bench.shape], context, batch, bench.device)
+    policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
+    assert policy is not None and policy.summary is not None, "checked before"
+    sealed = (context - 1) // _PAGE_SIZE
+    choosing = [SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows]
+    arms = {"dense": layer.arm(layer.rows), "select": layer.arm(choosing)}
+    taken = measure_in_turn(arms, bench.repetitions)
+    read = layer.bytes_read(choosing)
+    megabytes = {
+        "dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS,
+        "select": read,
     }
+    rows = _rows(bench, "attention", (context, batch), taken, megabytes)
+    summaries = PageSummaries(layer.pool, policy.summary)
 
-
-@dataclass(frozen=True)
-class _Arm:
-    """Seconds for one layer or token, and the bytes of keys and values that it reads."""
-
-    run: Callable[[], float]
-    bytes_read: Callable[[], float]
-
-
-def _attention_arms(bench: SelectBench, context: int, batch: int) -> dict[str, _Arm]:
-    shape, size = MODEL_SHAPES[bench.shape], 16
-    each = -(-context // size)
-    pool = PagePool(
-        num_pages=each * batch, page_size=size, num_layers=_LAYERS,
-        num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        dtype=getattr(torch, shape.torch_dtype), device=bench.device,
-    )  # fmt: skip
-    pool.allocate(each * batch)
-    pool.kv.normal_()
-    rules = (ScoreRule(shape.head_dim**-0.5),) * _LAYERS
-    rotation = build_rotation(shape.rope, context + 1, bench.device)
-    attention = PagedAttention(pool, rotation, rules, shape.num_qo_heads)
-    tails = [ReadSpan(range(n * each, (n + 1) * each), 0, context, 0) for n in range(batch)]
-    dense = [DecodeRow(context - 1, (), tail) for tail in tails]
-    policy = make_policy(replace(bench.policy, dense_layers=()), size)
-    assert policy is not None, "the benchmark is of a policy that chooses"
-    sealed = (context - 1) // size
-    choosing = [SelectingRow(row.position, (), row.tail, policy, sealed) for row in dense]
-    slots = torch.tensor([span.pages[-1] * size + (context - 1) % size for span in tails])
-    places = torch.full((batch,), context - 1)
-    heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
-    q, k, v = (torch.randn(batch, n, shape.head_dim).to(pool.kv) for n in heads)
-
-    def arm(rows: Sequence[DecodeRow]) -> _Arm:
+    def seal(pages: int) -> Callable[[], float]:
         def run() -> float:
-            step = StepRows(rows, [], slots.to(bench.device), places.to(bench.device))
-            attend = attention.step(step)
-            _settle(bench.device)
+            layer.pool.generations[:pages] += 1
+            counts = np.full(pages, _PAGE_SIZE)
+            settle(bench.device)
             begun = time.perf_counter()
-            for layer in range(_LAYERS):
-                attend(layer, q, k, v)
-            _settle(bench.device)
+            summaries.write(range(pages), counts)
+            settle(bench.device)
             return (time.perf_counter() - begun) / _LAYERS
 
-        def bytes_read() -> float:
-            run()
-            per_page = pool.bytes_per_page / (_LAYERS * shape.num_kv_heads)
-            reads = [read for some in attention.selected for read in some.reads()]
-            if not reads:
-                return pool.bytes_per_page * each * batch / _LAYERS
-            return sum(read.pages * per_page + read.looked_bytes for read in reads) / _LAYERS
+        return run
 
-        return _Arm(run, bytes_read)
-
-    return {"dense": arm(dense), "select": arm(choosing)}
+    every = layer.pool.num_pages
+    taken = measure_in_turn({"one page": seal(1), "all pages": seal(every)}, bench.repetitions)
+    per_page = layer.pool.bytes_per_page / (2 * _LAYERS)
+    return rows + _rows(
+        bench, "sealing", (context, batch), taken,
+        {"one page": per_page, "all pages": per_page * every},
+    )  # fmt: skip
 
 
-def _token_arms(bench: SelectBench, context: int, batch: int) -> dict[str, _Arm]:
-    pages = -(-(context + bench.new_tokens + 1) // 16) * batch
-    cache = CacheConfig(num_pages=pages, prefix_caching=False)
-    most = context + bench.new_tokens + 1
-    config = EngineConfig(device=str(bench.device), max_model_len=most, cache=cache)
-    engine = random_engine(bench.shape, config, bench.device)
-    names = count()
+def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
+    arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
+    made: dict[str, Callable[[], float]] = {"dense": arms.dense, "select": arms.revising(1)}
+    for window in bench.windows:
+        if window > 1:
+            made[f"w={window}"] = arms.revising(window)
+    if bench.adaptive:
+        widest = max(bench.windows)
+        made[f"w<={widest}"] = arms.revising(widest, adaptive=True)
+    taken = measure_in_turn(made, bench.repetitions)
+    return _rows(bench, "token", (context, batch), taken, arms.bytes_read)
 
-    def arm(select: Select | None) -> _Arm:
-        read: list[float] = []
+
+def _rows(
+    bench: SelectBench,
+    what: str,
+    size: tuple[int, int],
+    taken: Mapping[str, Repeated],
+    bytes_read: Mapping[str, float],
+) -> list[Row]:
+    """A row an arm; ``speedup`` is over the first arm."""
+    first = next(iter(taken.values())).median
+    return [
+        {
+            "what": what,
+            "shape": bench.shape,
+            "select": str(bench.policy),
+            "context": size[0],
+            "batch": size[1],
+            "arm": name,
+            "ms": seconds.median * 1e3,
+            "least": seconds.range[0] * 1e3,
+            "most": seconds.range[1] * 1e3,
+            "speedup": first / seconds.median,
+            "mb": bytes_read[name] / 1e6,
+            "repetitions": bench.repetitions,
+        }
+        for name, seconds in taken.items()
+    ]
+
+
+@dataclass(eq=False)
+class _Layer:
+    """A few layers of random keys, and a row at the end of each context."""
+
+    shape: ModelConfig
+    context: int
+    batch: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        shape, each = self.shape, -(-self.context // _PAGE_SIZE)
+        self.pool = PagePool(
+            num_pages=each * self.batch, page_size=_PAGE_SIZE, num_layers=_LAYERS,
+            num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+            dtype=getattr(torch, shape.torch_dtype), device=self.device,
+        )  # fmt: skip
+        self.pool.allocate(each * self.batch)
+        self.pool.kv.normal_()
+        rules = (ScoreRule(shape.head_dim**-0.5),) * _LAYERS
+        rotation = build_rotation(shape.rope, self.context + 1, self.device)
+        self.attention = PagedAttention(self.pool, rotation, rules, shape.num_qo_heads)
+        tails = [
+            ReadSpan(range(n * each, (n + 1) * each), 0, self.context, 0) for n in range(self.batch)
+        ]
+        self.rows = [DecodeRow(self.context - 1, (), tail) for tail in tails]
+        last = self.context - 1
+        slots = [span.pages[-1] * _PAGE_SIZE + last % _PAGE_SIZE for span in tails]
+        self.slots = torch.tensor(slots).to(self.device)
+        self.places = torch.full((self.batch,), last).to(self.device)
+        heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
+        self.qkv = [torch.randn(self.batch, n, shape.head_dim).to(self.pool.kv) for n in heads]
+
+    def arm(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
+        """Seconds of one layer's attention of ``rows``."""
+        if self.device.type == "cuda":
+            return self._replayed(rows)
 
         def run() -> float:
-            seconds, found = _decode(engine, bench, (context, batch), select, names)
-            read[:] = [found]
-            return seconds
+            attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+            begun = time.perf_counter()
+            for layer in range(_LAYERS):
+                attend(layer, *self.qkv)
+            return (time.perf_counter() - begun) / _LAYERS
 
-        return _Arm(run, lambda: read[0])
+        return run
 
-    return {"dense": arm(None), "select": arm(bench.policy)}
+    def bytes_read(self, rows: Sequence[DecodeRow]) -> float:
+        """What one layer reads for rows that choose."""
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+        for layer in range(_LAYERS):
+            attend(layer, *self.qkv)
+        [selected] = self.attention.selected
+        per_page = self.pool.bytes_per_page / (_LAYERS * self.shape.num_kv_heads)
+        read = sum(one.pages * per_page + one.looked_bytes for one in selected.reads())
+        return float(read) / _LAYERS
 
+    def _replayed(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
 
-def _decode(
-    engine: Engine,
-    bench: SelectBench,
-    size: tuple[int, int],
-    select: Select | None,
-    names: "count[int]",
-) -> tuple[float, float]:
-    """Seconds a step behind the prompts, and bytes read in one."""
-    context, batch = size
-    params = SamplingParams(max_tokens=bench.new_tokens + 1, temperature=0.0, ignore_eos=True)
-    generator = torch.Generator().manual_seed(0)
-    vocab = MODEL_SHAPES[bench.shape].vocab_size
-    added = []
-    for _ in range(batch):
-        prompt = torch.randint(0, min(vocab, _SEED_TOKENS), (context,), generator=generator)
-        parts = (TextPart(tuple(prompt.tolist())),)
-        request = Request(f"select-{next(names)}", parts, params, select=select)
-        added.append(engine.add(request))
-    while any(not progress.outputs[0].token_ids for progress in added):
-        engine.step()
-    done = min(len(progress.outputs[0].token_ids) for progress in added)
-    _settle(bench.device)
-    begun = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    _settle(bench.device)
-    steps = bench.new_tokens + 1 - done
-    seconds = (time.perf_counter() - begun) / steps
-    pool = engine.store.pool
-    if select is None:
-        return seconds, pool.bytes_per_page * -(-context // pool.page_size) * batch
-    reports = [progress.output().select for progress in added]
-    return seconds, sum(r.bytes_read for r in reports if r is not None) / bench.new_tokens
+        def layers() -> None:
+            for layer in range(_LAYERS):
+                attend(layer, *self.qkv)
 
+        layers()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layers()
 
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        def run() -> float:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            begin.record()
+            for _ in range(_REPLAYS):
+                graph.replay()
+            end.record()
+            torch.cuda.synchronize(self.device)
+            return float(begin.elapsed_time(end)) / 1e3 / _REPLAYS / _LAYERS
+
+        return run

@@ -1,7 +1,6 @@
 """``looseleaf bench select``: decoding under a select policy beside dense decoding."""
 
 from pathlib import Path
-from typing import get_args
 
 import click
 
@@ -16,7 +15,7 @@ from looseleaf.config import SelectPolicy
 )  # fmt: skip
 @click.option(
     "--policy",
-    type=click.Choice([p for p in get_args(SelectPolicy) if p not in ("all", "retrieval")]),
+    type=click.Choice(["quest", "representatives"]),
     default="quest",
     show_default=True,
 )
@@ -25,6 +24,16 @@ from looseleaf.config import SelectPolicy
     "--context", "contexts", multiple=True, type=int, help="tokens before each row [default: 8192]"
 )
 @click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1]")
+@click.option(
+    "--window",
+    "windows",
+    multiple=True,
+    type=int,
+    help="rows of an output that are revised together [default: none]",
+)
+@click.option(
+    "--adaptive", is_flag=True, help="also the widest window as it falls when the batch grows"
+)  # fmt: skip
 @click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
 @click.option("--repetitions", default=5, show_default=True)
 @OUTPUT
@@ -34,11 +43,13 @@ def select(
     budget: int,
     contexts: tuple[int, ...],
     batches: tuple[int, ...],
+    windows: tuple[int, ...],
+    adaptive: bool,
     new_tokens: int,
     repetitions: int,
     output: Path | None,
 ) -> None:
-    """One layer's attention, and a whole token, dense and under a policy."""
+    """One layer's attention and a whole token, dense, under a policy, and revised."""
     import torch
 
     from looseleaf.bench.results import Row
@@ -51,15 +62,20 @@ def select(
         Select(policy, tokens=budget),
         contexts or (8192,),
         batches or (1,),
+        windows or (1,),
         new_tokens,
         repetitions,
         device,
+        adaptive,
     )
 
     def say(row: Row) -> None:
-        click.echo(f"{row['what']}, {row['context']} tokens", err=True)
+        click.echo(
+            f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}: "
+            f"{float(row['ms']):.4g} ms",
+            err=True,
+        )
 
     rows = measure(bench, say)
-    shown = ["what", "context", "batch", "dense_ms", "select_ms", "speedup"]
-    shown += ["dense_mb", "select_mb"]
+    shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
     report(rows, f"{policy}, {budget} tokens, {shape}", shown, output, "select")

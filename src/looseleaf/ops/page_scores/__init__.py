@@ -8,7 +8,7 @@ from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.page_scores.reference import page_scores_reference
-from looseleaf.ops.select_pages.candidate_list import CandidateList
+from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
 from looseleaf.types import Rotation, ScoreRule
 
 
@@ -18,9 +18,11 @@ def page_scores(
     candidates: CandidateList,
     row_positions: Int[Tensor, " query_rows"],
     how: tuple[Rotation, ScoreRule, int],
+    run: int = 1,
     implementation: Implementation = "auto",
-) -> Float[Tensor, "rows kv_heads most"]:
-    """The scaled scores, fp32: the largest over the query heads of a KV head.
+) -> PageScores:
+    """The scaled scores: the largest over the query heads of a KV head; and maxima of runs of
+    ``run`` candidates, a power of two up to 32.
 
     ``how`` is the rotation, the layer's rule and the page size. ``width`` is ``head_dim`` (a score
     is the product with the vector) or twice that (``max(q, 0) . first + min(q, 0) . second``). What
@@ -29,5 +31,6 @@ def page_scores(
     if choose(implementation, q) == "triton":
         from looseleaf.ops.page_scores.kernel import page_scores_triton
 
-        return page_scores_triton(q, vectors, candidates, row_positions, how)
-    return page_scores_reference(q, vectors, candidates, row_positions, how)
+        return page_scores_triton(q, vectors, candidates, row_positions, how, run)
+    scores = page_scores_reference(q, vectors, candidates, row_positions, how)
+    return PageScores.of(scores, candidates, run)

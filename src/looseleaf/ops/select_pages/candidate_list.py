@@ -2,8 +2,10 @@
 capacity, so that a step replays as a CUDA graph."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from jaxtyping import Int, Int64, UInt8
+import torch
+from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -35,6 +37,33 @@ class CandidateList:
     sink: int = 0
 
 
+class PageScores(NamedTuple):
+    """How much each KV head of a row wants ``each`` of its candidates, fp32: anything where it has
+    none; and the largest of every ``run`` neighbours, -inf where there is none."""
+
+    each: Float[Tensor, "rows kv_heads most"]
+    maxima: Float[Tensor, "rows kv_heads runs"]
+    run: int
+
+    @classmethod
+    def of(
+        cls, each: Float[Tensor, "rows kv_heads most"], candidates: CandidateList, run: int
+    ) -> "PageScores":
+        """Scores with their maxima."""
+        most = each.shape[2]
+        exists = torch.arange(most, device=each.device) < candidates.num_pages[:, None]
+        there = each.masked_fill(~exists[:, None], -torch.inf)
+        padded = torch.nn.functional.pad(there, (0, -most % run), value=-torch.inf)
+        return cls(each, padded.unflatten(2, (-1, run)).amax(3), run)
+
+
+def best_run(most: int, room: int) -> int:
+    """How long runs had better be for ``room`` of ``most`` pages to be chosen: so that maxima, and
+    the pages of the runs that are chosen, are few together."""
+    lengths = [run for run in (1, 2, 4, 8, 16, 32) if run == 1 or room * run < most]
+    return min(lengths, key=lambda run: most if run == 1 else most // run + room * run)
+
+
 @dataclass(frozen=True)
 class ChosenPages:
     """Items, entries and pages of a work list which hold what some rows choose.
@@ -63,9 +92,10 @@ class SeenPages:
     """What rows of earlier steps have read, if they are revised, in one layer.
 
     ``registers[slot[r], h, i]`` says of candidate ``i`` of row ``r`` in which of the last eight
-    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates
-    are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the position of the
-    last row that was marked: if it is the row's own, the step is made again, and nothing is marked.
+    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates, at
+    most 16, are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the
+    position of the last row that was marked: if it is the row's own, the step is made again, and
+    nothing is marked.
     ``chosen`` gets the registers before this step of the chosen pages, with room as
     `ChosenPages.page_indices` has, 255 if the step is made again; ``chosen_spans`` their spans.
     """

@@ -1,23 +1,29 @@
-"""Selection of pages on the device: one program a row and KV head, which holds all its scores.
+"""Selection of pages on the device: one program a row and KV head, in two rounds of few numbers.
 
-A score's bits, with those of negative numbers turned over, order as integers do. The score that
-just enough pages reach is found by narrowing an interval, three cuts at a time, until no more and
-no fewer pages than wanted stand above it: there is seldom need to look at the last bits. Then the
-pages that reach it are written side by side, in order."""
+The pages that are wanted lie in as many runs of neighbours as there are pages wanted: those with
+the largest maxima. So the runs are chosen first, then the pages of those runs.
+
+A score's bits, with those of negative numbers turned over, order as integers do. The number that
+just enough others reach is found by narrowing an interval, three cuts at a time, until no more and
+no fewer than wanted stand above it: there is seldom need to look at the last bits."""
 
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
-from looseleaf.ops.select_pages.candidate_list import CandidateList, ChosenPages, SeenPages
+from looseleaf.ops.select_pages.candidate_list import (
+    CandidateList,
+    ChosenPages,
+    PageScores,
+    SeenPages,
+)
 
 # the key of -inf, and a key below all others
 _NOTHING = tl.constexpr(-2139095041)
 _ABSENT = tl.constexpr(-2147483648)
-# scores that one program holds at a time
-_MOST_HELD = 32768
+# pages that one step may add to a row whatever they score
+MOST_NEW = tl.constexpr(16)
 
 
 @triton.jit
@@ -30,30 +36,19 @@ def _keys(scores, ordinal, exists):
 
 
 @triton.jit
-def _reaching(keys, low, middle, high):
-    """How many keys reach each of three, in one sum: 21 bits each."""
-    reach = (keys >= low).to(tl.int64) + ((keys >= middle).to(tl.int64) << 21)
-    return tl.sum(reach + ((keys >= high).to(tl.int64) << 42), 0)
-
-
-@triton.jit
-def _threshold(scores, keys, count, limit, BLOCK: tl.constexpr, HELD: tl.constexpr):
-    """The largest key that ``limit`` or more keys reach, or any that just ``limit`` reach; and how
-    many that is."""
+def _threshold(keys, count, limit):
+    """The largest key that ``limit`` or more of ``count`` keys reach, or any that just ``limit``
+    reach; and how many that is."""
     low, high = count.to(tl.int64) * 0 + _NOTHING, count.to(tl.int64) * 0 + 2147483647
     reached = count
     while (high - low > 1) & (reached > limit):
         step = tl.maximum((high - low) // 4, 1)
         one, two = low + step, tl.minimum(low + 2 * step, high)
         three = tl.minimum(low + 3 * step, high)
-        if HELD:
-            counts = _reaching(keys, one.to(tl.int32), two.to(tl.int32), three.to(tl.int32))
-        else:
-            counts = low * 0
-            for start in range(0, count, BLOCK):
-                ordinal = start + tl.arange(0, BLOCK)
-                some = _keys(scores, ordinal, ordinal < count)
-                counts += _reaching(some, one.to(tl.int32), two.to(tl.int32), three.to(tl.int32))
+        # three counts in one sum, 21 bits each
+        reach = (keys >= one.to(tl.int32)).to(tl.int64)
+        reach += (keys >= two.to(tl.int32)).to(tl.int64) << 21
+        counts = tl.sum(reach + ((keys >= three.to(tl.int32)).to(tl.int64) << 42), 0)
         first, second, third = counts & 2097151, (counts >> 21) & 2097151, counts >> 42
         if first < limit:
             high = one
@@ -64,6 +59,45 @@ def _threshold(scores, keys, count, limit, BLOCK: tl.constexpr, HELD: tl.constex
         else:
             low, reached = three, third.to(tl.int32)
     return low.to(tl.int32), reached
+
+
+@triton.jit
+def _largest(keys, count, limit):
+    """Which are the ``limit`` largest of ``count`` keys; of equal ones the first, and none that is
+    -inf."""
+    threshold, reached = _threshold(keys, count, limit)
+    taken = keys >= threshold
+    if reached > limit:
+        equal = (keys == threshold).to(tl.int32)
+        above = tl.sum((keys > threshold).to(tl.int32), 0)
+        nth_equal = tl.cumsum(equal, 0) - equal
+        taken = (keys > threshold) | ((equal > 0) & (nth_equal < limit - above))
+    return taken & (keys > _NOTHING)
+
+
+@triton.jit
+def _largest_pages(
+    scores, maxima, page_indices, count, limit,
+    RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
+):  # fmt: skip
+    """Ordinals of the runs that hold the ``limit`` largest scores, and which of them these are;
+    ``page_indices`` keeps the runs meanwhile."""
+    lane = tl.arange(0, BLOCK)
+    if RUN == 1:
+        ordinal, exists = lane, lane < count
+    else:
+        o_run, runs = tl.arange(0, BLOCK_RUNS), (count + RUN - 1) // RUN
+        keys = _keys(maxima, o_run, o_run < runs)
+        taken_run = _largest(keys, runs, tl.minimum(limit, runs)).to(tl.int32)
+        o_to = tl.cumsum(taken_run, 0) - taken_run
+        tl.store(page_indices + o_to, o_run, mask=taken_run > 0)
+        tl.debug_barrier()
+        which = lane // RUN
+        there = which < tl.sum(taken_run, 0)
+        ordinal = tl.load(page_indices + which, mask=there, other=0) * RUN + lane % RUN
+        exists = there & (ordinal < count)
+    keys = _keys(scores, ordinal, exists)
+    return ordinal, _largest(keys, tl.sum(exists.to(tl.int32), 0), limit)
 
 
 @triton.jit
@@ -119,113 +153,123 @@ def _store_spans(
 
 
 @triton.jit
+def _mark(registers, ordinal, taken, first_new, count, to, chosen_seen, again, BLOCK: tl.constexpr):
+    """Shift all registers of a row and mark what is read, and those from ``first_new`` on; what
+    stood in those of ``ordinal`` goes ``to`` its place."""
+    was = tl.load(registers + ordinal, mask=taken, other=0).to(tl.int32)
+    tl.store(chosen_seen + to, tl.where(again, 255, was), mask=taken)
+    tl.debug_barrier()
+    if not again:
+        for start in range(0, count, BLOCK):
+            some = start + tl.arange(0, BLOCK)
+            register = tl.load(registers + some, mask=some < count, other=0).to(tl.int32)
+            marked = (register << 1) | (some >= first_new).to(tl.int32)
+            tl.store(registers + some, marked.to(tl.uint8), mask=some < count)
+        tl.debug_barrier()
+        tl.store(registers + ordinal, ((was << 1) | 1).to(tl.uint8), mask=taken)
+
+
+@triton.jit
 def _select_pages_kernel(
-    scores, num_rows, num_pages, limits, pages, starts, spans, span_offset, span_bound, span_mask,
+    scores, maxima, num_rows, num_pages, limits, pages, starts, spans,
+    span_offset, span_bound, span_mask,
     item_page_indptr, page_indices, page_positions, entry_offset, entry_bound, entry_mask,
     registers, booked, row_slot, newly_sealed, candidate_row, row_positions, chosen_seen,
     chosen_spans, stride_slot, stride_register_head,
-    most, most_spans, room, num_parts, least_pages,
-    NUM_KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr,
-    MANY_SPANS: tl.constexpr, CHAINED: tl.constexpr,
+    most, most_runs, most_spans, room, num_parts, least_pages,
+    NUM_KV_HEADS: tl.constexpr, RUN: tl.constexpr, MANY_SPANS: tl.constexpr,
+    CHAINED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     row, head = tl.program_id(0), tl.program_id(1)
     place = row * NUM_KV_HEADS + head
-    if row < tl.load(num_rows):
+    there = row < tl.load(num_rows)
+    count, limit, first_new = place * 0, place * 0, place * 0
+    if there:
         count = tl.load(num_pages + row)
         limit = tl.minimum(tl.load(limits + row), count)
-        own_scores, o_row = scores + place.to(tl.int64) * most, row.to(tl.int64) * most
-        o_block = tl.arange(0, BLOCK)
-        again, first_new = count < 0, count
+        first_new = count
+        if registers is not None:
+            first_new -= tl.load(newly_sealed + row)
+    await_previous(CHAINED)
+    if there:
+        o_row, first_page = row.to(tl.int64) * most, place * room
+        ordinal, taken = _largest_pages(
+            scores + place.to(tl.int64) * most, maxima + place.to(tl.int64) * most_runs,
+            page_indices + first_page, count, limit, RUN, BLOCK, BLOCK_RUNS,
+        )  # fmt: skip
+        # those that are new come last, whatever they score
+        taken = taken & (ordinal < first_new)
+        ones = taken.to(tl.int32)
+        chosen = tl.sum(ones, 0)
+        to = first_page + tl.cumsum(ones, 0) - ones
+        page = tl.load(pages + o_row + ordinal, mask=taken, other=0)
+        position = tl.load(starts + o_row + ordinal, mask=taken, other=0)
+        tl.store(page_indices + to, page, mask=taken)
+        tl.store(page_positions + to, position, mask=taken)
+        in_span = tl.zeros((BLOCK_SPANS,), tl.int32)
+        if MANY_SPANS:
+            span = tl.load(spans + o_row + ordinal, mask=taken, other=0)
+            in_span = tl.histogram(span, BLOCK_SPANS, mask=taken)
         if registers is not None:
             slot = tl.load(row_slot + row).to(tl.int64)
-            position = tl.load(row_positions + tl.load(candidate_row + row))
-            first_new = count - tl.load(newly_sealed + row)
-            own_registers = registers + slot * stride_slot + head * stride_register_head
+            here = tl.load(row_positions + tl.load(candidate_row + row))
             p_booked = booked + slot * NUM_KV_HEADS + head
-        await_previous(CHAINED)
-        keys = _keys(own_scores, o_block, o_block < count)
-        threshold, reached = _threshold(own_scores, keys, count, limit, BLOCK, HELD)
-        if registers is not None:
             # a step that was computed in vain is marked already
-            again = tl.load(p_booked) == position
-            tl.store(p_booked, position.to(tl.int64))
-        above, equals_seen = limit * 0, limit * 0
-        if reached > limit:
-            for start in range(0, count, BLOCK):
-                keys = _keys(own_scores, start + o_block, start + o_block < count)
-                above += tl.sum((keys > threshold).to(tl.int32), 0)
-
-        first_page, chosen = place * room, limit * 0
-        in_span = tl.zeros((BLOCK_SPANS,), tl.int32)
-        for start in range(0, count, BLOCK):
-            ordinal = start + o_block
-            exists = ordinal < count
-            keys = _keys(own_scores, ordinal, exists)
-            taken = keys >= threshold
-            if reached > limit:
-                equal = (keys == threshold).to(tl.int32)
-                nth_equal = equals_seen + tl.cumsum(equal, 0) - equal
-                taken = (keys > threshold) | ((equal > 0) & (nth_equal < limit - above))
-                equals_seen += tl.sum(equal, 0)
-            taken = taken & (keys > _NOTHING)
-            if registers is not None:
-                taken = taken | (exists & (ordinal >= first_new))
-            ones = taken.to(tl.int32)
-            to = first_page + chosen + tl.cumsum(ones, 0) - ones
-            page = tl.load(pages + o_row + ordinal, mask=taken, other=0)
-            position_of = tl.load(starts + o_row + ordinal, mask=taken, other=0)
-            tl.store(page_indices + to, page, mask=taken)
-            tl.store(page_positions + to, position_of, mask=taken)
+            again = tl.load(p_booked) == here
+            tl.store(p_booked, here.to(tl.int64))
+            own = registers + slot * stride_slot + head * stride_register_head
+            o_new = tl.arange(0, MOST_NEW)
+            m_new, new = first_new + o_new < count, o_row + first_new + o_new
+            to_new = first_page + chosen + o_new
+            was = tl.load(own + first_new + o_new, mask=m_new, other=0).to(tl.int32)
+            tl.store(chosen_seen + to_new, tl.where(again, 255, was), mask=m_new)
+            tl.store(page_indices + to_new, tl.load(pages + new, mask=m_new), mask=m_new)
+            tl.store(page_positions + to_new, tl.load(starts + new, mask=m_new), mask=m_new)
             if MANY_SPANS:
-                span = tl.load(spans + o_row + ordinal, mask=taken, other=0)
-                in_span += tl.histogram(span, BLOCK_SPANS, mask=taken)
-            if registers is not None:
-                was = tl.load(own_registers + ordinal, mask=exists, other=0).to(tl.int32)
-                marked = tl.where(again, was, (was << 1) | ones)
-                tl.store(own_registers + ordinal, marked.to(tl.uint8), mask=exists)
-                tl.store(chosen_seen + to, tl.where(again, 255, was), mask=taken)
-                if MANY_SPANS:
-                    tl.store(chosen_spans + to, span, mask=taken)
-            chosen += tl.sum(ones, 0)
+                tl.store(chosen_spans + to, span, mask=taken)
+                span = tl.load(spans + new, mask=m_new, other=0)
+                tl.store(chosen_spans + to_new, span, mask=m_new)
+                in_span += tl.histogram(span, BLOCK_SPANS, mask=m_new)
+            _mark(own, ordinal, taken, first_new, count, to, chosen_seen, again, BLOCK)
+            chosen += count - first_new
         store_items(
             place, first_page, chosen, in_span, row * most_spans, 0, 0,
             span_offset, span_bound, span_mask,
             item_page_indptr, entry_offset, entry_bound, entry_mask,
             most_spans, num_parts, least_pages, MANY_SPANS, BLOCK_PARTS, BLOCK_SPANS,
         )  # fmt: skip
-    else:
-        await_previous(CHAINED)
 
 
 def select_pages_triton(
-    scores: Float[Tensor, "rows kv_heads most"],
-    candidates: CandidateList,
-    into: ChosenPages,
-    seen: SeenPages | None,
+    scores: PageScores, candidates: CandidateList, into: ChosenPages, seen: SeenPages | None
 ) -> None:
     """See `looseleaf.ops.select_pages`."""
-    rows, num_kv_heads, most = scores.shape
-    most_spans = candidates.span_offset.shape[1]
+    rows, num_kv_heads, most = scores.each.shape
+    most_spans, most_runs = candidates.span_offset.shape[1], scores.maxima.shape[2]
     work = into.work
-    assert scores.is_contiguous() and candidates.pages.is_contiguous(), "lists are contiguous"
-    block = max(32, min(_MOST_HELD, triton.next_power_of_2(most)))
-    chained = chains(scores)
-    kept = (None,) * 8 if seen is None else (
-        seen.registers, seen.booked, seen.slot, seen.newly_sealed, candidates.row,
-        work.row_positions, seen.chosen, seen.chosen_spans,
-    )  # fmt: skip
-    strides = (0, 0) if seen is None else seen.registers.stride()[:2]
+    assert all(x.is_contiguous() for x in (*scores[:2], candidates.pages)), "lists are contiguous"
+    chained, run = chains(scores.each), scores.run
+    block = triton.next_power_of_2(most if run == 1 else min(most, into.room * run))
+    kept: tuple[Tensor | None, ...] = (None,) * 8
+    strides: tuple[int, ...] = (0, 0)
+    if seen is not None:
+        kept = (
+            seen.registers, seen.booked, seen.slot, seen.newly_sealed, candidates.row,
+            work.row_positions, seen.chosen, seen.chosen_spans,
+        )  # fmt: skip
+        strides = seen.registers.stride()[:2]
     _select_pages_kernel[(rows, num_kv_heads)](
-        scores, candidates.num_rows, candidates.num_pages, candidates.limit, candidates.pages,
-        candidates.starts, candidates.spans, candidates.span_offset, candidates.span_bound,
-        candidates.span_mask, work.item_page_indptr, work.page_indices, work.page_positions,
-        work.entry_offset, work.entry_bound, work.entry_mask, *kept, *strides,
-        most, most_spans, into.room, into.num_parts, into.least_pages,
-        NUM_KV_HEADS=num_kv_heads, BLOCK=block, HELD=most <= block, MANY_SPANS=most_spans > 1,
-        CHAINED=chained, BLOCK_PARTS=max(2, triton.next_power_of_2(into.num_parts)),
+        *scores[:2], candidates.num_rows, candidates.num_pages, candidates.limit,
+        candidates.pages, candidates.starts, candidates.spans, candidates.span_offset,
+        candidates.span_bound, candidates.span_mask, work.item_page_indptr, work.page_indices,
+        work.page_positions, work.entry_offset, work.entry_bound, work.entry_mask,
+        *kept, *strides, most, most_runs, most_spans, into.room, into.num_parts, into.least_pages,
+        NUM_KV_HEADS=num_kv_heads, RUN=run, MANY_SPANS=most_spans > 1, CHAINED=chained,
+        BLOCK=max(32, block), BLOCK_RUNS=max(32, triton.next_power_of_2(most_runs)),
+        BLOCK_PARTS=max(2, triton.next_power_of_2(into.num_parts)),
         # an index of spans is counted like a digit
         BLOCK_SPANS=max(32, triton.next_power_of_2(most_spans)),
-        num_warps=max(4, min(32, block // 256)), enable_fp_fusion=True, launch_pdl=chained,
+        num_warps=max(4, min(16, block // 512)), enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
