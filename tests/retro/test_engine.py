@@ -15,7 +15,7 @@ from looseleaf.engine.request import Prompt, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
 from looseleaf.sparse import SparsePolicy
-from looseleaf.tiers.loader import LoadFailed
+from looseleaf.tiers import LoadFailed
 from tests.engine.harness import Folder, assert_idle, make_llm, words, worst
 from tests.retro.dense import Choose, DenseRetro, Page
 

@@ -36,7 +36,7 @@ _REPLAYS = 25
 @dataclass(frozen=True)
 class SelectBench:
     """What is measured: one shape, policy and budget over contexts, batches and windows of revised
-    rows; with ``adaptive`` the widest window also falls with the batch."""
+    rows; the widest window also as it falls when the batch grows."""
 
     shape: str
     policy: Select
@@ -46,7 +46,6 @@ class SelectBench:
     new_tokens: int
     repetitions: int
     device: torch.device
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.shape not in MODEL_SHAPES:
@@ -119,8 +118,8 @@ def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     for window in bench.windows:
         if window > 1:
             made[f"w={window}"] = arms.revising(window)
-    if bench.adaptive:
-        widest = max(bench.windows)
+    widest = max(bench.windows)
+    if widest > 1:
         made[f"w<={widest}"] = arms.revising(widest, adaptive=True)
     taken = measure_in_turn(made, bench.repetitions)
     return _rows(bench, "token", (context, batch), taken, arms.bytes_read)

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from looseleaf.cli.bench_report import OUTPUT, report
-from looseleaf.config import SelectPolicy
 
 
 @click.command()
@@ -13,12 +12,6 @@ from looseleaf.config import SelectPolicy
     "--shape", default="small", show_default=True, help="shape of the random model: tiny, small, "
     "llama-3.1-8b"
 )  # fmt: skip
-@click.option(
-    "--policy",
-    type=click.Choice(["quest", "representatives"]),
-    default="quest",
-    show_default=True,
-)
 @click.option("--budget", default=2048, show_default=True, help="tokens that a row reads at most")
 @click.option(
     "--context", "contexts", multiple=True, type=int, help="tokens before each row [default: 8192]"
@@ -31,20 +24,15 @@ from looseleaf.config import SelectPolicy
     type=int,
     help="rows of an output that are revised together [default: none]",
 )
-@click.option(
-    "--adaptive", is_flag=True, help="also the widest window as it falls when the batch grows"
-)  # fmt: skip
 @click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
 @click.option("--repetitions", default=5, show_default=True)
 @OUTPUT
 def select(
     shape: str,
-    policy: SelectPolicy,
     budget: int,
     contexts: tuple[int, ...],
     batches: tuple[int, ...],
     windows: tuple[int, ...],
-    adaptive: bool,
     new_tokens: int,
     repetitions: int,
     output: Path | None,
@@ -59,14 +47,13 @@ def select(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = SelectBench(
         shape,
-        Select(policy, tokens=budget),
+        Select("quest", tokens=budget),
         contexts or (8192,),
         batches or (1,),
         windows or (1,),
         new_tokens,
         repetitions,
         device,
-        adaptive,
     )
 
     def say(row: Row) -> None:
@@ -78,4 +65,4 @@ def select(
 
     rows = measure(bench, say)
     shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
-    report(rows, f"{policy}, {budget} tokens, {shape}", shown, output, "select")
+    report(rows, f"quest, {budget} tokens, {shape}", shown, output, "select")

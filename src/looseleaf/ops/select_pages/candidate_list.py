@@ -92,8 +92,8 @@ class SeenPages:
     """What rows of earlier steps have read, if they are revised, in one layer.
 
     ``registers[slot[r], h, i]`` says of candidate ``i`` of row ``r`` in which of the last eight
-    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates, at
-    most 16, are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the
+    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates,
+    at most 16, are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the
     position of the last row that was marked: if it is the row's own, the step is made again, and
     nothing is marked.
     ``chosen`` gets the registers before this step of the chosen pages, with room as
