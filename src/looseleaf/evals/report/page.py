@@ -16,7 +16,8 @@ from looseleaf.evals.report.tables import Table
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
     {
         "evals": ("How often answers are right", quality_charts),
-        "interview": ("What a long output must read", reading_charts),
+        "roll_call": ("What a roll-call must read", reading_charts),
+        "interview": ("What an interview must read", reading_charts),
         "blend": ("How much must be computed again", budget_charts),
         "hits": ("What a cache holds", hits_charts),
         "relay": ("A prompt that all requests share", relay_charts),
@@ -27,6 +28,7 @@ _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxyType(
     {
         "evals": lambda rows: [quality_table(rows)],
+        "roll_call": lambda rows: list(reading_tables(rows)),
         "interview": lambda rows: list(reading_tables(rows)),
     }
 )

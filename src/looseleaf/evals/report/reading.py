@@ -1,4 +1,5 @@
-"""Charts and tables of ``interview.csv``: long outputs, by what each of their tokens reads."""
+"""Charts and tables of ``roll_call.csv`` and ``interview.csv``: long outputs, by what each of their
+tokens reads."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
