@@ -30,10 +30,24 @@ GROW = replace(
     max_hops=4, look_alikes=0.3, roll_calls=0.2, run_on=0.1, everyday=0.25,
     long_samples=5, long_tokens=(800, 7_000), until=0.2,
 )  # fmt: skip
-FAR = replace(GROW, name="far", long_samples=3, long_tokens=(1_200, 18_500), until=1.0)
-LENGTHEN: tuple[Stage, ...] = (GROW, FAR)
+FAR = replace(GROW, name="far", long_samples=3, long_tokens=(1_200, 18_500), until=0.4)
+# what a chain hands on must stand in one word, not in those after it as well, or no pass over a few
+# tokens brings it back
+LAST = replace(FAR, name="last", long_samples=3, long_tokens=(2_000, 19_000), fused=0.4, until=1.0)
+LENGTHEN: tuple[Stage, ...] = (GROW, FAR, LAST)
+# and what `block` is then tuned on
+FAR_BLOCK = replace(
+    LAST, name="far block", independent=0.75, chains=0.15, everyday=0.5, long_samples=1, fused=0.0
+)
 CURRICULA: MappingProxyType[str, tuple[Stage, ...]] = MappingProxyType(
-    {"causal": CAUSAL, "polish": POLISH, "block": BLOCK, "notes": NOTES, "lengthen": LENGTHEN}
+    {
+        "causal": CAUSAL,
+        "polish": POLISH,
+        "block": BLOCK,
+        "notes": NOTES,
+        "lengthen": LENGTHEN,
+        "far-block": (FAR_BLOCK,),
+    }
 )
 
 

@@ -58,6 +58,7 @@ class Stage:
     foreign: float = 0.05
     induction: bool = False
     independent: float = 0.0  # share of samples whose documents are encoded independently
+    fused: float = 0.0  # share whose documents are, but for the words that hand a value on
     chains: float = 0.22  # share of questions about chains
     unanswerable: float = 0.11
     everyday: float = 0.0  # share of samples about everyday notes instead of a world
@@ -126,7 +127,9 @@ class SampleWriter:
         if chat:
             sample.add([self._special[names.USER]], LEAD)
 
-    def _document(self, sample: Sample, document: WorldDocument, part: int, labelled: bool) -> None:
+    def _document(
+        self, sample: Sample, document: WorldDocument, part: int, labelled: bool, fused: bool
+    ) -> None:
         sample.add([self._special[names.DOCUMENT]], part)
         done = 0
         for offset, value in document.inherited if labelled else ():
@@ -135,6 +138,8 @@ class SampleWriter:
             done = offset + 1 + document.text[offset + 1 :].index(".")
             sample.add(self.encode(document.text[offset:done]), part)
             sample.expect(place, self.encode(" " + value)[0], KINDS.index("inherited"))
+            if fused:
+                sample.part[place - 1] = TEXT  # the word before the value reads everything
         sample.add(self.encode(document.text[done:]), part)
         sample.add([self._special[names.END]], part)
 
@@ -162,22 +167,24 @@ class SampleWriter:
         system: str | None = None,
         independent: bool = False,
         run_on: bool = False,
+        fused: bool = False,
     ) -> Sample:
         """A conversation about the documents, or in bare form its first question only.
 
-        `run_on`: only the first question and the last answer end in an end mark.
+        `run_on`: only the first question and the last answer end in an end mark. `fused`: documents
+        on their own, but for the word before an inherited value, which reads all before it.
         """
         sample = Sample()
         self._open(sample, system, chat)
         for number, document in enumerate(documents, 1):
-            self._document(sample, document, number, labelled=not independent)
+            self._document(sample, document, number, not independent, fused)
         asked = questions if chat else questions[:1]
         for number, question in enumerate(asked):
             if number:
                 sample.add([self._special[names.USER]], TEXT)
             self._ask(sample, question, chat, run_on=run_on and number > 0)
             self._answer(sample, question, chat, ends=not run_on or number == len(asked) - 1)
-        if not independent:
+        if not (independent or fused):
             sample.part = [TEXT] * len(sample.part)
         return sample
 
@@ -245,10 +252,10 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         asked = (ask(world, "unanswerable", rng) for _ in range(4))
         questions = [question for question in asked if question is not None]
     chat = rng.random() < 0.75
-    return writer.write(
-        documents, questions, chat, system_prompt(world, rng),
-        rng.random() < stage.independent, rng.random() < stage.run_on,
-    )  # fmt: skip
+    system = system_prompt(world, rng)
+    independent, run_on = rng.random() < stage.independent, rng.random() < stage.run_on
+    fused = not independent and rng.random() < stage.fused
+    return writer.write(documents, questions, chat, system, independent, run_on, fused)
 
 
 def system_prompt(world: World, rng: random.Random) -> str | None:

@@ -19,6 +19,7 @@ from looseleaf.evals.world import (
     make_world,
 )
 from training.data import (
+    TEXT,
     Sample,
     SampleWriter,
     Stage,
@@ -37,7 +38,7 @@ def draw_long(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
     """A sample of about `stage.long_tokens` tokens, never many more than the most."""
     rng = random.Random(f"long {seed}")
     least, most = stage.long_tokens
-    if rng.random() < 0.5:
+    if rng.random() < 0.7:
         length = rng.randint(least, most)
     else:
         length = round(math.exp(rng.uniform(math.log(least), math.log(most))))
@@ -45,8 +46,12 @@ def draw_long(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
     draw = _needles if rng.random() < 0.5 else _many_documents
     world, documents = draw(writer, seed, length - asked * _TOKENS_PER_QUESTION, asked, rng)
     questions = _turns(world, stage, asked, rng)
-    system = system_prompt(world, rng)
-    return writer.write(documents, questions, True, system, run_on=rng.random() < stage.run_on)
+    # more documents have no numbers of their own (`data.TEXT`)
+    independent = len(documents) < TEXT and rng.random() < stage.independent
+    return writer.write(
+        documents, questions, True, system_prompt(world, rng),
+        independent, rng.random() < stage.run_on,
+    )  # fmt: skip
 
 
 def _turns(world: World, stage: Stage, asked: int, rng: random.Random) -> list[Question]:
@@ -72,7 +77,8 @@ def _needles(
     writer: SampleWriter, seed: int, length: int, asked: int, rng: random.Random
 ) -> tuple[World, tuple[WorldDocument, ...]]:
     """Few facts, anywhere in idle talk; those of the world's own documents are not shown."""
-    count = max(1, round(math.exp(rng.uniform(math.log(asked / 6), math.log(2 * asked)))))
+    fewest = 1.0 if rng.random() < 0.4 else max(1.0, asked / 6)
+    count = max(1, round(math.exp(rng.uniform(math.log(fewest), math.log(2 * asked)))))
     config = WorldConfig(1, (count, count), (0, 0), marks=(0, 0))
     world = make_world(TRAINING_SEEDS_START + seed, config)
     sentences = [p.fact.state(rng.choice(p.fact.relation.statements)) for p in world.facts]

@@ -9,9 +9,15 @@ from tokenizers import Tokenizer
 from torch.nn.attention.flex_attention import create_block_mask
 
 from looseleaf.engine.loading import reference_model
-from looseleaf.evals.world import Question, make_roll_call
+from looseleaf.evals.world import (
+    TRAINING_SEEDS_START,
+    Question,
+    WorldConfig,
+    make_roll_call,
+    make_world,
+)
 from training import curriculum
-from training.data import KINDS, Sample, SampleWriter, pack
+from training.data import KINDS, LEAD, TEXT, Sample, SampleWriter, pack
 from training.evaluate import exam_sets
 from training.long import draw_long
 from training.model import ModelConfig, block_mask, visible
@@ -133,9 +139,9 @@ def test_stages_of_a_schedule_end_by_its_share_and_a_later_part_begins_in_its_ow
     assert mastery.reached(STAGE, {}, done=0.5)
     config = TrainConfig(
         reference_model(), tmp_path, num_workers=0, rows=1, length=1_408, device="cpu",
-        model=TOY, stages_of="lengthen", from_share=0.5, to_share=0.75,
+        model=TOY, stages_of="lengthen", from_share=0.3, to_share=0.75,
     )  # fmt: skip
-    assert Clock(config).done == 0.5
+    assert Clock(config).done == 0.3
     trainer = Trainer(config)
     trainer.feed.close()
     assert config.stages[trainer.stage].name == "far"
@@ -152,3 +158,14 @@ def test_every_task_is_examined(writer: SampleWriter) -> None:
     ]
     assert kinds["40"] == {"roll-call"}
     assert kinds["4096"] == {"needle"} and "8192" not in kinds
+
+
+def test_fused_documents_read_themselves_and_what_hands_a_value_on_reads_all(
+    writer: SampleWriter,
+) -> None:
+    world = make_world(TRAINING_SEEDS_START, WorldConfig(hops=3))
+    sample = writer.write(world.documents, [], chat=True, fused=True)
+    places = [i for i, t in enumerate(sample.tokens) if t != sample.labels[i]]
+    assert places and all(sample.part[place - 1] == TEXT for place in places)
+    inside = [part for part in sample.part if part not in (TEXT, LEAD)]
+    assert len(inside) > 0.9 * len(sample.part) and set(inside) == set(range(1, 7))
