@@ -53,13 +53,14 @@ def relay_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 def _speed_ups(name: str, copies: Sequence[Row]) -> Chart:
     measured, model = [], []
-    for batch in dict.fromkeys(row["batch"] for row in copies):
+    for batch in sorted({row["batch"] for row in copies}, key=int):
         own = sorted((r for r in copies if r["batch"] == batch), key=lambda r: int(r["prefix"]))
         x = tuple(float(row["prefix"]) for row in own)
         faster = tuple(float(row["relay_faster"]) for row in own)
-        measured.append(Series(f"{batch} rows", x, faster))
+        rows = f"{batch} rows" if batch != "1" else "1 row"
+        measured.append(Series(rows, x, faster))
         predicted = tuple(float(row["predicted"]) for row in own)
-        model.append(Series(f"{batch} rows, model", x, predicted))
+        model.append(Series(f"{rows}, model", x, predicted))
     title = f"Decode attention, {copies[0]['model']}, {copies[0]['hardware']}"
     return Chart(
         name, title, "times faster than private copies", tuple(measured),
