@@ -274,3 +274,12 @@ def test_an_adaptive_window_is_refused_where_batches_must_not_matter(checkpoint:
     llm = make_llm(checkpoint(), batch_invariant=True)
     with pytest.raises(InvalidOption, match="batch_invariant"):
         llm.generate(["a"], select=SELECT, revise=Revise(2, adaptive=True))
+
+
+def test_in_dense_layers_the_rows_of_a_window_read_sealed_pages_together(
+    checkpoint: Folder,
+) -> None:
+    llm = make_llm(checkpoint(), prefix_caching=False)
+    answer(llm, [words(3, 120)], 12, select=SELECT, revise=Revise(4))
+    entries = [len(item.entries) for item in llm.engine.runner.attention.groups.items]
+    assert max(entries) == 4

@@ -88,7 +88,13 @@ class Revision:
         newly_sealed = window.newly_sealed if age == 0 else 0
         state = RevisedRow(self._slot, place, age, newly_sealed)
         length = newest.tail.length - age
-        tail = replace(newest.tail, pages=self._pages(newest.tail, length), length=length)
+        # where rows read everything, those of a window read what is final together
+        tail = replace(
+            newest.tail,
+            pages=self._pages(newest.tail, length),
+            length=length,
+            sharable=max(newest.tail.sharable, window.sealed),
+        )
         return SelectingRow(position, newest.settled, tail, self.policy, window.sealed, state)
 
     def _pages(self, tail: ReadSpan, length: int) -> Sequence[int]:
