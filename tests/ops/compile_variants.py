@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.ops.gated_linear import FEATURES
+from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.hopper_prefill.kernel import (
     _hopper_prefill_kernel,
@@ -48,15 +50,17 @@ from looseleaf.testing.lists import span_list, work_list
 from looseleaf.testing.scene import Shape
 from looseleaf.types import AttnState
 
-FEATURES = Shape(masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True)
+EVERY_FEATURE = Shape(
+    masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True
+)
 SHAPES = {
     "bf16-64": Shape(dtype=torch.bfloat16),
     "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
-    "bf16-80-features": replace(FEATURES, dtype=torch.bfloat16, head_dim=80, rotary_dim=32),
+    "bf16-80-features": replace(EVERY_FEATURE, dtype=torch.bfloat16, head_dim=80, rotary_dim=32),
     "fp16-256": Shape(dtype=torch.float16, head_dim=256, page_size=64),
-    "fp16-128-features": replace(FEATURES, dtype=torch.float16, head_dim=128),
+    "fp16-128-features": replace(EVERY_FEATURE, dtype=torch.float16, head_dim=128),
     "fp32-32-mqa": Shape(num_qo_heads=7, num_kv_heads=1, head_dim=32, page_size=32),
-    "fp32-96-features": replace(FEATURES, head_dim=96),
+    "fp32-96-features": replace(EVERY_FEATURE, head_dim=96),
     "fp32-256": Shape(head_dim=256),
 }
 KERNELS = (
@@ -143,6 +147,14 @@ def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_gated() -> Iterator[Compiled]:
+    """The gated products, of that generation alone."""
+    x, weight = torch.zeros(8, 512, dtype=torch.bfloat16), torch.zeros(256, 512).bfloat16()
+    with compiling(_gated_linear_kernel) as kernels:
+        gated_linear_gluon(x, weight, FEATURES)
+    yield from kernels
+
+
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernels of the generation: decode with one computing group, prefill with two, and with
     its queries turned ahead."""
@@ -168,5 +180,7 @@ if __name__ == "__main__":
     for name in ("bf16-128", "fp16-128-features"):
         for kernel in compiled_fp8(SHAPES[name]):
             print(json.dumps({"shape": f"{name}, fp8"} | asdict(kernel)), flush=True)
+    for kernel in compiled_gated():
+        print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
     for kernel in compiled_hopper(64):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

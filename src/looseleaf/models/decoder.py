@@ -15,7 +15,7 @@ from looseleaf.models.layers import (
     LayerWeights,
     Stream,
     add_projected,
-    apply_activation,
+    apply_gated,
     apply_norm,
 )
 from looseleaf.models.linear import project
@@ -99,7 +99,7 @@ class Decoder:
         stream = add_projected(stream, attended, layer.output)
         if layer.mlp_norm is not None:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
-        inner = apply_activation(project(normed, layer.gate_up), config)
+        inner = apply_gated(normed, layer.gate_up, config)
         return add_projected(stream, inner, layer.down)
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

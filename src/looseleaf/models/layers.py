@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.linear import Projection, add_project, add_project_, project
+from looseleaf.ops.gated_linear import gated_linear, serves
 from looseleaf.ops.rms_norm import rms_norm
 from looseleaf.ops.silu_mul import silu_mul
 from looseleaf.ops.split_linear import num_parts, split_linear
@@ -106,6 +107,14 @@ def apply_norm(stream: Stream, norm: Norm, config: ModelConfig) -> tuple[Tensor,
         return functional.rms_norm(total, shape, norm.weight, config.norm_eps), Stream(total)
     normed = functional.layer_norm(total, shape, norm.weight, norm.bias, config.norm_eps)
     return normed, Stream(total)
+
+
+def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
+    """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
+    fused = config.gated_mlp and config.activation == "silu" and gate_up.bias is None
+    if fused and serves(normed, gate_up.weight):
+        return gated_linear(normed, gate_up.weight)
+    return apply_activation(project(normed, gate_up), config)
 
 
 def apply_activation(hidden: Tensor, config: ModelConfig) -> Tensor:
