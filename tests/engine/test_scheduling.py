@@ -237,7 +237,8 @@ def test_no_more_prompts_are_prepared_than_the_next_step_can_compute(checkpoint:
         computed.append(llm.engine.last_step.prompt_tokens)
     assert admitted[:2] == [first, 24]
     # and no step computes less for it
-    assert computed[:2] == [640, sum(lengths) - 640]
+    assert computed[0] >= 640
+    assert sum(computed[:2]) == sum(lengths)
     assert_idle(llm)
 
 
@@ -248,3 +249,16 @@ def test_who_wants_what_is_being_computed_is_admitted_at_once(checkpoint: Folder
         llm.engine.step()
     assert all(one.metrics.admitted is not None for one in added)
     finish(llm)
+
+
+def test_a_step_has_a_little_more_where_that_ends_a_prompt(checkpoint: Folder) -> None:
+    """But never more than a sixty-fourth."""
+    llm = make_llm(checkpoint(), max_num_batched_tokens=128, max_num_seqs=4)
+    steps = []
+    for length in (130, 131):
+        added = add(llm, str(length), [list(range(length, 2 * length))], drawn(0, max_tokens=1))
+        assert added.request.num_tokens == length
+        llm.engine.step()
+        steps.append(llm.engine.last_step.prompt_tokens)
+        finish(llm)
+    assert steps == [130, 128]

@@ -31,6 +31,18 @@ def sequence(*parts: TextPart | DocumentPart, keys: KeySpace | None = None) -> S
     return Sequence(request, 0, keys or space(), 16)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_pages_together_have_the_keys_that_each_has_alone(shared: bool) -> None:
+    keys = space().salted("tenant")
+    one = keys.shared_page if shared else keys.text_page
+    tokens, context, expected = list(range(100, 155)), keys.root, []
+    for start in (0, 16, 32):
+        context = one(context, tokens[start : start + 16])
+        expected.append(context)
+    assert keys.text_pages(keys.root, tokens, 16, shared=shared) == expected
+    assert keys.text_pages(keys.root, tokens[:15], 16, shared=shared) == []
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -55,7 +55,7 @@ _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
 # page lists that are long enough to be kept as arrays, and how many are
-_WORTH_KEEPING = 64
+_WORTH_KEEPING = 16
 _MOST_KEPT = 4096
 
 

@@ -47,7 +47,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(64, "sequences that run at once")
     max_num_batched_tokens: int | None = option(
-        None, "tokens that one step computes at most; default: 2048 on a CPU, 8192 on a GPU"
+        None,
+        "tokens that one step computes at most, or a sixty-fourth more where that ends a prompt; "
+        "default: 2048 on a CPU, 8192 on a GPU",
     )
     grouping: bool = option(
         True, "rows that read the same pages share one work item, whatever their offsets"

@@ -47,16 +47,22 @@ class TextRun:
 
     def page_key(self, page: int, keys: KeySpace, page_size: int) -> SegmentKey:
         """The key of a full page: the chain of everything before it, and its tokens."""
-        while len(self._keys) <= page:
-            n = len(self._keys)
-            tokens = self.tokens[n * page_size : (n + 1) * page_size]
-            if (n + 1) * page_size <= self.num_shared:
-                before = self._keys[-1] if self._keys else keys.shared_root
-                self._keys.append(keys.shared_page(before, tokens))
-            else:
-                before = self._keys[-1] if self._keys else self.context
-                self._keys.append(keys.text_page(before, tokens))
+        if len(self._keys) <= page:
+            self._keys += self._more_keys((page + 1) * page_size, keys, page_size)
         return self._keys[page]
+
+    def _more_keys(self, stop: int, keys: KeySpace, page_size: int) -> list[SegmentKey]:
+        """The keys of the pages of tokens before ``stop`` that have none so far."""
+        start, more = len(self._keys) * page_size, list[SegmentKey]()
+        shared = min(stop, self.num_shared // page_size * page_size)
+        if start < shared:
+            before = self._keys[-1] if self._keys else keys.shared_root
+            tokens = self.tokens[start:shared]
+            more = keys.text_pages(before, tokens, page_size, shared=True)
+            start = shared
+        found = [*self._keys[-1:], *more[-1:]]
+        before = found[-1] if found else self.context
+        return more + keys.text_pages(before, self.tokens[start:stop], page_size)
 
     def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
         """The chain after the run."""

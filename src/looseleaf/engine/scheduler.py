@@ -25,6 +25,8 @@ _LONGEST_WAIT = 0.05
 # sequences with a prompt to compute that are admitted however long that takes: those that want the
 # same documents then wait for these, not for a place
 _AT_HAND = 8
+# the part of its tokens that a step may have more, to end a prompt or a document
+_SLACK = 64
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class StepWork:
 
 @dataclass
 class Scheduler:
-    """Waiting and running sequences; ``schedule`` makes a step of at most ``token_budget`` tokens,
-    ``complete`` books it.
+    """Waiting and running sequences; ``schedule`` makes a step of ``token_budget`` tokens (or
+    little more, where that ends a prompt), ``complete`` books it.
     """
 
     config: SchedulerConfig
@@ -261,7 +263,10 @@ class Scheduler:
                     return chunks
                 if isinstance(target, DocumentUse) and target.scheduled == 0:
                     target.begun = time.perf_counter()
-                stop = min(target.num_tokens, target.scheduled + budget)
+                left = target.num_tokens - target.scheduled
+                # a little over is better than a step for the rest
+                taken = left if left <= budget + self.token_budget // _SLACK else budget
+                stop = target.scheduled + taken
                 chunks.append(Chunk(sequence, target, target.scheduled, stop))
                 budget -= stop - target.scheduled
                 target.scheduled = stop

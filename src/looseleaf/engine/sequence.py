@@ -210,7 +210,8 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output."""
-        return self.num_prompt_tokens + len(self.output_token_ids)
+        output = len(self.tail.tokens) - self._num_prompt_tail + len(self.replay)
+        return self.num_prompt_tokens + output
 
     @property
     def num_computed(self) -> int:

@@ -15,13 +15,17 @@ SegmentKey = NewType("SegmentKey", bytes)
 _DIGEST_BYTES = 32
 
 
-def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
+def _length(part: bytes) -> bytes:
+    return len(part).to_bytes(8, "little")
+
+
+def _framed(kind: bytes, parts: Sequence[bytes]) -> bytes:
     # every part is length-prefixed, so that no two lists of parts read the same
-    state = hashlib.blake2b(kind.ljust(16), digest_size=_DIGEST_BYTES)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return SegmentKey(state.digest())
+    return kind.ljust(16) + b"".join(_length(part) + part for part in parts)
+
+
+def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
+    return SegmentKey(hashlib.blake2b(_framed(kind, parts), digest_size=_DIGEST_BYTES).digest())
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
@@ -71,6 +75,24 @@ class KeySpace:
     def shared_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
         """A full page of the service's own text, the same under every request's salt."""
         return _digest(b"text page", [self.shared_root, context, _token_bytes(tokens)])
+
+    def text_pages(
+        self, context: SegmentKey, tokens: Sequence[int], page_size: int, *, shared: bool = False
+    ) -> list[SegmentKey]:
+        """The keys of all full pages of ``tokens``, each behind the one before: those that
+        `text_page`, or `shared_page`, has for them.
+        """
+        root = self.shared_root if shared else self.root
+        # what is the same in all of them is put together once: a long prompt has a thousand pages
+        head = _framed(b"text page", [root]) + _length(context)
+        middle, data = _length(bytes(4 * page_size)), _token_bytes(tokens)
+        keys, step = [], 4 * page_size
+        for start in range(0, len(data) - step + 1, step):
+            page = data[start : start + step]
+            state = hashlib.blake2b(head + context + middle + page, digest_size=_DIGEST_BYTES)
+            context = SegmentKey(state.digest())
+            keys.append(context)
+        return keys
 
     def text_end(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
         """The chain after a run of text whose last, partly filled page holds ``tokens``."""
