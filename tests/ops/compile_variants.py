@@ -9,6 +9,11 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.ops.attention_received import Readers
+from looseleaf.ops.attention_received.kernel import (
+    _attention_received_kernel,
+    attention_received_triton,
+)
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
@@ -26,6 +31,7 @@ from looseleaf.ops.partial_attention.kernel import (
     _partial_attention_kernel,
     partial_attention_triton,
 )
+from looseleaf.ops.prefill_attention import SpanList
 from looseleaf.ops.prefill_attention.kernel import (
     _prefill_attention_kernel,
     prefill_attention_triton,
@@ -47,7 +53,7 @@ from looseleaf.testing.candidates import (
 )
 from looseleaf.testing.compile import Compiled, compiling
 from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.scene import Shape
+from looseleaf.testing.scene import Scene, Shape
 from looseleaf.types import AttnState
 
 EVERY_FEATURE = Shape(
@@ -64,6 +70,7 @@ SHAPES = {
     "fp32-256": Shape(head_dim=256),
 }
 KERNELS = (
+    _attention_received_kernel,
     _merge_states_kernel,
     _page_bounds_kernel,
     _page_scores_kernel,
@@ -100,9 +107,18 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
         spans = span_list(scene, rows_of, spans_of, tile_rows=64)
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+        _compile_received(scene, spans, scene.k_pages)
         _compile_layer(shape.dtype)
         _compile_selection(shape)
     yield from kernels
+
+
+def _compile_received(scene: Scene, spans: SpanList, k_pages: torch.Tensor) -> None:
+    """What keys receive from all rows of a scene."""
+    rows = len(scene.q)
+    lse = torch.zeros(scene.q.shape[:2])
+    readers = Readers(scene.q, lse, torch.ones(rows), torch.zeros(rows, dtype=torch.int32))
+    attention_received_triton(readers, k_pages, spans, 64, scene.rotation, scene.rule)
 
 
 def _compile_selection(shape: Shape) -> None:
@@ -144,6 +160,7 @@ def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
         pages = to_pages(scene.k_pages, FP8), to_pages(scene.v_pages, FP8)
         spans = span_list(scene, rows_of, spans_of, tile_rows=64)
         prefill_attention_triton(scene.q, *pages, spans, *rest)
+        _compile_received(scene, spans, pages[0])
     yield from kernels
 
 

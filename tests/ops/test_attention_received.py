@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from looseleaf.config import RopeConfig
-from looseleaf.ops.attention_received import attention_received
+from looseleaf.ops.attention_received import Readers, attention_received
+from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.rope import build_rotation
 from looseleaf.types import ScoreRule
@@ -38,9 +39,12 @@ def spans(rows: list[int], placed: list[tuple[list[int], int, int]], words: list
     )
 
 
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("words", [[], [0b1010, 0]])
-def test_it_is_the_largest_weight_of_dense_attention(window: int, words: list[int]) -> None:
+def test_it_is_the_largest_weight_of_dense_attention(
+    implementation: Implementation, window: int, words: list[int]
+) -> None:
     """Two segments, one at an offset of its own; rows that weigh, and that count only so far."""
     generator = torch.Generator().manual_seed(1)
 
@@ -55,9 +59,9 @@ def test_it_is_the_largest_weight_of_dense_attention(window: int, words: list[in
     q = random(len(rows), 4, 8)
     listed = spans(rows, placed, words)
     weight, before = torch.rand(len(rows), generator=generator), torch.tensor([30, 33, 33, 60] * 2)
-    readers = torch.stack([weight.double(), before[: len(rows)].double()])
     state = prefill_attention(q, k_pages, v_pages, listed, rotation, rule)
-    received = attention_received(q, state, k_pages, listed, readers, rotation, rule)
+    readers = Readers(q, state.lse, weight, before[: len(rows)].int())
+    received = attention_received(readers, k_pages, listed, 49, rotation, rule, implementation)
 
     true = torch.cat([offset + torch.arange(n) for _, offset, n in placed])
     frame = torch.cat([torch.arange(n) for _, _, n in placed])

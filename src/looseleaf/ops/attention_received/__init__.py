@@ -1,32 +1,35 @@
 """The attention that stored keys receive from some rows: who is read, and how much.
 
-Blending asks it of the rows that tell which tokens matter. There is no kernel yet: the reference
-runs wherever its tensors are."""
+Blending asks it of the rows that tell which tokens matter."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.attention_received.readers import Readers
 from looseleaf.ops.attention_received.reference import attention_received_reference
+from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.prefill_attention.span_list import SpanList
-from looseleaf.types import AttnState, Rotation, ScoreRule
+from looseleaf.types import Rotation, ScoreRule
 
-__all__ = ["attention_received"]
+__all__ = ["Readers", "attention_received"]
 
 
 def attention_received(
-    q: Float[Tensor, "rows qo_heads head_dim"],
-    state: AttnState,
+    readers: Readers,
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     spans: SpanList,
-    readers: Int[Tensor, "2 rows"] | Float[Tensor, "2 rows"],
+    num_keys: int,
     rotation: Rotation,
     rule: ScoreRule,
+    implementation: Implementation = "auto",
 ) -> Float[Tensor, " keys"]:
-    """For each key of ``spans``, one span after another, the largest weight of it in any row and
-    head, fp32.
+    """For each of the ``num_keys`` keys of ``spans``, one span after another, the largest weight of
+    it in any row and head, fp32.
 
-    ``q`` is unrotated; ``state`` is what attention over *all* keys of the rows gave, of which the
-    lse is used. ``readers[0]`` is the factor of each row; of ``readers[1]`` only keys that truly
-    stand before that position count. What a row does not see by `prefill_attention`'s rules has
-    weight 0. Spans are not explicit."""
-    return attention_received_reference(q, state, k_pages, spans, readers, rotation, rule)
+    Rows are those of ``spans``. What a row does not see by `prefill_attention`'s rules has weight
+    0. Spans are not explicit."""
+    if choose(implementation, k_pages) == "triton":
+        from looseleaf.ops.attention_received.kernel import attention_received_triton
+
+        return attention_received_triton(readers, k_pages, spans, num_keys, rotation, rule)
+    return attention_received_reference(readers, k_pages, spans, num_keys, rotation, rule)
