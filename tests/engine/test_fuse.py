@@ -8,6 +8,7 @@ import torch
 
 from looseleaf import Fuse
 from looseleaf.blend import Candidates, Deviation
+from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.fusion import make_selector
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
@@ -273,6 +274,34 @@ def done_rows(dense: DenseBlend, selector: Deviation, check: int) -> torch.Tenso
     factors = selector.factors[: len(upto)]
     _, _, narrow = filtered(dense, Deviation(selector.budget, upto, factors))
     return torch.cat((narrow.candidates.positions, dense.text_rows))
+
+
+def test_requests_that_ask_by_their_text_ask_together_and_choose_as_alone(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two questions and two chases of links: as many passes as one chase takes."""
+    fuses = [
+        Fuse("question", ratio=0.3),
+        Fuse("links", ratio=0.5),
+        Fuse("question", tokens=9),
+        Fuse("links", ratio=0.2),
+    ]
+    asked: list[Any] = [([*SEVERAL, words(20 + n, 4 + n)], fuse) for n, fuse in enumerate(fuses)]
+    llm = make_llm(checkpoint("llama"))
+    passes: list[int] = []
+    received = Evidence._received
+
+    def counted(self: Evidence, readers: Any, *rest: Any) -> Any:
+        passes.append(len(readers))
+        return received(self, readers, *rest)
+
+    monkeypatch.setattr(Evidence, "_received", counted)
+    alone = [blend(llm, *one) for one in asked]
+    assert passes == [1] * (1 + 4 + 1 + 4)
+    passes.clear()
+    for mine, other in zip(blend_all(llm, asked), alone, strict=True):
+        same(mine, other)
+    assert passes == [4, 2, 2, 2]
 
 
 @pytest.mark.parametrize("selector", ["links", "deviation"])

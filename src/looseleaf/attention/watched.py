@@ -12,7 +12,7 @@ from torch import Tensor
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk, make_span_list
-from looseleaf.ops.attention_received import attention_received
+from looseleaf.ops.attention_received import Readers, attention_received
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import AttnState
@@ -23,11 +23,12 @@ _TILE_ROWS = 16
 
 @dataclass(frozen=True)
 class Watch:
-    """What is watched: keys of ``spans``, in these ``layers``, by rows of the given ``weight``.
+    """What is watched: keys of ``spans`` of each chunk, in these ``layers``, by rows of the given
+    ``weight``.
 
     Of each row only keys before ``before`` count, its own part's first position."""
 
-    spans: Sequence[ReadSpan]
+    spans: Sequence[Sequence[ReadSpan]]
     layers: Container[int]
     weight: Float[Tensor, " rows"]
     before: Sequence[int]
@@ -35,18 +36,18 @@ class Watch:
 
 @dataclass(eq=False)
 class ChunkStep:
-    """The attention of one step over one chunk, with the lse. ``slots`` and ``frame_positions`` as
-    in `StepRows`.
+    """The attention of one step over chunks, with the lse. ``slots`` and ``frame_positions`` as in
+    `StepRows`.
     """
 
     owner: PagedAttention
-    chunk: PrefillChunk
+    chunks: Sequence[PrefillChunk]
     slots: Tensor
     frame_positions: Tensor
 
     def __post_init__(self) -> None:
         tile_rows = self.owner.planner.tile_rows
-        self._spans = make_span_list([self.chunk], tile_rows=tile_rows, device=self.slots.device)
+        self._spans = make_span_list(self.chunks, tile_rows=tile_rows, device=self.slots.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.state(layer, q, k, v).out if len(q) else q
@@ -67,7 +68,8 @@ class ChunkStep:
 class WatchedStep:
     """A step whose attention is watched.
 
-    ``received`` is the largest weight that each key of the watched spans got in any layer so far.
+    ``received`` is the largest weight that each key of the watched spans got in any layer so far,
+    chunk by chunk.
     """
 
     step: ChunkStep
@@ -76,11 +78,14 @@ class WatchedStep:
 
     def __post_init__(self) -> None:
         device, watch = self.step.slots.device, self.watch
-        watched = PrefillChunk(self.step.chunk.positions, tuple(watch.spans))
-        self._watched = make_span_list([watched], tile_rows=_TILE_ROWS, device=device)
-        before = torch.tensor(watch.before, dtype=torch.float64)
-        self._readers = torch.stack([watch.weight.double(), before]).to(device)
-        num_keys = sum(span.length for span in watch.spans)
+        watched = [
+            PrefillChunk(chunk.positions, tuple(spans))
+            for chunk, spans in zip(self.step.chunks, watch.spans, strict=True)
+        ]
+        self._watched = make_span_list(watched, tile_rows=_TILE_ROWS, device=device)
+        self._weight = watch.weight.float().to(device)
+        self._before = torch.tensor(watch.before, dtype=torch.int32, device=device)
+        num_keys = sum(span.length for spans in watch.spans for span in spans)
         self.received = torch.zeros(num_keys, dtype=torch.float32, device=device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,8 +96,12 @@ class WatchedStep:
         if layer in self.watch.layers:
             k_pages, _ = owner.pool.layer(layer)
             rotation, rule = owner.rotation, owner.rules[layer]
+            readers = Readers(q, state.lse, self._weight, self._before)
+            # there is no C of it, and no faster way on a CPU
+            chosen = owner.implementation if owner.implementation != "native" else "reference"
+            num_keys = len(self.received)
             found = attention_received(
-                q, state, k_pages, self._watched, self._readers, rotation, rule
+                readers, k_pages, self._watched, num_keys, rotation, rule, chosen
             )
             self.received = torch.maximum(self.received, found)
         return state.out

@@ -1,7 +1,8 @@
-"""Which tokens a sequence computes again, where that takes passes over its text to know.
+"""Which tokens sequences compute again, where that takes passes over their text to know.
 
-One sequence at a time, each pass whole. What the passes write goes to pages that the sequence owns
-and that its own pass writes once more: text to its runs, tokens tried out to its patch."""
+Each pass is whole; sequences that ask by their text alone ask together. What the passes write goes
+to pages that the sequence owns and that its own pass writes once more: text to its runs, tokens
+tried out to its patch."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,50 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
-from looseleaf.blend import Deviation, Links, Oracle, Question, RowFilter, kv_deviation
+from looseleaf.blend import (
+    Budget,
+    Chase,
+    Deviation,
+    Links,
+    Oracle,
+    Question,
+    RowFilter,
+    kv_deviation,
+)
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
+from looseleaf.engine.rows import to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import LayerHook
+
+Scores = Float[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
+class _Readers:
+    """Rows of one fusion that are watched, ``weight`` of each, with the tokens at ``replaced`` in
+    the patch.
+    """
+
+    fusion: Fusion
+    rows: FusedRows
+    weight: Float[Tensor, " rows"]
+    replaced: Sequence[int] = ()
+
+    @classmethod
+    def text(cls, fusion: Fusion) -> "_Readers":
+        """The prompt's own text, all of which counts."""
+        rows = fusion.text_rows()
+        return cls(fusion, rows, torch.ones(len(rows.positions)))
+
+    @property
+    def before(self) -> list[int]:
+        """Where the part of each row begins."""
+        starts = np.array([part.start for part in self.fusion.parts])
+        own: list[int] = starts[np.searchsorted(starts, self.rows.positions, "right") - 1].tolist()
+        return own
 
 
 @dataclass(frozen=True)
@@ -33,78 +71,107 @@ class Evidence:
     awaited: Sequence[Arriving] = ()
 
     @torch.inference_mode()
-    def choose(self, fusion: Fusion) -> None:
-        """Set the positions of the tokens that ``fusion`` computes again; deviation computes them
+    def choose(self, fusions: Sequence[Fusion]) -> None:
+        """Set the positions of the tokens that ``fusions`` compute again; deviation computes them
         as well.
         """
-        selector, candidates = fusion.selector, fusion.candidates
-        if isinstance(selector, Deviation):
-            positions = self._deviating(fusion, selector)
-        else:
-            if isinstance(selector, Oracle):
-                scores = self._true_deviation(fusion)
-            elif isinstance(selector, Links):
-                scores = self._chase(fusion, selector)
+        asking: dict[Question, list[Fusion]] = {}
+        for fusion in fusions:
+            selector = fusion.selector
+            if isinstance(selector, Deviation):
+                self._settle(fusion, self._deviating(fusion, selector))
+            elif isinstance(selector, Oracle):
+                self._select(fusion, self._true_deviation(fusion))
             else:
-                assert isinstance(selector, Question), "other selectors choose without evidence"
-                scores = self._question_scores(fusion, selector)
-            fusion.scores = scores
-            positions = candidates.positions[selector.select(candidates, scores)].tolist()
+                question = selector.question if isinstance(selector, Links) else selector
+                assert isinstance(question, Question), "other selectors choose without evidence"
+                # budgets may differ, layers not
+                alike = Question(Budget(ratio=0.0), question.watched_share)
+                asking.setdefault(alike, []).append(fusion)
+        for question, together in asking.items():
+            readers = [_Readers.text(fusion) for fusion in together]
+            layers = range(self.model.config.num_layers)
+            watched = [layer for layer in layers if question.watches(layer, len(layers))]
+            scores = self._received(readers, watched)
+            chasing = []
+            for fusion, found in zip(together, scores, strict=True):
+                if isinstance(fusion.selector, Links):
+                    chasing.append((fusion, fusion.selector.begin(fusion.candidates, found)))
+                else:
+                    self._select(fusion, found)
+            self._chase(chasing)
+
+    def _select(self, fusion: Fusion, scores: Scores) -> None:
+        fusion.scores = scores
+        kept = fusion.selector.select(fusion.candidates, scores)
+        self._settle(fusion, fusion.candidates.positions[kept].tolist())
+
+    def _settle(self, fusion: Fusion, positions: list[int]) -> None:
         self.attention.pool.free(fusion.settle(positions))
 
-    def _question_scores(self, fusion: Fusion, question: Question) -> Float[Tensor, " tokens"]:
-        rows = fusion.text_rows()
-        layers = range(self.model.config.num_layers)
-        watched = [layer for layer in layers if question.watches(layer, len(layers))]
-        return self._received(fusion, rows, (), watched, torch.ones(len(rows.positions)))
+    def _chase(self, chasing: list[tuple[Fusion, Chase]]) -> None:
+        """Follow the links of some fusions, a round of all of them in a pass, and choose."""
+        turn = 0
+        while chasing:
+            going = []
+            for fusion, chase in chasing:
+                assert isinstance(fusion.selector, Links)
+                if turn < fusion.selector.rounds and len(chase.scouts):
+                    going.append((fusion, fusion.selector, chase))
+                else:
+                    self._select(fusion, chase.scores)
+            turn, chasing = turn + 1, []
+            for depth, some in _by_depth(going, self.model.config.num_layers).items():
+                chasing += self._follow(some, depth)
 
-    def _chase(self, fusion: Fusion, links: Links) -> Float[Tensor, " tokens"]:
-        candidates = fusion.candidates
-        chase = links.begin(candidates, self._question_scores(fusion, links.question))
-        depth = links.scout_layers(self.model.config.num_layers)
-
+    def _follow(
+        self, going: list[tuple[Fusion, Links, Chase]], depth: int
+    ) -> list[tuple[Fusion, Chase]]:
         def end(layer: int, hidden: Tensor) -> Tensor:
             return hidden if layer < depth else hidden[:0]
 
-        for _ in range(links.rounds):
-            if not len(chase.scouts):
-                break
-            positions = candidates.positions[chase.scouts].tolist()
-            rows, weight = fusion.document_rows(positions), chase.importance[chase.scouts]
-            strength = self._received(fusion, rows, positions, range(depth), weight, end)
-            chase = links.follow(candidates, chase, strength)
-        return chase.scores
+        readers = []
+        for fusion, _, chase in going:
+            positions = fusion.candidates.positions[chase.scouts].tolist()
+            weight = chase.importance[chase.scouts]
+            rows = fusion.document_rows(positions)
+            readers.append(_Readers(fusion, rows, weight, positions))
+        strength = self._received(readers, range(depth), end)
+        return [
+            (fusion, links.follow(fusion.candidates, chase, found))
+            for (fusion, links, chase), found in zip(going, strength, strict=True)
+        ]
 
     def _received(
-        self,
-        fusion: Fusion,
-        rows: FusedRows,
-        replaced: Sequence[int],
-        layers: Container[int],
-        weight: Float[Tensor, " rows"],
-        hook: LayerHook | None = None,
-    ) -> Float[Tensor, " tokens"]:
-        """The attention that candidates receive from ``rows`` across the border of their part."""
-        starts = np.array([part.start for part in fusion.parts])
-        own = starts[np.searchsorted(starts, rows.positions, "right") - 1]
-        watch = Watch(fusion.stored(), layers, weight, own.tolist())
-        tokens, step = self._step(fusion, rows, replaced)
+        self, readers: Sequence[_Readers], layers: Container[int], hook: LayerHook | None = None
+    ) -> list[Scores]:
+        """The attention that candidates of each fusion receive from its rows across the border of
+        their part, in one pass.
+        """
+        spans = [one.fusion.stored() for one in readers]
+        before = [at for one in readers for at in one.before]
+        watch = Watch(spans, layers, torch.cat([one.weight for one in readers]), before)
+        tokens, step = self._step([(one.fusion, one.rows, one.replaced) for one in readers])
         watched = WatchedStep(step, watch)
         self.model.forward(tokens, Following(watched, self.awaited), hook)
-        return watched.received.cpu()
+        lengths = [sum(span.length for span in some) for some in spans]
+        return list(watched.received.cpu().split(lengths))
 
     def _step(
-        self, fusion: Fusion, rows: FusedRows, replaced: Sequence[int]
+        self, parts: Sequence[tuple[Fusion, FusedRows, Sequence[int]]]
     ) -> tuple[Tensor, ChunkStep]:
-        """The tokens of ``rows`` and their attention, with the tokens at ``replaced`` in the
-        patch.
+        """The tokens of some rows of each fusion and their attention, with the tokens at the given
+        positions in its patch.
         """
-        if len(replaced):
-            self.attention.pool.place(fusion.pages, replaced)
-        table = torch.from_numpy(np.ascontiguousarray(rows.table)).to(self.model.device)
-        positions: list[int] = rows.positions.tolist()
-        chunk = PrefillChunk(positions, fusion.spans(replaced, positions[-1]))
-        return table[0], ChunkStep(self.attention, chunk, table[1], table[2])
+        chunks = []
+        for fusion, rows, replaced in parts:
+            if len(replaced):
+                self.attention.pool.place(fusion.pages, replaced)
+            positions: list[int] = rows.positions.tolist()
+            chunks.append(PrefillChunk(positions, fusion.spans(replaced, positions[-1])))
+        table = np.concatenate([rows.table for _, rows, _ in parts], axis=1)
+        held = to_device(torch.from_numpy(table), self.model.device)
+        return held[0], ChunkStep(self.attention, chunks, held[1], held[2])
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> list[int]:
         """The tokens left behind the last check layer, of a pass that all begin together.
@@ -123,7 +190,7 @@ class Evidence:
             ),
         )
         attend = _Moving()
-        tokens, attend.step = self._step(fusion, rows, everyone)
+        tokens, attend.step = self._step([(fusion, rows, everyone)])
         left: dict[int, list[int]] = {0: everyone}
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
@@ -132,7 +199,7 @@ class Evidence:
                 left[layer] = narrow.candidates.positions.tolist()
                 if left[layer]:
                     kept = fusion.pass_rows(left[layer])
-                    _, attend.step = self._step(fusion, kept, left[layer])
+                    _, attend.step = self._step([(fusion, kept, left[layer])])
             # without a token that is left nothing is worth going on for
             return hidden if len(narrow.candidates) else hidden[:0]
 
@@ -153,7 +220,7 @@ class Evidence:
             total.add_(self._deviations(fusion, layer, hidden[among.to(hidden.device)], at))
             return hidden
 
-        tokens, step = self._step(fusion, rows, everyone)
+        tokens, step = self._step([(fusion, rows, everyone)])
         self.model.forward(tokens, Following(step, self.awaited), measure)
         return total
 
@@ -190,6 +257,16 @@ class Evidence:
         at = slots // pool.page_size, slice(None), slots % pool.page_size
         stored_keys, stored_values = (pages[at] for pages in pool.layer(layer))
         return kv_deviation(turned, values, stored_keys, stored_values).cpu()
+
+
+def _by_depth(
+    going: list[tuple[Fusion, Links, Chase]], num_layers: int
+) -> dict[int, list[tuple[Fusion, Links, Chase]]]:
+    """Chases whose scouts go through the same layers, together."""
+    found: dict[int, list[tuple[Fusion, Links, Chase]]] = {}
+    for one in going:
+        found.setdefault(one[1].scout_layers(num_layers), []).append(one)
+    return found
 
 
 class _Moving:

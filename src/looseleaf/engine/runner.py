@@ -121,9 +121,10 @@ class Runner:
         are still arriving, each layer waits for its keys and values, and the call raises what that
         does; then the step is as if it had not been run.
         """
-        for sequence in work.choosing:
-            assert sequence.fusion is not None
-            Evidence(self.model, self.attention, sequence.arriving()).choose(sequence.fusion)
+        if work.choosing:
+            awaited = [arriving for s in work.choosing for arriving in s.arriving()]
+            fusions = [s.fusion for s in work.choosing if s.fusion is not None]
+            Evidence(self.model, self.attention, awaited).choose(fusions)
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         for chunk in work.chunks:
