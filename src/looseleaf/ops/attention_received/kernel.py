@@ -13,7 +13,7 @@ from looseleaf.ops.attention_received.readers import Readers
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import load_rotated, table
-from looseleaf.ops.scores.kernel import LOG2_E, is_hidden, scaled_query, score_tile, slots_of_tile
+from looseleaf.ops.scores.kernel import LOG2_E, is_shown, scaled_query, score_tile, slots_of_tile
 from looseleaf.types import Rotation, ScoreRule
 
 
@@ -58,6 +58,9 @@ def _attention_received_kernel(
     m_k = in_span[:, None] & (o_d < HEAD_DIM)[None, :]
     b_k = tl.load(p_k[:, None] + (o_d * stride_d)[None, :], mask=m_k, other=0.0)  # [N, D]
 
+    shown = in_span
+    if mask_words is not None:
+        shown &= is_shown(mask_words, tl.where(in_span, first_word, -1), position)
     best = tl.zeros((BLOCK_N,), tl.float32)
     for tile in range(tl.load(num_tiles)):
         first_row = tl.load(tile_row_indptr + tile)
@@ -73,13 +76,10 @@ def _attention_received_kernel(
                 slope = tl.load(slopes + head, mask=m_row, other=0.0)
             limit = tl.load(before + row, mask=m_row, other=0) - offset
             distance = frame_position[:, None] - position[None, :]
-            visible = in_span[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
+            visible = shown[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
             visible &= position[None, :] < limit[:, None]
             if WINDOWED:
                 visible &= distance < window
-            if mask_words is not None:
-                b_word = first_word + tl.zeros_like(head)
-                visible &= ~is_hidden(mask_words, b_word, position, visible)
             row = row.to(tl.int64)
             b_q = load_rotated(
                 q + row * stride_q_row + head * stride_q_head, stride_q_d,

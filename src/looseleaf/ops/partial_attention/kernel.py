@@ -22,6 +22,7 @@ from looseleaf.ops.scores.kernel import (
     finish,
     fold_tile,
     is_hidden,
+    is_shown,
     scaled_query,
     score_tile,
     slots_of_tile,
@@ -142,7 +143,10 @@ def _attend_item(
             is_plain &= explicit == 0
         if mask_words is not None:
             first_word = tl.load(entry_mask + entry, mask=m_row, other=-1)
-            is_plain &= tl.max(first_word, 0) < 0
+            one_word = tl.max(first_word, 0)
+            is_plain &= one_word < 0
+            # most often all rows are of one request, and what is hidden is so from all of them
+            alike = tl.min(tl.where(m_row, first_word, one_word), 0) == one_word
         plain_end = _plain_slots(
             page_positions, first_page, num_pages, bound, is_plain, m_row, PAGE_SIZE, BLOCK_N
         )
@@ -188,16 +192,20 @@ def _attend_item(
                 m_explicit = in_run & (explicit + tl.zeros_like(slot) != 0)
                 b_position = tl.load(p_position, mask=m_explicit, other=-1)
                 position = tl.where(m_explicit, b_position, position)
-            exists = in_run & (position >= 0)
-            visible = exists[None, :] & (position[None, :] < bound[:, None])  # [M, N]
-            distance = frame_position[:, None] - position[None, :]
             # a key that no row sees is not read: its page may hold anything
-            seen = exists & (position < last_bound)
+            seen = in_run & (position >= 0) & (position < last_bound)
+            if mask_words is not None:
+                word = tl.where(seen & alike, one_word, -1)
+                seen &= is_shown(mask_words, word, position)
+            visible = seen[None, :] & (position[None, :] < bound[:, None])  # [M, N]
+            distance = frame_position[:, None] - position[None, :]
             if WINDOWED:
                 visible &= distance < window
-            if mask_words is not None:
-                visible &= ~is_hidden(mask_words, first_word, position, visible)
-            if WINDOWED or mask_words is not None:
+            if mask_words is not None:  # noqa: SIM102 - known to the compiler, and the other is not
+                if not alike:
+                    visible &= ~is_hidden(mask_words, first_word, position, visible)
+                    seen = tl.max(visible.to(tl.int32), 0) > 0
+            if WINDOWED:
                 seen = tl.max(visible.to(tl.int32), 0) > 0
 
             o_page = page * stride_page

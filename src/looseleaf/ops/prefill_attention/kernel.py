@@ -18,7 +18,7 @@ from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
     finish,
     fold_tile,
-    is_hidden,
+    is_shown,
     scaled_query,
     score_tile,
     slots_of_tile,
@@ -90,7 +90,6 @@ def _prefill_attention_kernel(
                     plain_end = plain_end // BLOCK_N * BLOCK_N
             if mask_words is not None:
                 first_word = tl.load(span_mask + span)
-                plain_end = tl.where(first_word >= 0, begin, plain_end)
             if begin < end:
                 # a row before the frame sees nothing in it, and has no angle there
                 b_q = load_rotated(
@@ -107,14 +106,24 @@ def _prefill_attention_kernel(
                         distance = frame_position[:, None] - (start + o_n)[None, :]
                     o_page = page * stride_page
                     o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
-                    if HEAD_DIM == BLOCK_D:
+                    if mask_words is not None:
+                        # a span's bitmap is that of all its rows: it hides a key from everyone
+                        shown = is_shown(mask_words, first_word, start + o_n)
+                        m_kv = shown[:, None] & m_d
+                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                    elif HEAD_DIM == BLOCK_D:
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
                     else:
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                     scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-                    acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, False)
+                    if mask_words is not None:
+                        scores = tl.where(shown[None, :], scores, float("-inf"))
+                    acc, peak, total = fold_tile(
+                        scores, b_v.to(b_q.dtype), acc, peak, total, mask_words is not None
+                    )
 
                 for start in range(plain_end, end, BLOCK_N):
                     position = start + o_n
@@ -127,17 +136,14 @@ def _prefill_attention_kernel(
                         m_explicit = in_span & (explicit + tl.zeros_like(slot) != 0)
                         b_position = tl.load(p_position, mask=m_explicit, other=-1)
                         position = tl.where(m_explicit, b_position, position)
-                    exists = in_span & (position >= 0)
-                    distance = frame_position[:, None] - position[None, :]
-                    visible = exists[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
                     # a key that no row sees is not read: its page may hold anything
-                    seen = exists & (position <= latest - offset)
+                    seen = in_span & (position >= 0) & (position <= latest - offset)
+                    if mask_words is not None:
+                        seen &= is_shown(mask_words, tl.where(seen, first_word, -1), position)
+                    distance = frame_position[:, None] - position[None, :]
+                    visible = seen[None, :] & m_row[:, None] & (distance >= 0)  # [M, N]
                     if WINDOWED:
                         visible &= distance < window
-                    if mask_words is not None:
-                        b_word = first_word + tl.zeros_like(head)
-                        visible &= ~is_hidden(mask_words, b_word, position, visible)
-                    if WINDOWED or mask_words is not None:
                         seen = tl.max(visible.to(tl.int32), 0) > 0
 
                     o_page = page * stride_page

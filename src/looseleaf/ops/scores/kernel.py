@@ -54,6 +54,15 @@ def is_hidden(mask_words, first_word, position, visible):
 
 
 @triton.jit
+def is_shown(mask_words, first_word, position):
+    """Whether one bitmap, that of all rows, leaves a key: ``position`` [N] -> [N]; ``first_word``
+    is where it begins, -1 for none, one or [N]."""
+    first_word += tl.zeros_like(position)
+    word = tl.load(mask_words + first_word + (position >> 5), mask=first_word >= 0, other=0)
+    return ((word >> (position & 31)) & 1) == 0
+
+
+@triton.jit
 def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
     """Turned rows times what the scores are scaled by, before they are rounded.
 
