@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -74,6 +75,10 @@ def choose_counts(
     scores: Float[Tensor, " tokens"], candidates: Candidates, counts: Sequence[int]
 ) -> Int[Tensor, " kept"]:
     """``choose`` with a number of tokens for each request, at most its candidates."""
+    if len(counts) == 1:
+        # most often: on a GPU machine's many threads PyTorch's steps take longer to begin than this
+        order = np.argsort(-scores.cpu().numpy(), kind="stable")[: counts[0]]
+        return torch.from_numpy(np.sort(order)).to(scores.device)
     best_first = scores.argsort(descending=True, stable=True)
     # a stable second sort brings the requests together and keeps the order within each
     by_request = best_first[candidates.requests[best_first].argsort(stable=True)]

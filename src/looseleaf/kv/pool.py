@@ -80,11 +80,16 @@ class PagePool:
 
     def place(self, pages: Sequence[int], positions: Sequence[int]) -> None:
         """Say where the keys in ``pages`` stand, slot by slot; the slots behind them hold none."""
-        table = torch.full((len(pages) * self.page_size,), -1, dtype=torch.int32)
-        table[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
-        device = self.slot_positions.device
-        index = torch.tensor(pages, dtype=torch.int64).to(device)
-        self.slot_positions[index] = table.view(len(pages), self.page_size).to(device)
+        told = np.full((len(pages), 1 + self.page_size), -1, dtype=np.int32)
+        told[:, 0] = pages
+        flat = np.full(len(pages) * self.page_size, -1, dtype=np.int32)
+        flat[: len(positions)] = positions
+        told[:, 1:] = flat.reshape(len(pages), self.page_size)
+        there = torch.from_numpy(told)
+        if self.slot_positions.is_cuda:
+            # in one copy, which waits for nothing that the device still has to do
+            there = there.pin_memory().to(self.slot_positions.device, non_blocking=True)
+        self.slot_positions[there[:, 0].long()] = there[:, 1:]
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` pages, or None (and nothing taken) if so many are not free.

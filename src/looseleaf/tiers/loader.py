@@ -8,9 +8,9 @@ filled, and nothing writes to them any more."""
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from jaxtyping import UInt8
@@ -23,8 +23,10 @@ from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load
 from looseleaf.tiers.pool_copy import PoolCopy
 
-# layers of a document that come from the host's memory in one copy at most
-_TOGETHER = 4
+# about how much is copied to a GPU at a time, and how much is asked for ahead: other copies, that
+# of a step's plan for one, stand in line behind it
+_COPY_BYTES = 8 << 20
+_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(eq=False)
@@ -56,6 +58,25 @@ class _Opened:
 
 
 @dataclass(eq=False)
+class _UnderWay:
+    """Copies that were asked for; who adds one waits until there are not too many."""
+
+    _copies: deque[tuple[torch.cuda.Event, int]] = field(default_factory=deque)
+    _num_bytes: int = 0
+
+    def add(self, event: torch.cuda.Event | None, num_bytes: int) -> None:
+        """One more, that is over with ``event``; None if it is already."""
+        if event is None:
+            return
+        self._copies.append((event, num_bytes))
+        self._num_bytes += num_bytes
+        while self._num_bytes > _AHEAD_BYTES:
+            first, size = self._copies.popleft()
+            first.synchronize()
+            self._num_bytes -= size
+
+
+@dataclass(eq=False)
 class Loader:
     """Threads that load from one tier. What comes from below the host's memory is kept there too,
     if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded."""
@@ -67,35 +88,31 @@ class Loader:
     timeout: float
     observe: Callable[[int, float], None]
     num_threads: int = 2
-    _queues: list["queue.SimpleQueue[Callable[[], None] | None]"] = field(default_factory=list)
+    _queues: list["queue.SimpleQueue[list[Load] | None]"] = field(default_factory=list)
 
     def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
         """Load records into pages, all of them layer by layer together."""
         self._start()
         loads = [Load(r, pages, self.copy, self.guard, self.timeout) for r, pages in wanted]
-        if self._at_once:
-            self._queues[0].put(self._bring(loads))
-            return loads
-        shares = _dealt([load.record.layer_bytes for load in loads], self.num_threads)
+        shares = self._shares([load.record.layer_bytes for load in loads])
         for share, waiting in zip(shares, self._queues, strict=True):
             if share:
                 mine = [loads[n] for n in share]
-                waiting.put(partial(self._bring_and_end, mine))
+                waiting.put(mine)
         return loads
 
     def largest_share(self, num_bytes: Sequence[int]) -> int:
         """Of records of these sizes, how much comes one behind the other at most."""
-        if self._at_once:
-            return sum(num_bytes)
-        shares = _dealt(num_bytes, self.num_threads)
-        return max(sum(num_bytes[n] for n in share) for share in shares)
+        return max(sum(num_bytes[n] for n in share) for share in self._shares(num_bytes))
+
+    def _shares(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Which of records of these sizes each thread brings."""
+        # from the host's memory to a GPU there is one way, and copies are only asked for
+        num_hands = 1 if self._by_copies else self.num_threads
+        return _dealt(sizes, num_hands) + [[]] * (self.num_threads - num_hands)
 
     @property
-    def _at_once(self) -> bool:
-        """Whether nothing has to be waited for: all that can be done about copies from the host's
-        memory to a GPU is to ask for them, and a thread that did would be in the way of the
-        engine's.
-        """
+    def _by_copies(self) -> bool:
         return self.copy.on_gpu and isinstance(self.guard.tier, HostTier)
 
     def close(self) -> None:
@@ -105,39 +122,29 @@ class Loader:
 
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
-            waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            waiting: queue.SimpleQueue[list[Load] | None] = queue.SimpleQueue()
             name = f"looseleaf-{self.guard.name}-{number}"
             threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True).start()
             self._queues.append(waiting)
 
-    def _work(self, waiting: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-        while (job := waiting.get()) is not None:
-            job()
-
-    def _bring_and_end(self, loads: list[Load]) -> None:
-        self._bring(loads)()
-
-    def _bring(self, loads: list[Load]) -> Callable[[], None]:
-        """Bring all layers of ``loads``; what is returned waits until they are there, and books
-        them."""
-        begun = time.perf_counter()
-        opened = [one for load in loads if (one := self._open(load)) is not None]
-        layers = _grouped(_depth(opened), at_once=self._at_once)
-        num_bytes = sum(self._read(opened, some) for some in layers)
-        return partial(self._end, opened, num_bytes, begun)
-
-    def _end(self, opened: list[_Opened], num_bytes: int, begun: float) -> None:
-        for one in opened:
-            self._close(one)
-        well = [one for one in opened if one.load.state == "done"]
-        if well:
-            seconds = time.perf_counter() - begun
-            counters = self.guard.counters
-            counters.loads += len(well)
-            counters.bytes_read += num_bytes
-            counters.seconds += seconds
-            self.guard.breaker.book(well=True)
-            self.observe(num_bytes, seconds)
+    def _work(self, waiting: "queue.SimpleQueue[list[Load] | None]") -> None:
+        while (loads := waiting.get()) is not None:
+            begun = time.perf_counter()
+            opened = [one for load in loads if (one := self._open(load)) is not None]
+            under_way = _UnderWay()
+            layers = _grouped(opened) if self._by_copies else map(_alone, range(_depth(opened)))
+            num_bytes = sum(self._read(opened, some, under_way) for some in layers)
+            for one in opened:
+                self._close(one)
+            well = [one for one in opened if one.load.state == "done"]
+            if well:
+                seconds = time.perf_counter() - begun
+                counters = self.guard.counters
+                counters.loads += len(well)
+                counters.bytes_read += num_bytes
+                counters.seconds += seconds
+                self.guard.breaker.book(well=True)
+                self.observe(num_bytes, seconds)
 
     def _open(self, load: Load) -> _Opened | None:
         if load.state != "loading":
@@ -164,7 +171,7 @@ class Loader:
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
         return _Opened(load, reader, slot, run, scratch.view(2, size))
 
-    def _read(self, opened: list[_Opened], layers: range) -> int:
+    def _read(self, opened: list[_Opened], layers: range, under_way: _UnderWay) -> int:
         """Bring some layers of all loads; returns their bytes."""
         num_bytes = 0
         for one in opened:
@@ -172,7 +179,9 @@ class Loader:
                 continue
             try:
                 content = one.read(layers)
-                num_bytes += content.numel() * one.load.deliver(layers.start, content)
+                if one.load.deliver(layers.start, content):
+                    num_bytes += content.numel()
+                    under_way.add(one.load.event(-1), content.numel())
             except Exception as error:
                 self.guard.fail(error)
                 one.load.fail()
@@ -203,17 +212,22 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
     return shares
 
 
-def _grouped(num_layers: int, *, at_once: bool) -> Iterator[range]:
+def _grouped(opened: Sequence[_Opened]) -> Iterator[range]:
     """The layers in the order in which they come, those that come together as one range.
 
-    A copy costs its asking, so the host's memory gives several layers at a time; but the first ones
+    A copy costs its asking, so of short documents several layers come at a time; but the first ones
     alone, since a step waits for them, and the last ones, since it still has to compute them."""
-    start = 0
+    start, num_layers = 0, _depth(opened)
+    largest = max((one.load.record.layer_bytes for one in opened), default=1)
     while start < num_layers:
         left = num_layers - start
-        size = max(1, min(start, left // 2, _TOGETHER)) if at_once else 1
+        size = max(1, min(start, left // 2, _COPY_BYTES // largest))
         yield range(start, start + size)
         start += size
+
+
+def _alone(layer: int) -> range:
+    return range(layer, layer + 1)
 
 
 def _depth(opened: Sequence[_Opened]) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.base import Record
 from looseleaf.tiers.files import dtype_name
+from looseleaf.tiers.strided import Rows, copy_to_device
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -76,18 +77,31 @@ class PoolCopy:
         with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
             if behind is not None:
                 self._stream.wait_event(behind)
-            layers = self._kv[first : first + count]
             if isinstance(index, slice):
                 # a run of pages is a run of memory in every layer: no kernel has to do anything
-                targets = layers[:, :, index].flatten(0, 1).unbind(0)
-                for target, source in zip(targets, words.flatten(0, 1).unbind(0), strict=True):
-                    target.copy_(source, non_blocking=True)
+                self._write_run(first, index, words)
             else:
+                layers = self._kv[first : first + count]
                 numbers = torch.tensor(index).pin_memory().to(layers.device, non_blocking=True)
                 layers.index_copy_(2, numbers, words.to(layers.device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
         return event
+
+    def _write_run(
+        self,
+        first: int,
+        pages: slice,
+        words: Shaped[Tensor, "layers 2 run kv_heads page_size head_dim"],
+    ) -> None:
+        assert self._stream is not None
+        target = self._kv[first : first + len(words), :, pages].flatten(0, 1)
+        source, size = words.flatten(0, 1), words.itemsize
+        width, pitch = source.stride(0) * size, target.stride(0) * size
+        places = Rows(target.data_ptr(), pitch), Rows(source.data_ptr(), width)
+        if not copy_to_device(*places, width, len(source), self._stream):
+            for rows, given in zip(target.unbind(0), source.unbind(0), strict=True):
+                rows.copy_(given, non_blocking=True)
 
     def read(
         self, record: Record, pages: Sequence[int], into: UInt8[Tensor, "layers layer_bytes"]
