@@ -1,11 +1,13 @@
 """What the controller chose and expected is in the report, and follows what it knows of times."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from looseleaf import Fuse
-from tests.engine.harness import Folder
+from looseleaf.engine.pace import ComputePace
+from tests.engine.harness import Folder, make_llm
 from tests.engine.harness import ask as ask_with
 from tests.engine.tiered import PARAMS, forget_pool, prompts, tiered
 
@@ -55,3 +57,43 @@ def test_times_are_predicted_and_measured_in_the_report(checkpoint: Folder, tmp_
     assert 0 < loading.load_seconds < loading.total_seconds
     assert loading.num_bytes == llm.engine.tiers.num_bytes(answer.output.reuse.document_tokens)
     llm.close()
+
+
+@pytest.mark.parametrize("selector", ["random", "first", "question", "links", "deviation"])
+def test_a_budget_in_seconds_is_what_the_pass_can_compute_in_them(
+    checkpoint: Folder, selector: Literal["random", "first", "question", "links", "deviation"]
+) -> None:
+    llm, prompt = make_llm(checkpoint()), prompts()[2]
+    pace = ComputePace()
+    pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
+    llm.engine.tiering.measured_pace = lambda: pace
+    layers = {"check_layers": (1,)} if selector == "deviation" else {}
+    counts = []
+    for seconds in (1e-4, 0.05, 0.08, 9.0):
+        fuse = Fuse(selector, seconds=seconds, **layers)
+        (output,) = llm.generate([prompt], PARAMS, fuse=fuse)
+        settled, loading = output.reuse.fuse, output.reuse.loading
+        counts.append(sum(document.recomputed for document in output.reuse.documents))
+        text = output.reuse.text_tokens
+        # links spend a part of their budget on looking
+        assert text + counts[-1] <= max(1e3 * seconds, text)
+        if not counts[-1]:
+            continue
+        assert settled is not None and settled.seconds is None
+        assert loading is not None and loading.ratio is not None and 0 < loading.ratio <= 1
+        # the same answer as by the budget that this was
+        (same,) = llm.generate([prompt], PARAMS, fuse=settled)
+        assert same.token_ids == output.token_ids
+    assert counts == sorted(counts) and counts[0] == 0
+    assert 0 < counts[1] < counts[2] < counts[3]
+
+
+def test_a_model_whose_pace_nobody_knows_is_timed_when_a_budget_is_a_time(
+    checkpoint: Folder,
+) -> None:
+    llm, prompt = make_llm(checkpoint()), prompts()[2]
+    (output,) = llm.generate([prompt], PARAMS, fuse=Fuse("random", seconds=60.0))
+    assert output.reuse.fuse is not None and output.reuse.fuse.ratio == pytest.approx(1, abs=0.01)
+    known = llm.engine.tiering.measured_pace()
+    assert llm.engine.tiering.measured_pace() is known and known.predict(10, 100) is not None
+    llm.engine.check()

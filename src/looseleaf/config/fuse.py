@@ -14,17 +14,18 @@ them. ``ape`` computes none: all documents stand at one place and are weighed as
 EvaluatedSelector = Literal[FuseSelector, "oracle"]
 """``oracle`` needs the full prefill that blending avoids: for evaluation only."""
 
-_BUDGETS = ("ratio", "tokens", "threshold")
+_BUDGETS = ("ratio", "tokens", "threshold", "seconds")
+_FIXED = ("ratio", "tokens", "seconds")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "all": (),
-    "first": ("ratio", "tokens", "balanced"),
-    "random": ("ratio", "tokens", "balanced"),
-    "links": ("ratio", "tokens", "watched_share"),
+    "first": (*_FIXED, "balanced"),
+    "random": (*_FIXED, "balanced"),
+    "links": (*_FIXED, "watched_share"),
     "deviation": (*_BUDGETS, "check_layers"),
     "question": (*_BUDGETS, "watched_share"),
     "ape": ("temperature", "scale"),
-    "oracle": _BUDGETS,
+    "oracle": ("ratio", "tokens", "threshold"),
 }
 """What each selector can be told; at most one of the budgets at a time."""
 
@@ -40,11 +41,13 @@ class Fuse:
     all documents but one that stands directly behind what it was encoded behind; they are computed
     in their place and seen by this request only. How many: ``ratio``, a share of the tokens to
     choose from (default 0.15); or ``tokens``, a number, for ``first`` of each document (default
-    16); or, for ``question`` and ``deviation``, ``threshold``, the score above which a token is
-    chosen. ``none``, ``all`` and ``ape`` take none of these. ``watched_share`` of the layers, the
-    last ones, tell what the question reads; ``check_layers``, from 1, rising, are where deviation
-    is measured, each leaving fewer tokens to the next. With ``balanced`` the budget is the least:
-    it is raised to what can be computed while the documents load from their tiers, so it depends on
+    16); or ``seconds``, as many as the pass that answers can compute in that time with its text, as
+    far as is known when the request comes: the report says what share that was; or, for
+    ``question`` and ``deviation``, ``threshold``, the score above which a token is chosen.
+    ``none``, ``all`` and ``ape`` take none of these. ``watched_share`` of the layers, the last
+    ones, tell what the question reads; ``check_layers``, from 1, rising, are where deviation is
+    measured, each leaving fewer tokens to the next. With ``balanced`` the budget is the least: it
+    is raised to what can be computed while the documents load from their tiers, so it depends on
     how fast these are and where the documents happen to be; the report says what it was. Only for
     ``first`` and ``random``: the others choose by what they read, and wait for it. ``ape`` divides
     scores of document tokens by ``temperature``, and multiplies the log-sum-exp of all of them by
@@ -55,6 +58,7 @@ class Fuse:
     ratio: float | None = None
     tokens: int | None = None
     threshold: float | None = None
+    seconds: float | None = None
     watched_share: float = 0.25
     check_layers: tuple[int, ...] = (2,)
     balanced: bool = False
@@ -77,6 +81,11 @@ class Fuse:
         require(len(given) < 2, f"give one of {' and '.join(given)}")
         require(self.ratio is None or 0 <= self.ratio <= 1, "ratio must be from 0 to 1")
         require(self.tokens is None or self.tokens >= 0, "tokens must be 0 or more")
+        require(self.seconds is None or self.seconds > 0, "seconds must be positive")
+        require(
+            self.seconds is None or not self.balanced,
+            "seconds and balanced both say how long computing again may take: give one of them",
+        )
         require(0 < self.watched_share <= 1, "watched_share must be above 0 and at most 1")
         layers = self.check_layers
         require(

@@ -31,8 +31,8 @@ class _Case:
 
 @dataclass(eq=False)
 class Canary:
-    """What one engine knows of its blends' answers; ``factor`` is what their ratios and numbers of
-    tokens are multiplied by."""
+    """What one engine knows of its blends' answers; ``factor`` is what their ratios, numbers of
+    tokens and times are multiplied by."""
 
     config: EngineConfig
     counters: EngineCounters
@@ -56,6 +56,8 @@ class Canary:
             fuse = replace(fuse, ratio=min(1.0, fuse.ratio * self.factor))
         elif fuse.tokens is not None:
             fuse = replace(fuse, tokens=math.ceil(fuse.tokens * self.factor))
+        elif fuse.seconds is not None:
+            fuse = replace(fuse, seconds=fuse.seconds * self.factor)
         return replace(request, fuse=fuse)
 
     def ended(self, progress: RequestProgress) -> None:

@@ -76,8 +76,9 @@ class Intake:
         return progress
 
     def _balance(self, request: Request) -> tuple[Fuse, float] | None:
-        """The budget of a balanced policy by what is known now, and its share of the tokens."""
-        if request.fuse is None or not request.fuse.balanced:
+        """The budget of a balanced policy, or of one whose budget is a time, by what is known now,
+        and its share of the tokens."""
+        if request.fuse is None or not (request.fuse.balanced or request.fuse.seconds):
             return None
         plain, admission = replace(request, fuse=None), self.admission
         sequence = Sequence(plain, 0, admission.keys, admission.page_size, self.find_hosted)

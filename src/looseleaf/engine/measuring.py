@@ -21,13 +21,19 @@ _LONGEST = 1.0
 
 def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
     """The tiering of an engine that runs nothing yet; measures now, if there are tiers."""
-    if tiers is None:
-        return Tiering(store)
     pace = runner.pace or ComputePace()
+
+    def measured() -> ComputePace:
+        # without tiers nobody needs to know, until a budget is a time
+        if pace.predict(1, 1) is None:
+            measure_pace(runner, pace)
+        return pace
+
+    if tiers is None:
+        return Tiering(store, measured_pace=measured)
     tiers.measure()
-    measure_pace(runner, pace)
-    layers = runner.model.config.num_layers
-    return Tiering(store, tiers, LoadingController(tiers, pace, layers))
+    controller = LoadingController(tiers, measured(), runner.model.config.num_layers)
+    return Tiering(store, tiers, controller, measured)
 
 
 @torch.inference_mode()

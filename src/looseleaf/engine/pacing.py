@@ -66,24 +66,10 @@ class LoadingController:
         documents take to load, or its own if that is larger; and the share of tokens that this is.
 
         ``sequence`` blends nothing and has not been admitted."""
-        lengths = [use.num_tokens for use in sequence.documents]
         coming = {u.key: u.num_tokens for u in sequence.documents if u.key in found}
         chosen = {key: self._quickest(n, found[key]) for key, n in coming.items()}
         load = self.load_seconds(coming, chosen) or 0.0
-        text, keys = sum(run.num_tokens for run in sequence.runs), sequence.num_tokens
-
-        def fits(share: float) -> bool:
-            rows = text + again(raised(fuse, share, lengths), lengths)
-            pairs = count_pairs([(rows, max(rows, keys))])
-            seconds = self.pace.predict(rows, pairs, blends=True)
-            return seconds is not None and seconds <= load
-
-        low, high = 0.0, 1.0
-        while high - low > 0.002:
-            middle = (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        settled = raised(fuse, low, lengths)
-        return settled, again(settled, lengths) / max(1, sum(lengths))
+        return afforded(fuse, sequence, load, self.pace)
 
     def load_seconds(
         self, lengths: Mapping[SegmentKey, int], chosen: Mapping[SegmentKey, str]
@@ -127,6 +113,37 @@ class LoadingController:
             again = again or passed >= _TRY_AGAIN
             self._passed_over[name] = 0 if passed >= _TRY_AGAIN else passed
         return again
+
+
+def afforded(
+    fuse: Fuse, sequence: Sequence, seconds: float, pace: ComputePace
+) -> tuple[Fuse, float]:
+    """``fuse`` with the largest budget whose tokens, and the sequence's text, can be computed in so
+    many seconds, or its own if that is larger; and the share of tokens that this is.
+
+    ``sequence`` blends nothing and has not been admitted."""
+    lengths = [use.num_tokens for use in sequence.documents]
+    text, keys = sum(run.num_tokens for run in sequence.runs), sequence.num_tokens
+
+    def fits(share: float) -> bool:
+        rows = text + again(raised(fuse, share, lengths), lengths)
+        pairs = count_pairs([(rows, max(rows, keys))])
+        predicted = pace.predict(rows, pairs, blends=True)
+        return predicted is not None and predicted <= seconds
+
+    low, high = 0.0, 1.0
+    while high - low > 0.002:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    settled = raised(fuse, low, lengths)
+    return settled, again(settled, lengths) / max(1, sum(lengths))
+
+
+def timed(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> tuple[Fuse, float]:
+    """A policy whose budget is a time, with the budget that this is now; and its share."""
+    assert fuse.seconds is not None, "the budget is a time"
+    nothing = {"tokens": 0} if fuse.selector == "first" else {"ratio": 0.0}
+    return afforded(replace(fuse, seconds=None, **nothing), sequence, fuse.seconds, pace)
 
 
 def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:

@@ -5,11 +5,12 @@ be quicker than computing it, it is *arriving* instead of owned. Whoever reads i
 that is being computed; only when there is nothing else to do, a step follows close behind, layer by
 layer. One that fails to arrive is computed by who waits for it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from looseleaf.config import Fuse
-from looseleaf.engine.pacing import LoadingController
+from looseleaf.engine.pace import ComputePace
+from looseleaf.engine.pacing import LoadingController, timed
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import SegmentKey
@@ -19,11 +20,14 @@ from looseleaf.tiers import Keeping, Load, Tiers, Wanted
 
 @dataclass(eq=False)
 class Tiering:
-    """The tiers of one engine as its scheduler sees them; without tiers nothing ever arrives."""
+    """The tiers of one engine as its scheduler sees them; without tiers nothing ever arrives.
+
+    ``measured_pace`` tells how fast the model computes, and measures it if nobody has."""
 
     store: SegmentStore
     tiers: Tiers | None = None
     controller: LoadingController | None = None
+    measured_pace: Callable[[], ComputePace] = ComputePace
     _arriving: dict[Segment, Load] = field(default_factory=dict)
     _leaving: list[tuple[Segment, Keeping]] = field(default_factory=list)
 
@@ -57,8 +61,13 @@ class Tiering:
         return set(chosen)
 
     def balance(self, fuse: Fuse, sequence: Sequence) -> tuple[Fuse, float] | None:
-        """A balanced policy as it is now, for a sequence that blends nothing yet, and the share of
-        tokens that it computes again; None without tiers."""
+        """A policy that is balanced, or whose budget is a time, as it is now, for a sequence that
+        blends nothing yet, and the share of tokens that it computes again; None for another, and
+        for a balanced one without tiers."""
+        if fuse.seconds is not None:
+            return timed(fuse, sequence, self.measured_pace())
+        if not fuse.balanced:
+            return None
         if self.tiers is None or self.controller is None:
             return None
         missing = [u.key for u in sequence.documents if self.store.find(u.key) is None]

@@ -19,6 +19,9 @@ class FuseInput(Strict):
     threshold: float | None = Field(
         None, description="The score above which a token is computed again."
     )
+    seconds: float | None = Field(
+        None, gt=0, le=3600, description="As many as the answering pass can compute in that time."
+    )
     watched_share: float | None = Field(
         None, gt=0, le=1, description="Share of the layers, the last ones, that show what is read."
     )
