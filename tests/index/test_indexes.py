@@ -16,7 +16,9 @@ from looseleaf.index import (
     search_each,
 )
 from looseleaf.index.choosing import recall_of
+from looseleaf.index.graph import readers_of
 from looseleaf.index.native import load_index_library
+from looseleaf.index.projection import entries_of
 from looseleaf.ops.nearest_keys import nearest_keys
 from tests.index.vectors import layer
 
@@ -85,13 +87,30 @@ def test_c_and_numpy_project_the_same_edges(dtype: str, monkeypatch: pytest.Monk
     config = IndexConfig("graph", keys=dtype, degree=6, top=20)  # type: ignore[arg-type]
     vectors = KeyVectors.create(keys, config.keys)
     fast = build_index(vectors, config, queries)
-    monkeypatch.setattr("looseleaf.index.projection.try_native", lambda keys: None)
+    monkeypatch.setattr("looseleaf.index.projection.try_native", lambda keys, name: None)
     slow = build_index(vectors, config, queries)
     same = np.array_equal(fast.structure()["links"], slow.structure()["links"])
     # sums in another order may turn a near tie
     equal = (fast.structure()["links"] == slow.structure()["links"]).mean()
     assert same or equal > 0.98
     assert fast.structure()["entries"][0] == slow.structure()["entries"][0]
+
+
+def test_c_and_numpy_begin_at_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    keys = KeyVectors.create(torch.randn(300, 16, generator=generator))
+    # many small parts, some keys without edges, ties
+    links = torch.randint(0, 300, (300, 2), generator=generator, dtype=torch.int32)
+    links[torch.rand(300, generator=generator) < 0.6] = -1
+    firsts = torch.randint(0, 4, (300,), generator=generator)
+    fast = entries_of(keys, links, firsts)
+    monkeypatch.setattr("looseleaf.index.projection.try_native", lambda keys, name: None)
+    assert torch.equal(fast, entries_of(keys, links, firsts)) and len(fast) > 3
+
+
+def test_the_readers_of_a_key_are_those_that_ranked_it_highest() -> None:
+    lists = torch.tensor([[0, 1, 2], [2, 0, -1], [1, 2, 0], [2, 1, -1]], dtype=torch.int32)
+    assert readers_of(lists, 4, 2).tolist() == [[0, 1], [2, 0], [1, 3], [-1, -1]]
 
 
 @KINDS

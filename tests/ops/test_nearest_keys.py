@@ -11,7 +11,7 @@ from looseleaf.ops.nearest_keys import nearest_keys, reference
 def test_tiles_find_what_the_whole_matrix_has(
     monkeypatch: pytest.MonkeyPatch, causal: bool
 ) -> None:
-    monkeypatch.setattr(reference, "_TILE_SCORES", 700)
+    monkeypatch.setitem(reference._TILE, "cpu", (700, 1 << 15))
     torch.manual_seed(0)
     q, keys = torch.randn(50, 16), torch.randn(333, 16)
     bounds = torch.randint(0, 334, (50,)) if causal else None
@@ -43,7 +43,7 @@ def test_memory_is_a_tile_of_scores_not_all_of_them(monkeypatch: pytest.MonkeyPa
         return topk(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "topk", watched)
-    monkeypatch.setattr(reference, "_TILE_SCORES", 1 << 14)
+    monkeypatch.setitem(reference._TILE, "cpu", (1 << 14, 1 << 15))
     nearest_keys(torch.randn(300, 8), torch.randn(4000, 8), 10)
     assert 0 < largest <= 1 << 14
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.hosted import HostedAttention, HostedRead, merge_all
+from looseleaf.attention.hosted import HostedAttention
+from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.attention.readings import HostedRows, Reading, SelectedRows
 from looseleaf.kv.pool import PagePool
@@ -175,26 +176,6 @@ class CpuAttention:
 
 
 @dataclass(frozen=True)
-class HostedChunk:
-    """The rows of a chunk, as a slice of a step's new rows, and what they read outside the pool."""
-
-    rows: slice
-    positions: Tensor
-    reads: tuple[HostedRead, ...]
-
-
-def hosted_chunks(chunks: Sequence[PrefillChunk]) -> list[HostedChunk]:
-    """The chunks that read hosted segments."""
-    start, found = 0, []
-    for chunk in chunks:
-        rows = slice(start, start + len(chunk.positions))
-        if chunk.hosted:
-            found.append(HostedChunk(rows, torch.tensor(list(chunk.positions)), chunk.hosted))
-        start = rows.stop
-    return found
-
-
-@dataclass(frozen=True)
 class Prompts:
     """The new rows of a step, as every layer attends with them."""
 
@@ -210,12 +191,7 @@ class Prompts:
         state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
         out[:] = state.out
         for chunk in self.hosted[layer]:
-            assert self.owner.hosted is not None
-            rows = chunk.rows
-            read = self.owner.hosted.chunk(layer, q[rows], chunk.positions, chunk.reads, rule)
-            out[rows] = merge_all([AttnState(state.out[rows], state.lse[rows]), read]).out.to(
-                out.dtype
-            )
+            chunk.join(layer, q, AttnState(out, state.lse), rule, self.owner.rotation)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from looseleaf.index import KeyVectors, KVIndex, SegmentIndex, search_each
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.ops.flash_cpu import attend_dense
+from looseleaf.ops.flash_cuda import attend_dense_cuda
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -125,22 +126,6 @@ class HostedAttention:
             total.out[row], total.lse[row] = joint.out[0], joint.lse[0]
         return total
 
-    def chunk(
-        self,
-        layer: int,
-        q: Float[Tensor, "rows qo_heads head_dim"],
-        positions: Int[Tensor, " rows"],
-        reads: Sequence[HostedRead],
-        rule: ScoreRule,
-    ) -> AttnState:
-        """The state of a prompt's rows, all of which stand behind the segments: every key is
-        read."""
-        states = []
-        for read in reads:
-            turned = rotate(q.float(), positions - read.offset, self.rotation)
-            states.append(attend_segment(turned, read.segment.kv[layer], rule))
-        return merge_all(states)
-
     def _always(self, layer: int, q: Tensor, read: HostedRead, rule: ScoreRule) -> AttnState:
         """The keys that are read without a search."""
         kv = read.segment.kv[layer]
@@ -226,6 +211,24 @@ class HostedAttention:
             self.counters.recall_sum += min(found, counts[n]) / counts[n]
 
 
+def read_chunk(
+    layer: int,
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    positions: Int[Tensor, " rows"],
+    reads: Sequence[HostedRead],
+    rule: ScoreRule,
+    rotation: Rotation,
+) -> AttnState:
+    """The state of a prompt's rows, all of which stand behind the segments: every key is read.
+
+    On a GPU keys and values come to it tile by tile, each read once and let go."""
+    states = []
+    for read in reads:
+        turned = rotate(q.float(), positions - read.offset, rotation)
+        states.append(attend_segment(turned, read.segment.kv[layer], rule))
+    return merge_all(states)
+
+
 def attend_segment(
     q: Float[Tensor, "rows qo_heads head_dim"],
     kv: Float[Tensor, "2 kv_heads keys head_dim"],
@@ -239,12 +242,25 @@ def attend_segment(
     heads = q.float().transpose(0, 1)[None]
     step = kv.shape[2] if causal else _TILE
     for first in range(0, kv.shape[2], max(step, 1)):
-        k, v = (part[None, :, first : first + step].float() for part in kv)
+        tile = kv[:, :, first : first + step]
+        if q.is_cuda:
+            k, v = _to_device(tile, q.device)
+            states.append(attend_dense_cuda(q, k, v, rule.softmax_scale, causal))
+            continue
+        k, v = (part[None].float() for part in tile)
         out, lse = attend_dense(heads, k, v, rule, causal=causal)
         states.append(AttnState(out[0].transpose(0, 1), lse[0].transpose(0, 1)))
     if not states:
-        return AttnState(torch.zeros(q.shape), torch.full(q.shape[:2], -torch.inf))
+        return AttnState(q.new_zeros(q.shape), q.new_full(q.shape[:2], -torch.inf))
     return merge_all(states)
+
+
+def _to_device(tile: Tensor, device: torch.device) -> Tensor:
+    """A tile on ``device``; the host may copy the next one while this one is read."""
+    if tile.device == device:
+        return tile
+    staged = torch.empty(tile.shape, dtype=tile.dtype, pin_memory=True)
+    return staged.copy_(tile).to(device, non_blocking=True)
 
 
 def merge_all(states: Sequence[AttnState]) -> AttnState:

@@ -26,6 +26,8 @@ from looseleaf.attention.device_choice import (
 )
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.hosted import HostedAttention
+from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
+from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
@@ -43,7 +45,7 @@ from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
-from looseleaf.types import Attend, Rotation, ScoreRule
+from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
 
@@ -134,10 +136,15 @@ class PagedAttention:
         self._readings = Readings(
             self.pool, self.rotation, self.rules, lambda rows: group(rows, grouping=self.grouping)
         )
-        self.hosted = None
+        self.hosted: HostedAttention | HostedDevice | None = None
         if self._cpu is not None:
             self.hosted = HostedAttention(self.rotation, torch.get_num_threads())
             self._cpu.hosted = self._readings.hosted = self.hosted
+        elif device.type == "cuda":
+            heads = self.num_qo_heads, kv.shape[5]
+            self.hosted = HostedDevice(
+                self.rotation, self.rules, heads, self._row_dtype, device, torch.get_num_threads()
+            )
 
     @property
     def groups(self) -> Groups:
@@ -168,16 +175,41 @@ class PagedAttention:
         layers = self._plans(readings, rows.chunks)
         for reading in readings:
             count_on_device(reading.selected)
+        device = self.pool.kv.device
+        prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
         if asked is not None:
             layers[-1] = self._plans(readings[-1:], asked)[0]
-        return _OpsStep(self, layers, rows.slots, rows.frame_positions)
+            prompts[-1] = hosted_chunks(asked, device, len(rows.decode))
+        hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
+        return _OpsStep(self, layers, rows.slots, rows.frame_positions, hosted, prompts)
+
+    def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
+        """The reads of hosted segments of a step on a GPU, with room for ``rows`` rows; None if it
+        has none. Whoever has sent the step to the device says so: `sent`."""
+        if not any(row.hosted for row in decode):
+            return None
+        assert isinstance(self.hosted, HostedDevice), "kernels that read no hosted segments"
+        positions, reads = zip(*((row.position, row.hosted) for row in decode), strict=True)
+        return self.hosted.load(rows, positions, reads)
+
+    def hosted_room(self, rows: int) -> DeviceWork:
+        """Where steps of so many rows read hosted segments, without any reads: to capture."""
+        assert isinstance(self.hosted, HostedDevice), "on a CPU nothing is captured"
+        return self.hosted.load(rows, (), ())
+
+    def sent(self) -> None:
+        """The latest step is on its way to the device."""
+        if isinstance(self.hosted, HostedDevice):
+            self.hosted.sent()
 
     def host_step(
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk], most_rows: int
     ) -> HostStep | None:
         """The work lists of a step on the host, None if some of its rows are not for a work list,
-        or choose what they read in a way that no list on the device tells. The step is replayed
-        with ``most_rows`` rows."""
+        read hosted segments whole, or choose in a way that no list on the device tells. The step
+        is replayed with ``most_rows`` rows."""
+        if any(chunk.hosted for chunk in chunks):
+            return None
         readings = self._read(decode)
         made: dict[tuple[bool, ...], int] = {}
         works: list[ListedWork] = []
@@ -201,9 +233,10 @@ class PagedAttention:
         layers: Sequence[int],
         slots: Tensor,
         frame_positions: Tensor,
+        hosted: DeviceWork | None = None,
     ) -> Attend:
-        """The attention of a step whose rows are all in each of ``works``; ``layers`` says which of
-        them a layer reads by.
+        """The attention of a step whose rows are all in each of ``works``, and in ``hosted``;
+        ``layers`` says which of the former a layer reads by.
 
         Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
         in the same tensors."""
@@ -211,7 +244,8 @@ class PagedAttention:
             _LayerPlan(AttentionPlan(len(slots), work, None), choice=choice)
             for work, choice in works
         ]
-        return _OpsStep(self, [plans[n] for n in layers], slots, frame_positions)
+        chosen, none = [plans[n] for n in layers], [()] * len(layers)
+        return _OpsStep(self, chosen, slots, frame_positions, hosted, none)
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -279,26 +313,31 @@ class _OpsStep:
     layers: Sequence[_LayerPlan]
     slots: Tensor
     frame_positions: Tensor
+    hosted: DeviceWork | None
+    prompts: Sequence[Sequence[HostedChunk]]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, chosen = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
+        split = plan.num_work_rows
+        if self.hosted is not None and len(q):
+            self.hosted.begin(layer, q[:split])
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
         if not len(q):
             return q
-        split = plan.num_work_rows
         new = None
         if plan.spans is not None:
             spans = plan.spans
             patch = places if spans.mask_words.numel() else None
             new = prefill_attention(
                 q[split:], k_pages, v_pages, spans, rotation, rule, patch, implementation=chosen
-            ).out
+            )
             if split == 0:
-                return new
+                return self._with_hosted(layer, q, new)
         out = torch.empty_like(q)
+        lse = None
         if plan.work is not None:
             work = plan.work
             patch = places if work.mask_words.numel() else None
@@ -311,7 +350,23 @@ class _OpsStep:
             for selected in self.layers[layer].selected:
                 selected.join(layer, q, states, indptr)
             kept = None if choice is None else choice.kept(layer)
-            merge_states(states, indptr, out=out[:split], kept=kept, implementation=chosen)
+            carried = None if self.hosted is None else self.hosted.join()
+            if carried is not None and kept is not None:
+                # a row starts from one state: first from what it has kept
+                states = merge_states(states, indptr, kept=kept, implementation=chosen)
+                numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
+                indptr, kept = numbers, None
+            lse = merge_states(states, indptr, carried, out[:split], kept, chosen).lse
         if new is not None:
-            out[split:] = new
-        return out
+            out[split:] = new.out
+        if not self.prompts[layer]:
+            return out
+        lses = [lse for lse in (lse, None if new is None else new.lse) if lse is not None]
+        return self._with_hosted(layer, q, AttnState(out, torch.cat(lses)))
+
+    def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
+        """The output of all rows, with what those of prompts read outside of the pool."""
+        owner = self.attention
+        for chunk in self.prompts[layer]:
+            chunk.join(layer, q, state, owner.rules[layer], owner.rotation)
+        return state.out

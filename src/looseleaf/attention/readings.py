@@ -162,7 +162,8 @@ class Reading:
 @dataclass(eq=False)
 class Readings:
     """Makes the readings of steps; groups, tables and summaries are kept while they hold.
-    ``selected`` are the rows of the latest step that choose."""
+    ``selected`` are the rows of the latest step that choose. What rows read of hosted segments
+    joins their states where ``hosted`` is given; on a GPU it is carried to the merge."""
 
     pool: PagePool
     rotation: Rotation
@@ -207,9 +208,8 @@ class Readings:
 
     def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[HostedRows, ...]:
         reading = [index for index, row in enumerate(rows) if row.hosted]
-        if not reading:
+        if not reading or self.hosted is None:
             return ()
-        assert self.hosted is not None, "hosted segments are read on a CPU only"
         places = torch.tensor(reading)
         positions, reads = zip(*((rows[n].position, rows[n].hosted) for n in reading), strict=True)
         return (HostedRows(places, positions, reads, self.hosted, self.rules),)
@@ -264,7 +264,7 @@ class Readings:
                 entry = Entry(index, row.position, 0)
                 groups.items.append(Item([], _LAST, [entry]))
             for index, row in enumerate(rows):
-                if row.hosted:
+                if row.hosted and self.hosted is not None:
                     assert index not in choosing, "a row chooses pages or reads by an index"
                     groups.items.append(Item([], _LAST, [Entry(index, row.position, 0)]))
             kept = names, groups

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from looseleaf.cli.bench_fuse import fuse
+from looseleaf.cli.bench_hosted import hosted
 from looseleaf.cli.bench_index import index
 from looseleaf.cli.bench_report import OUTPUT, report
 from looseleaf.cli.bench_select import select
@@ -217,5 +218,5 @@ def _require_transformers() -> None:
         raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
-for _command in (fuse, hits, index, lazy, rate, relay, select, tiers):
+for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice
 from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.hosted_device import DeviceWork
 from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
 from looseleaf.attention.paged import HostStep, PagedAttention
 from looseleaf.attention.plan import PrefillChunk
@@ -38,10 +39,12 @@ class WorkKey(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What a graph is made for: some work lists, and which of them each layer reads by."""
+    """What a graph is made for: some work lists, and which of them each layer reads by. Rows of a
+    ``hosted`` one may read segments in the host's memory."""
 
     works: tuple[WorkKey, ...]
     layers: tuple[int, ...]
+    hosted: bool = False
 
     @property
     def rows(self) -> int:
@@ -107,12 +110,17 @@ class StepGraphs:
         step = self.attention.host_step(decode, chunks, padded_rows(rows.num_rows))
         if step is None:
             return None
-        graph = self._graph_for(rows.num_rows, step)
+        reads_hosted = any(row.hosted for row in decode)
+        graph = self._graph_for(rows.num_rows, step, reads_hosted)
+        if reads_hosted:
+            self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         self._load(rows)
         if previous is not None:
             self._previous[: len(previous)].copy_(previous)
         graph.load(step)
         graph.graph.replay()
+        if reads_hosted:
+            self.attention.sent()
         self.replays += 1
         return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
 
@@ -144,8 +152,9 @@ class StepGraphs:
             usual.append(step.works[0].work.tiles)
         return list(dict.fromkeys(usual))
 
-    def _graph_for(self, num_rows: int, step: HostStep) -> _Graph:
-        key = GraphKey(tuple(_key_of(num_rows, *listed) for listed in step.works), step.layers)
+    def _graph_for(self, num_rows: int, step: HostStep, hosted: bool) -> _Graph:
+        works = tuple(_key_of(num_rows, *listed) for listed in step.works)
+        key = GraphKey(works, step.layers, hosted)
         if key not in self._graphs:
             self._graphs[key] = self._capture(key, [choice for _, choice in step.works])
         return self._graphs[key]
@@ -164,23 +173,24 @@ class StepGraphs:
     def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
         device = self.model.device
         lists = [_lists(*work, device) for work in zip(key.works, choices, strict=True)]
+        hosted = self.attention.hosted_room(key.rows) if key.hosted else None
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
         self._inputs.zero_()
         self._inputs[1].fill_(-1)
         side = torch.cuda.Stream(self.model.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._forward(key, lists)
+            self._forward(key, lists, hosted)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(key, lists)
+            logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
 
-    def _forward(self, key: GraphKey, lists: Sequence[_Lists]) -> Tensor:
+    def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
         tokens, slots, places, wanted = self._inputs[:, : key.rows].unbind(0)
         works = [(some.work.work, some.device) for some in lists]
-        attend = self.attention.over(works, key.layers, slots, places)
+        attend = self.attention.over(works, key.layers, slots, places, hosted)
         hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
         return self.model.logits(hidden.index_select(0, wanted))
 

@@ -126,7 +126,7 @@ class Hosting:
         the tier has it. The job tells when it is.
 
         Raises InvalidRequest if it is longer than the positions that the model reads, if scores
-        of the model are not plain inner products, and on a GPU."""
+        of the model are not plain inner products, or no kernels can read it."""
         page_size = self.attention.pool.page_size
         request = Request("(hosted)", parts, SamplingParams(max_tokens=1), salt, warms=True)
         sequence = Sequence(request, 0, self.keys, page_size)
@@ -182,8 +182,9 @@ class Hosting:
         folder = None if self.folder is None else self.folder / segment.key.hex()
         try:
             segment.index = build_segment(
-                segment, segment.num_tokens, heads, job.config, folder=folder, on_progress=job.tell
-            )
+                segment, segment.num_tokens, heads, job.config, folder=folder,
+                on_progress=job.tell, device=self.model.device,
+            )  # fmt: skip
             segment.queries_of = []
             self.built += 1
             self._store(segment)
@@ -206,8 +207,8 @@ class Hosting:
         attention = self.attention
         if attention.hosted is None:
             raise InvalidRequest(
-                "hosted documents are read by the CPU's attention only: use device='cpu', or "
-                "register the document for the pool"
+                "hosted documents are read by the attention of a CPU or of a CUDA device: leave "
+                "the implementation to 'auto', or register the document for the pool"
             )
         most = len(attention.rotation.cos)
         if num_tokens >= most:
@@ -294,7 +295,7 @@ class HostedPass:
         self.job, self.rotation, self.rules = job, rotation, rules
         self.context: list[Tensor] = []
         self.context_done = not job.context
-        self.places = torch.arange(0)
+        self.places, self.first = torch.arange(0), 0
         self.sampled = _sampled(job, shape.num_qo_heads // shape.num_kv_heads)
         segment = job.segment
         segment.filled = 0
@@ -307,32 +308,31 @@ class HostedPass:
         """Compute what it sees, or the next ``most`` tokens."""
         segment, context = self.job.segment, self.job.context
         if not self.context_done:
-            model.forward(torch.tensor(context), self)
+            model.forward(torch.tensor(context, device=model.device), self)
             self.context_done = True
             return
         stop = min(segment.filled + most, segment.num_tokens)
-        self.places = torch.arange(segment.filled, stop)
-        model.forward(torch.tensor(self.job.tokens[segment.filled : stop]), self)
+        self.first = segment.filled
+        self.places = torch.arange(segment.filled, stop, device=model.device)
+        tokens = torch.tensor(self.job.tokens[segment.filled : stop], device=model.device)
+        model.forward(tokens, self)
         segment.filled = stop
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rule, dtype = self.rules[layer], q.dtype
         if not self.context_done:
-            at = torch.arange(len(q))
+            at = torch.arange(len(q), device=q.device)
             turned = (rotate(k, at, self.rotation), v)
             self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
-            own = attend_segment(
-                rotate(q.float(), at, self.rotation), self.context[layer], rule, causal=True
-            )
-            return own.out.to(dtype)
-        kv, first, stop = self.job.segment.kv[layer], int(self.places[0]), len(self.places)
-        stop += first
-        kv[0, :, first:stop] = rotate(k, self.places, self.rotation).transpose(0, 1)
-        kv[1, :, first:stop] = v.transpose(0, 1)
+            turned_q = rotate(q.float(), at, self.rotation)
+            return attend_segment(turned_q, self.context[layer], rule, causal=True).out.to(dtype)
+        kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
+        own = torch.stack((rotate(k, self.places, self.rotation), v)).transpose(1, 2)
+        kv[:, :, first:stop] = own
         turned_q = rotate(q.float(), self.places, self.rotation)
         self._keep(layer, turned_q, first, stop)
         states = [
-            attend_segment(turned_q, kv[:, :, first:stop], rule, causal=True),
+            attend_segment(turned_q, own, rule, causal=True),
             attend_segment(turned_q, kv[:, :, :first], rule),
         ]
         if self.context:
@@ -344,7 +344,8 @@ class HostedPass:
         """Keep the chunk's queries that the index is to learn from."""
         lower, upper = torch.searchsorted(self.sampled, torch.tensor([first, stop])).tolist()
         rows = self.sampled[lower:upper] - first
-        self.job.segment.queries_of[layer][:, lower:upper] = q[rows].transpose(0, 1)
+        kept = q[rows.to(q.device)].transpose(0, 1)
+        self.job.segment.queries_of[layer][:, lower:upper] = kept
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:

@@ -158,6 +158,7 @@ class Runner:
         begun = None if self.pace is None else self.pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
         hidden = self.model.forward(tokens, attend, asked=index)
+        self.attention.sent()
         if taps and rows.asked is not None:
             hidden = hidden.index_select(0, rows.asked_on(self.model.device))
         _book(work)

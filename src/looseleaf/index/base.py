@@ -13,6 +13,7 @@ from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index.keys import KeyVectors
 
+CPU = torch.device("cpu")
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 

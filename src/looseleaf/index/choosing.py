@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexConfig, IndexKind
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Hits, KVIndex
+from looseleaf.index.base import CPU, Hits, KVIndex
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index
 from looseleaf.index.searching import search
@@ -54,6 +54,7 @@ def choose_index(
     config: IndexConfig,
     *,
     cost: Cost = "time",
+    device: torch.device = CPU,
 ) -> Choice:
     """The cheapest index over ``keys`` that finds ``config.recall`` of the ``config.top`` nearest.
 
@@ -63,13 +64,14 @@ def choose_index(
         raise InvalidOption("to measure an index takes at least two queries")
     step = max(2, len(queries) // _HELD_OUT)
     held = torch.arange(len(queries)) % step == 0
-    exact = nearest_keys(queries[held], keys.gather(slice(0, None)), config.top)
+    found = nearest_keys(queries[held].to(device), keys.wide(device), config.top)
+    exact = NearestKeys(found.ids.cpu(), found.scores.cpu())
     best: tuple[float, KVIndex] | None = None
     trials = []
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
     for kind in kinds:
         start = time.perf_counter()
-        index = build_index(keys, replace(config, kind=kind), queries[~held])
+        index = build_index(keys, replace(config, kind=kind), queries[~held], device)
         seconds = time.perf_counter() - start
         trial = _least_effort(index, queries[held], exact, config.recall, seconds)
         trials.append(trial)

@@ -9,20 +9,18 @@ nearest, not at the one nearest to the mean, and at one key of every part that c
 there."""
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Arrays, KVIndex, require_queries
+from looseleaf.index.base import CPU, Arrays, KVIndex, require_queries
 from looseleaf.index.keys import KeyVectors
-from looseleaf.index.projection import project
+from looseleaf.index.projection import entries_of, project
 from looseleaf.ops.nearest_keys import nearest_keys
 
 _EFFORT = 200
-_MOST_ENTRIES = 64
 
 
 class GraphIndex(KVIndex):
@@ -37,9 +35,13 @@ class GraphIndex(KVIndex):
 
     @classmethod
     def build(
-        cls, keys: KeyVectors, queries: Float[Tensor, "queries head_dim"], config: IndexConfig
+        cls,
+        keys: KeyVectors,
+        queries: Float[Tensor, "queries head_dim"],
+        config: IndexConfig,
+        device: torch.device = CPU,
     ) -> "GraphIndex":
-        """Join the keys that ``queries``, in the keys' frame, find together.
+        """Join the keys that ``queries``, in the keys' frame, find together; ``device`` compares.
 
         Raises InvalidOption without any query."""
         if len(queries) == 0 and len(keys):
@@ -50,11 +52,12 @@ class GraphIndex(KVIndex):
             index.links = torch.empty(0, 2 * config.degree, dtype=torch.int32)
             return index
         sampled = sample_queries(require_queries(queries, keys.head_dim), len(keys), config)
-        lists = nearest_keys(sampled, keys.gather(slice(0, None)), config.top).ids
-        firsts = lists[:, 0][lists[:, 0] >= 0].long()
-        readers = readers_of(lists, len(keys), config.readers)
+        lists = nearest_keys(sampled.to(device), keys.wide(device), config.top).ids
+        readers = readers_of(lists, len(keys), config.readers).cpu()
+        lists = lists.cpu()
+        firsts = lists[:, 0][lists[:, 0] >= 0].long().bincount(minlength=len(keys))
         index.links = project(keys, lists, readers, config.degree)
-        index.entries = entries_of(index.links, firsts.bincount(minlength=len(keys)))
+        index.entries = entries_of(keys, index.links, firsts)
         return index
 
     def structure(self) -> Arrays:
@@ -95,47 +98,20 @@ def sample_queries(
     return queries[torch.randperm(len(queries), generator=generator)[:wanted]]
 
 
-def entries_of(
-    links: Int[Tensor, "keys edges"], firsts: Int[Tensor, " keys"]
-) -> Int[Tensor, " entries"]:
-    """Where searches begin: the key that is nearest of all most often, then likewise in each part
-    that has edges and is not reached yet, at most 64 in all."""
-    table, counts = links.numpy(), firsts.numpy().astype(np.float64)
-    joined: npt.NDArray[np.bool_] = np.asarray((table >= 0).any(1))
-    waiting = joined.copy()
-    # the most read first; a part without a nearest key begins anywhere
-    counts += 0.5 * joined
-    entries: list[int] = []
-    while len(entries) < _MOST_ENTRIES:
-        entry = int(np.where(waiting, counts, -1.0).argmax() if entries else counts.argmax())
-        if entries and not waiting[entry]:
-            break
-        entries.append(entry)
-        frontier = np.array([entry])
-        waiting[entry] = False
-        while len(frontier):
-            behind = table[frontier].ravel()
-            behind = np.unique(behind[behind >= 0])
-            frontier = behind[waiting[behind]]
-            waiting[frontier] = False
-    return torch.tensor(entries, dtype=torch.int32)
-
-
 def readers_of(
     lists: Int[Tensor, "queries top"], num_keys: int, most: int
 ) -> Int[Tensor, "keys readers"]:
     """For each key the queries that found it, those that ranked it highest first, ended by -1."""
     num_queries, top = lists.shape
-    keys = lists.flatten().numpy()
-    rank = np.tile(np.arange(top), num_queries)
-    query = np.repeat(np.arange(num_queries), top)
+    # rank by rank, so that a stable sort by key leaves them in the order of their ranks
+    keys = lists.T.flatten().long()
+    query = torch.arange(num_queries, dtype=torch.int32, device=lists.device).repeat(top)
     found = keys >= 0
-    keys, rank, query = keys[found], rank[found], query[found]
-    order = np.lexsort((rank, keys))
-    keys, query = keys[order], query[order]
-    starts = np.searchsorted(keys, np.arange(num_keys))
-    place = np.arange(len(keys)) - starts[keys]
+    keys, order = keys[found].sort(stable=True)
+    query = query[found][order]
+    starts = torch.searchsorted(keys, torch.arange(num_keys, device=lists.device))
+    place = torch.arange(len(keys), device=lists.device) - starts[keys]
     kept = place < most
-    readers = np.full((num_keys, most), -1, dtype=np.int32)
+    readers = torch.full((num_keys, most), -1, dtype=torch.int32, device=lists.device)
     readers[keys[kept], place[kept]] = query[kept]
-    return torch.from_numpy(readers)
+    return readers

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Arrays, KVIndex
+from looseleaf.index.base import CPU, Arrays, KVIndex
 from looseleaf.index.keys import KeyVectors
 
 _EFFORT = 64
@@ -29,21 +29,21 @@ class IvfIndex(KVIndex):
     members: Tensor
 
     @classmethod
-    def build(cls, keys: KeyVectors, config: IndexConfig) -> "IvfIndex":
-        """Cluster all keys."""
+    def build(cls, keys: KeyVectors, config: IndexConfig, device: torch.device = CPU) -> "IvfIndex":
+        """Cluster all keys; ``device`` compares."""
         index = cls(keys, 0, config, _EFFORT)
         index.means = torch.empty(0, keys.head_dim)
         index.starts = torch.zeros(1, dtype=torch.int32)
         index.members = torch.empty(0, dtype=torch.int32)
-        index.fold()
+        index.fold(device)
         return index
 
-    def fold(self) -> None:
+    def fold(self, device: torch.device = CPU) -> None:
         """Cluster the keys that are newer than the structure; the others stay as they are."""
         first, last = self.built, len(self.keys)
         if first == last:
             return
-        means, assigned = cluster_keys(self.keys, first, last, self.config)
+        means, assigned = cluster_keys(self.keys, first, last, self.config, device)
         order = assigned.argsort(stable=True)
         sizes = assigned.bincount(minlength=len(means))
         starts = sizes.cumsum(0).to(torch.int32) + self.starts[-1]
@@ -78,31 +78,26 @@ class IvfIndex(KVIndex):
 
 
 def cluster_keys(
-    keys: KeyVectors, first: int, last: int, config: IndexConfig
+    keys: KeyVectors, first: int, last: int, config: IndexConfig, device: torch.device = CPU
 ) -> tuple[Float[Tensor, "clusters head_dim"], Int[Tensor, " keys"]]:
     """Means of the clusters of keys ``first`` to ``last - 1``, and each key's cluster.
 
     Runs of ``config.span`` keys are clustered on their own; then every key goes to the best
     centroid of all. Clusters may end up empty; these are left out."""
-    centre = _mean(keys, first, last, config.span)
-    centroids = []
-    for start in range(first, last, config.span):
-        run = keys.gather(slice(start, min(start + config.span, last))) - centre
-        centroids.append(_spherical_means(run, config))
-    directions = torch.cat(centroids)
-    assigned = torch.empty(last - first, dtype=torch.int64)
-    sums = torch.zeros(len(directions), keys.head_dim)
-    for start in range(first, last, config.span):
-        run = keys.gather(slice(start, min(start + config.span, last)))
-        best = _nearest(run - centre, directions)
-        assigned[start - first : start - first + len(run)] = best
+    runs = keys.wide(device)[first:last].split(config.span)
+    total = torch.stack([run.sum(0, dtype=torch.float64) for run in runs]).sum(0)
+    centre = (total / (last - first)).float()
+    directions = torch.cat([_spherical_means(run - centre, config) for run in runs])
+    assigned = torch.cat([_nearest(run - centre, directions) for run in runs])
+    sums = torch.zeros(len(directions), keys.head_dim, device=device)
+    for run, best in zip(runs, assigned.split(config.span), strict=True):
         sums.index_add_(0, best, run)
     sizes = assigned.bincount(minlength=len(directions))
     kept = sizes > 0
     renumbered = kept.cumsum(0) - 1
-    means = sums[kept] / sizes[kept, None]
+    means = (sums[kept] / sizes[kept, None]).cpu()
     # judged as they are stored, so that a loaded index finds the same
-    return _narrowed(means).float(), renumbered[assigned]
+    return _narrowed(means).float(), renumbered[assigned].cpu()
 
 
 def _narrowed(means: Tensor) -> Tensor:
@@ -110,17 +105,10 @@ def _narrowed(means: Tensor) -> Tensor:
     return narrow if bool(torch.isfinite(narrow).all()) else means
 
 
-def _mean(keys: KeyVectors, first: int, last: int, span: int) -> Tensor:
-    total = torch.zeros(keys.head_dim, dtype=torch.float64)
-    for start in range(first, last, span):
-        total += keys.gather(slice(start, min(start + span, last))).sum(0, dtype=torch.float64)
-    return (total / (last - first)).float()
-
-
 def _spherical_means(run: Tensor, config: IndexConfig) -> Tensor:
     """Directions of about ``len(run) / cluster_size`` clusters; seeds are spread evenly."""
     count = max(1, len(run) // config.cluster_size)
-    seeds = torch.linspace(0, len(run) - 1, count).round().long()
+    seeds = torch.linspace(0, len(run) - 1, count).round().long().to(run.device)
     directions = torch.nn.functional.normalize(run[seeds], dim=1)
     for _ in range(config.iterations):
         best = _nearest(run, directions)
@@ -132,5 +120,5 @@ def _spherical_means(run: Tensor, config: IndexConfig) -> Tensor:
 
 
 def _nearest(run: Tensor, directions: Tensor) -> Tensor:
-    tile = max(1, (1 << 22) // len(directions))
+    tile = max(1, (1 << (26 if run.is_cuda else 22)) // len(directions))
     return torch.cat([(part @ directions.T).argmax(1) for part in run.split(tile)])

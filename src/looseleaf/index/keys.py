@@ -72,6 +72,14 @@ class KeyVectors:
         wide = self.vectors[at].float()
         return wide if self.scales is None else wide * self.scales[ids, None]
 
+    def wide(self, device: torch.device) -> Float[Tensor, "keys head_dim"]:
+        """All keys as fp32 on ``device``."""
+        rows = self.vectors[: self.count] if self.rows is None else self.vectors[self.rows]
+        wide = rows.to(device).float()
+        if self.scales is None:
+            return wide
+        return wide * self.scales[: self.count, None].to(device)
+
     def append(self, new: Float[Tensor, "keys head_dim"]) -> None:
         """More keys behind the last. Raises InvalidOption for keys in a pool, which grow there."""
         if self.rows is not None:

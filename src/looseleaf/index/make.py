@@ -1,12 +1,13 @@
 """An index of the kind that is asked for: built, or taken back from its arrays."""
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Arrays, KVIndex
+from looseleaf.index.base import CPU, Arrays, KVIndex
 from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
@@ -14,18 +15,23 @@ from looseleaf.index.keys import KeyVectors
 
 
 def build_index(
-    keys: KeyVectors, config: IndexConfig, queries: Float[Tensor, "queries head_dim"] | None = None
+    keys: KeyVectors,
+    config: IndexConfig,
+    queries: Float[Tensor, "queries head_dim"] | None = None,
+    device: torch.device = CPU,
 ) -> KVIndex:
     """An index over ``keys``; a graph learns from ``queries``, which stand in the keys' frame.
 
+    What compares all keys runs on ``device``; the index itself is the CPU's.
     Kind ``auto`` is `choose_index`'s to build. Raises InvalidOption for a graph without queries."""
     if config.kind == "auto":
         raise InvalidOption("kind 'auto' is chosen by measurement: call choose_index")
     if config.kind == "flat":
         return FlatIndex.build(keys, config)
     if config.kind == "ivf":
-        return IvfIndex.build(keys, config)
-    return GraphIndex.build(keys, keys.gather(slice(0, 0)) if queries is None else queries, config)
+        return IvfIndex.build(keys, config, device)
+    learnt = keys.gather(slice(0, 0)) if queries is None else queries
+    return GraphIndex.build(keys, learnt, config, device)
 
 
 def load_index(arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> KVIndex:

@@ -10,7 +10,9 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.index.keys import KeyVectors
 from looseleaf.ops.native_build import load_library, vector_lanes
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+# what stands between `vectors.h` and a file's own text
+_BEFORE = {"reads.c": ("search.c",)}
 
 
 class KeysPointer(ctypes.Structure):
@@ -40,14 +42,15 @@ def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
     """The C file ``name`` of this folder for keys of this dim and dtype.
 
     Raises NativeUnavailable if it can't be compiled."""
-    if keys.vectors.dtype not in _TYPES:
+    if keys.vectors.dtype not in KEY_TYPES:
         raise NativeUnavailable(f"no C search over keys of {keys.vectors.dtype}")
     folder = resources.files("looseleaf.index")
-    source = folder.joinpath("vectors.h").read_text() + folder.joinpath(name).read_text()
+    files = ("vectors.h", *_BEFORE.get(name, ()), name)
+    source = "".join(folder.joinpath(file).read_text() for file in files)
     dim = keys.head_dim
     defines = {
         "DIM": dim,
-        "KEY_TYPE": _TYPES[keys.vectors.dtype],
+        "KEY_TYPE": KEY_TYPES[keys.vectors.dtype],
         "LANES": math.gcd(dim, vector_lanes()),
     }
     return load_library(source, tuple(defines.items()))

@@ -100,3 +100,32 @@ void looseleaf_project(const Projection *p, int64_t threads) {
     }
     add_reverse(p);
 }
+
+/* Where searches begin: of the keys that are not reached yet the one with the highest count, again
+   and again; the first may have no edges. Returns how many there are, at most `most`. */
+int32_t looseleaf_entries(const int32_t *links, int64_t count, int64_t width, const int32_t *counts,
+                          int32_t *entries, int64_t most) {
+    uint8_t *waiting = malloc((size_t)count + 1);
+    int32_t *stack = malloc(sizeof(int32_t) * (size_t)(count + 1)), found = 0;
+    for (int64_t key = 0; key < count; key++) waiting[key] = links[key * width] >= 0;
+    while (found < most) {
+        int64_t entry = -1;
+        for (int64_t key = 0; key < count; key++)
+            if ((waiting[key] || !found) && (entry < 0 || counts[key] > counts[entry])) entry = key;
+        if (entry < 0) break;
+        int64_t depth = 0;
+        entries[found++] = stack[depth++] = (int32_t)entry;
+        waiting[entry] = 0;
+        while (depth) {
+            const int32_t *behind = links + stack[--depth] * width;
+            for (int64_t n = 0; n < width && behind[n] >= 0; n++) {
+                if (!waiting[behind[n]]) continue;
+                waiting[behind[n]] = 0;
+                stack[depth++] = behind[n];
+            }
+        }
+    }
+    free(waiting);
+    free(stack);
+    return found;
+}

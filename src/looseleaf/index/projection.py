@@ -8,7 +8,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.index.keys import KeyVectors
-from looseleaf.index.native import KeysPointer, load_index_library, try_native
+from looseleaf.index.native import KeysPointer, try_native
+
+Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+_MOST_ENTRIES = 64
 
 
 class _Projection(ctypes.Structure):
@@ -36,7 +39,7 @@ def project(
     ways. Nearness is the inner product."""
     lists, readers = lists.contiguous(), readers.contiguous()
     links = torch.full((len(keys), 2 * degree), -1, dtype=torch.int32)
-    library = try_native(keys)
+    library = try_native(keys, "project.c")
     if library is None:
         _project_numpy(keys, lists.numpy(), readers.numpy(), links.numpy())
         return links
@@ -49,13 +52,49 @@ def project(
         degree,
         links.data_ptr(),
     )
-    load_index_library("project.c", keys).looseleaf_project(
-        ctypes.byref(projection), ctypes.c_int64(torch.get_num_threads())
-    )
+    library.looseleaf_project(ctypes.byref(projection), ctypes.c_int64(torch.get_num_threads()))
     return links
 
 
-Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+def entries_of(
+    keys: KeyVectors, links: Int[Tensor, "keys edges"], firsts: Int[Tensor, " keys"]
+) -> Int[Tensor, " entries"]:
+    """Where searches begin: the key that is nearest of all most often (``firsts``), then likewise
+    in each part that has edges and is not reached yet, at most 64 in all."""
+    library = try_native(keys, "project.c")
+    if library is None:
+        return torch.tensor(_entries_numpy(links.numpy(), firsts.numpy()), dtype=torch.int32)
+    entries = torch.empty(_MOST_ENTRIES, dtype=torch.int32)
+    # the most read first; a part without a nearest key begins anywhere
+    counts = 2 * firsts.to(torch.int32) + (links[:, 0] >= 0).int()
+    num = library.looseleaf_entries(
+        ctypes.c_void_p(links.data_ptr()),
+        ctypes.c_int64(len(links)),
+        ctypes.c_int64(links.shape[1]),
+        ctypes.c_void_p(counts.data_ptr()),
+        ctypes.c_void_p(entries.data_ptr()),
+        ctypes.c_int64(_MOST_ENTRIES),
+    )
+    return entries[:num].clone()
+
+
+def _entries_numpy(table: Table, firsts: np.ndarray) -> list[int]:
+    joined = np.asarray((table >= 0).any(1))
+    waiting, counts = joined.copy(), 2 * firsts + joined
+    entries: list[int] = []
+    while len(entries) < _MOST_ENTRIES:
+        entry = int(np.where(waiting, counts, -1).argmax() if entries else counts.argmax())
+        if entries and not waiting[entry]:
+            break
+        entries.append(entry)
+        frontier = np.array([entry])
+        waiting[entry] = False
+        while len(frontier):
+            behind = table[frontier].ravel()
+            behind = np.unique(behind[behind >= 0])
+            frontier = behind[waiting[behind]]
+            waiting[frontier] = False
+    return entries
 
 
 def _project_numpy(keys: KeyVectors, lists: Table, readers: Table, links: Table) -> None:

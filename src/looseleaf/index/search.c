@@ -72,6 +72,11 @@ static inline int64_t place_of(const Hit *sorted, int64_t count, int64_t capacit
     return low;
 }
 
+static inline void fetch_links(const Index *index, int64_t key) {
+    const char *p = (const char *)(index->links + key * index->degree);
+    for (int64_t i = 0; i < index->degree * 4; i += 64) __builtin_prefetch(p + i);
+}
+
 /* Best first from the entries; `effort` hits are kept, and every one of them is looked behind. */
 static void walk(const Search *search, Best *best) {
     const Index *index = search->index;
@@ -103,6 +108,8 @@ static void walk(const Search *search, Best *best) {
             fetch_ahead(keys, links[n]);
             fresh[news++] = links[n];
         }
+        /* unless one of these is better, its links are read next */
+        if (first < count) fetch_links(index, found[first].id);
         for (int64_t n = 0; n < news; n++) {
             Hit hit = {score_key(keys, search->query, fresh[n]), fresh[n]};
             int64_t place = place_of(found, count, effort, hit);

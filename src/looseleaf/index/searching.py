@@ -38,7 +38,9 @@ _SEARCH = np.dtype(
 )
 
 
-class _IndexPointer(ctypes.Structure):
+class IndexPointer(ctypes.Structure):
+    """An index as C reads it; whoever makes one keeps the index alive."""
+
     _fields_ = (
         ("keys", KeysPointer),
         ("built", ctypes.c_int64),
@@ -53,7 +55,8 @@ class _IndexPointer(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, index: KVIndex) -> "_IndexPointer":
+    def of(cls, index: KVIndex) -> "IndexPointer":
+        """The index as it is now."""
         made = cls(keys=KeysPointer.of(index.keys), built=index.built)
         if isinstance(index, GraphIndex):
             made.links, made.degree = index.links.data_ptr(), index.links.shape[1]
@@ -120,7 +123,7 @@ def _search_native(
 ) -> tuple[Hits, AttnState | None]:
     (wanted, efforts, threads), num, dim = how, len(queries), queries.shape[1]
     most = max(wanted)
-    made = {id(index): _IndexPointer.of(index) for index in indexes}
+    made = {id(index): IndexPointer.of(index) for index in indexes}
     hits = Hits(
         torch.full((num, most), -1, dtype=torch.int32),
         torch.full((num, most), -torch.inf),

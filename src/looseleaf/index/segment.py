@@ -8,7 +8,9 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Arrays, KVIndex
+from looseleaf.index.base import CPU, Arrays, KVIndex
 from looseleaf.index.choosing import choose_index
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
@@ -133,27 +135,36 @@ def build_segment(
     *,
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
+    device: torch.device = CPU,
+    workers: int = 1,
 ) -> SegmentIndex:
     """Build all indexes of a segment.
 
     With a ``folder`` every finished one is kept there, so that a build that was ended goes on where
     it stopped; parts of other keys or sizes are not taken. ``on_progress`` hears how many are done,
-    of how many. Raises InvalidOption for keys that are not finite, and a graph without queries."""
-    units: dict[Place, KVIndex] = {}
+    of how many. ``workers`` of them are built at a time, whose comparisons of all keys run on
+    ``device``. Raises InvalidOption for keys that are not finite, and a graph without queries."""
     places = heads.units(config)
-    for done, place in enumerate(places):
-        if on_progress is not None:
-            on_progress(done, len(places))
+    done = count()
+
+    def build(place: Place) -> KVIndex:
         keys = _keys(vectors, place, heads, config, num_tokens)
         part = None if folder is None else folder / _part_name(place, keys, config)
         found = None if part is None else _read_part(part, keys, config)
         if found is None:
-            found = _build(keys, config, _queries(vectors, place, heads, config))
+            found = _build(keys, config, _queries(vectors, place, heads, config), device)
             if part is not None:
                 _write_part(part, found.arrays())
-        units[place] = found
+        if on_progress is not None:
+            on_progress(next(done) + 1, len(places))
+        return found
+
     if on_progress is not None:
-        on_progress(len(places), len(places))
+        on_progress(0, len(places))
+    if workers == 1:
+        return SegmentIndex(config, heads, num_tokens, {place: build(place) for place in places})
+    with ThreadPoolExecutor(workers, "looseleaf-indexing") as threads:
+        units = dict(zip(places, threads.map(build, places), strict=True))
     return SegmentIndex(config, heads, num_tokens, units)
 
 
@@ -180,12 +191,14 @@ def _queries(
     return torch.cat([vectors.queries(layer, qo_head) for qo_head in group])
 
 
-def _build(keys: KeyVectors, config: IndexConfig, queries: Tensor | None) -> KVIndex:
+def _build(
+    keys: KeyVectors, config: IndexConfig, queries: Tensor | None, device: torch.device
+) -> KVIndex:
     if config.kind != "auto":
-        return build_index(keys, config, queries)
+        return build_index(keys, config, queries, device)
     if queries is None or len(queries) < 2 or len(keys) <= config.top:
         return build_index(keys, replace(config, kind="flat"))
-    return choose_index(keys, queries, config).index
+    return choose_index(keys, queries, config, device=device).index
 
 
 def _part_name(place: Place, keys: KeyVectors, config: IndexConfig) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.index import KeyVectors, SegmentIndex
+from looseleaf.kv.host_memory import host_zeros
 from looseleaf.kv.keys import SegmentKey
 
 
@@ -42,7 +43,7 @@ class HostedSegment:
     ) -> "HostedSegment":
         """Room for a segment that is yet to be computed."""
         shape = (num_layers, 2, num_kv_heads, num_tokens, head_dim)
-        return cls(key, num_tokens, torch.zeros(shape, dtype=dtype))
+        return cls(key, num_tokens, host_zeros(shape, dtype))
 
     @property
     def layers(self) -> list[Float[Tensor, "2 kv_heads tokens head_dim"]]:

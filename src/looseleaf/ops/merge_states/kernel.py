@@ -120,7 +120,8 @@ def merge_states_triton(
         carried_strides = (*carried_out.stride()[:2], *carried_lse.stride())
     else:
         carried_strides = (0, 0, 0, 0)
-    chained = chains(out)
+    # a carried state may come from another stream than the states
+    chained = chains(out) and carried is None
     _merge_states_kernel[(rows, heads)](
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
         row_state_indptr.contiguous(),

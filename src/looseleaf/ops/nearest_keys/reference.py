@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_TILE_SCORES = 1 << 22
+# scores of a tile, and its keys: what a processor's cache holds, and what keeps a GPU busy
+_TILE = {"cpu": (1 << 22, 1 << 15), "cuda": (1 << 27, 1 << 17)}
 
 
 class NearestKeys(NamedTuple):
@@ -27,8 +28,9 @@ def nearest_keys_reference(
     """See `looseleaf.ops.nearest_keys`."""
     ids = torch.full((len(q), count), -1, dtype=torch.int32, device=q.device)
     scores = torch.full((len(q), count), -torch.inf, device=q.device)
-    tile_keys = max(1, min(len(keys), 32768))
-    tile_rows = max(1, _TILE_SCORES // tile_keys)
+    tile_scores, most_keys = _TILE["cuda" if q.is_cuda else "cpu"]
+    tile_keys = max(1, min(len(keys), most_keys))
+    tile_rows = max(1, tile_scores // tile_keys)
     for row in range(0, len(q), tile_rows):
         rows = slice(row, row + tile_rows)
         for first in range(0, len(keys), tile_keys):

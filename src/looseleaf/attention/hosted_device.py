@@ -1,0 +1,147 @@
+"""Reads of hosted segments by decoding rows on a GPU: queries down, states up, within a stream.
+
+A layer is a copy, a function of the host and a copy back, on a stream beside the one that reads the
+pool; so the GPU's part and the CPU's run at once, the merge waits for both, and all of it can be
+captured in a graph. Prompts read the keys themselves, tile by tile (`looseleaf.attention.hosted`).
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from looseleaf.attention.hosted import HostedCounters, HostedRead
+from looseleaf.attention.hosted_work import HostedWork, PlaceTables
+from looseleaf.errors import EngineFault
+from looseleaf.index.crew import Crew
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+
+@dataclass(eq=False)
+class HostedDevice:
+    """The hosted reads of one model on one GPU, by ``threads`` threads of the host.
+
+    ``heads`` are the query heads and their dim, ``dtype`` that of queries; ``sample`` is the share
+    of reads whose recall is measured. Threads and memory are taken when
+    something is first read."""
+
+    rotation: Rotation
+    rules: Sequence[ScoreRule]
+    heads: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+    sample: float = 1 / 8192
+    counters: HostedCounters = field(default_factory=HostedCounters)
+    _works: "dict[int, DeviceWork]" = field(default_factory=dict)
+    _number: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._side: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
+        self._busy: DeviceWork | None = None
+
+    def room(self, rows: int) -> "DeviceWork":
+        """Room for ``rows`` rows or more, always the same object."""
+        rows = 1 << (rows - 1).bit_length()
+        if rows not in self._works:
+            if self._side is None:
+                host = Rotation(
+                    self.rotation.cos.cpu(), self.rotation.sin.cpu(), self.rotation.interleaved
+                )
+                self._crew, self._tables = Crew(self.threads), PlaceTables(self.heads[0])
+                self._rotation = host
+                self._side = torch.cuda.Stream(self.device)
+            q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
+            work = HostedWork(self._crew, self._tables, self._rotation, self.rules, q)
+            self._works[rows] = DeviceWork(work, self._side, work.states.to(self.device))
+        return self._works[rows]
+
+    def load(
+        self, rows: int, positions: Sequence[int], reads: Sequence[Sequence[HostedRead]]
+    ) -> "DeviceWork":
+        """What the rows of the next step read; waits until the step before has read.
+
+        ``rows`` is the room that is needed; rows past ``reads`` read nothing."""
+        work = self.room(rows)
+        self.settle()
+        searches = len(self.rules) * self.heads[0] * sum(map(len, reads))
+        sampled = None
+        before, self._number = self._number, self._number + self.sample * searches
+        if int(self._number) > int(before):
+            # another layer and head every time
+            sampled = (7 * int(self._number), 5 * int(self._number))
+        work.host.load(positions, reads, sampled)
+        self._busy = work
+        return work
+
+    @property
+    def seconds(self) -> float:
+        """What the host took for searching and attending so far, while the device waited or not."""
+        spent = sum(at.nanoseconds for work in self._works.values() for at in work.host.layers)
+        return float(spent) * 1e-9
+
+    def sent(self) -> None:
+        """The step that was loaded is on its way."""
+        if self._busy is None or self._done is not None:
+            return
+        self._done = torch.cuda.Event()
+        self._done.record(torch.cuda.current_stream(self.device))
+
+    def settle(self) -> None:
+        """Wait for the reads that are on their way, and count them."""
+        if self._done is not None and self._busy is not None:
+            self._done.synchronize()
+            self._busy.host.collect(self.counters)
+            self._done = self._busy = None
+
+
+@dataclass(eq=False)
+class DeviceWork:
+    """`HostedWork` and its states on the device; ``side`` is the stream that carries both ways."""
+
+    host: HostedWork
+    side: torch.cuda.Stream
+    states: Tensor
+    _sent: Tensor | None = None
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Send the queries of a layer, and have it read."""
+        current = torch.cuda.current_stream(q.device)
+        # it must not be written to anew before it is copied
+        self._sent = sent = q.contiguous()
+        self.side.wait_stream(current)
+        with torch.cuda.stream(self.side):
+            self.host.q[: len(q)].copy_(sent, non_blocking=True)
+            _launch(self.side, self.host.crew.function, self.host.layers[layer])
+            self.states.copy_(self.host.states, non_blocking=True)
+
+    def join(self) -> AttnState:
+        """The state of every row, once it is there."""
+        current = torch.cuda.current_stream(self.states.device)
+        current.wait_stream(self.side)
+        self._sent = None
+        rows, heads, dim = self.host.q.shape
+        out = rows * heads * dim
+        return AttnState(
+            self.states[:out].view(rows, heads, dim), self.states[out:].view(rows, heads)
+        )
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _launch(stream: torch.cuda.Stream, function: int, argument: ctypes.Structure) -> None:
+    """Call a C function of the host when the stream comes to it."""
+    failed = _driver().cuLaunchHostFunc(
+        ctypes.c_void_p(stream.cuda_stream),
+        ctypes.c_void_p(function),
+        ctypes.c_void_p(ctypes.addressof(argument)),
+    )
+    if failed:
+        raise EngineFault(f"the CUDA driver took no host function (error {failed})")

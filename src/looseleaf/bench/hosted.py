@@ -1,0 +1,260 @@
+"""``bench hosted``: time of a token whose document is in the host's memory, by kind of index.
+
+Whole steps of a model of real shape with random weights, through the engine's own runner: plan,
+graph, search on threads of the host, merge, and the likeliest token back. Beside them the same
+steps with all keys in the GPU's pool. What is asked and found is made (`hosted_layers`); every kind
+searches as thoroughly as the same recall takes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.hosted_device import HostedDevice
+from looseleaf.bench.hosted_layers import Built, MadeKeys, build_layer, fill, host_layers
+from looseleaf.bench.random_model import MODEL_SHAPES, random_weights
+from looseleaf.bench.results import Row
+from looseleaf.bench.timing import Repeated, measure_in_turn
+from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, IndexKind, ModelConfig
+from looseleaf.engine.rows import RowInputs
+from looseleaf.engine.runner import Runner
+from looseleaf.errors import InvalidOption
+from looseleaf.index import Heads
+from looseleaf.kv.host_memory import host_zeros
+from looseleaf.models import Decoder
+from looseleaf.models.layers import DecoderWeights
+from looseleaf.ops.rotate import rotate
+from looseleaf.rope import build_rotation
+from looseleaf.types import Attend, LayerHook
+
+_OWN = 64  # tokens of the request besides the document
+_ASKED = 128
+
+
+@dataclass(frozen=True)
+class HostedBench:
+    """What is measured: ``kinds`` of index, and dense decoding where ``dense`` says so, over
+    ``contexts``; ``num_layers`` of the shape's, ``distinct`` made KV heads; ``count`` keys found by
+    each query head with ``recall``, ends besides, by ``threads`` threads of the host."""
+
+    shape: str
+    layer: str
+    contexts: Sequence[int]
+    kinds: Sequence[IndexKind]
+    dense: bool
+    num_layers: int
+    distinct: int
+    count: int
+    recall: float
+    sample: float
+    threads: int
+    new_tokens: int
+    repetitions: int
+
+    def __post_init__(self) -> None:
+        if self.shape not in MODEL_SHAPES:
+            raise InvalidOption(
+                f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
+            )
+        if not torch.cuda.is_available():
+            raise InvalidOption("bench hosted needs a CUDA device: bench index measures a CPU")
+
+
+def measure(bench: HostedBench, on_done: Callable[[Row], None]) -> list[Row]:
+    """A row for every context and arm; ``on_done`` hears each when it is there."""
+    device = torch.device("cuda")
+    shape = replace(MODEL_SHAPES[bench.shape], num_layers=bench.num_layers)
+    dtype: torch.dtype = getattr(torch, shape.torch_dtype)
+    heads = Heads(shape.num_layers, shape.num_qo_heads, shape.num_kv_heads)
+    longest = max(bench.contexts)
+    made = MadeKeys.create(bench.layer, longest, heads, bench.distinct, _ASKED, dtype)
+    size = shape.num_layers, 2, shape.num_kv_heads, longest, shape.head_dim
+    room = host_zeros(size, dtype)
+    fill(room, made)
+    decoder = AskingDecoder(shape, random_weights(shape, dtype, device))
+    rows: list[Row] = []
+    for context in sorted(bench.contexts):
+        some = made.first(context)
+        kv = room[:, :, :, :context]
+        for row in _measure_context(bench, decoder, some, kv, heads):
+            rows.append(row)
+            on_done(row)
+    return rows
+
+
+def _measure_context(
+    bench: HostedBench, decoder: "AskingDecoder", made: MadeKeys, kv: Tensor, heads: Heads
+) -> Iterator[Row]:
+    device, context = decoder.device, kv.shape[3]
+    config = IndexConfig(sample=bench.sample)
+    exact = made.exact(config, bench.count, device)
+    built: dict[str, Built] = {}
+    arms: dict[str, _Arm] = {}
+    for kind in bench.kinds:
+        built[kind] = build_layer(
+            made, heads, replace(config, kind=kind), exact=exact, wanted=bench.recall,
+            device=device, workers=min(4, bench.distinct), threads=bench.threads,
+        )  # fmt: skip
+        segment = host_layers(made, kv, built[kind], kind)
+        arms[kind] = _Arm(bench, decoder, made, HostedRead(segment, 0, bench.count), context)
+    if bench.dense:
+        arms["dense"] = _Arm(bench, decoder, made, None, context)
+    taken = measure_in_turn({name: arm.run for name, arm in arms.items()}, bench.repetitions)
+    for name, arm in arms.items():
+        yield _row(bench, name, arm, taken, built) | {"context": context}
+
+
+def _row(
+    bench: HostedBench,
+    name: str,
+    arm: "_Arm",
+    taken: Mapping[str, Repeated],
+    built: Mapping[str, Built],
+) -> dict[str, str | int | float]:
+    ms = taken[name].map(lambda seconds: seconds * 1e3)
+    own = built.get(name)
+    layers = bench.num_layers
+    build_s = 0.0 if own is None else own.seconds * layers * arm.num_kv_heads / bench.distinct
+    saved = taken["flat"].median - taken[name].median if "flat" in taken else 0.0
+    pays = build_s / saved if saved > 0 else float("inf")
+    return {
+        "shape": bench.shape,
+        "layers": layers,
+        "layer": bench.layer,
+        "context": 0,
+        "arm": name,
+        "found": bench.count,
+        "recall": own.recall if own else 1.0,
+        "scanned": own.scanned if own else 1.0,
+        "effort": max(u.effort for u in own.index.units.values()) if own else 0,
+        "threads": bench.threads,
+        "token_ms": ms.median,
+        "token_least": ms.range[0],
+        "token_most": ms.range[1],
+        "search_ms": arm.search_seconds * 1e3,
+        "device_gib": arm.device_bytes / 2**30,
+        "pool_gib": arm.pool_bytes / 2**30,
+        "host_gib": arm.host_bytes / 2**30,
+        "build_s": build_s,
+        "bytes_per_token": own.bytes_per_token if own else 0.0,
+        "pays_after_tokens": pays,
+        "new_tokens": bench.new_tokens,
+        "repetitions": bench.repetitions,
+    }
+
+
+class _Arm:
+    """Steps of one request behind a document: hosted, or in the pool where ``read`` is None."""
+
+    def __init__(
+        self,
+        bench: HostedBench,
+        decoder: "AskingDecoder",
+        made: MadeKeys,
+        read: HostedRead | None,
+        context: int,
+    ) -> None:
+        shape = decoder.config
+        self.bench, self.decoder, self.read, self.context = bench, decoder, read, context
+        self.num_kv_heads = shape.num_kv_heads
+        pages = -(-(_OWN if read else context + _OWN) // 16)
+        most = context + _OWN
+        before = torch.cuda.memory_allocated()
+        config = EngineConfig(device="cuda", max_model_len=most, cache=CacheConfig(num_pages=pages))
+        self.runner = Runner.create(decoder, config, most)
+        self.pool_bytes = self.runner.pool.kv.numel() * self.runner.pool.kv.element_size()
+        self.runner.pool.allocate(pages)
+        if read is None:
+            self.runner.pool.kv.normal_()
+        self.pages = list(range(pages))
+        hosted = self.runner.attention.hosted
+        assert isinstance(hosted, HostedDevice)
+        hosted.threads, hosted.sample = bench.threads, 0.0
+        self.hosted = hosted
+        self.search_seconds = 0.0
+        self.host_bytes = 0 if read is None else read.segment.num_bytes
+        self.asked = self._ask(made)
+        self.run()
+        self.device_bytes = torch.cuda.memory_allocated() - before
+
+    def run(self) -> float:
+        """Seconds of a step."""
+        steps = len(self.asked)
+        spent = self._searched()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for step in range(steps):
+            self._step(step)
+        seconds = (time.perf_counter() - begun) / steps
+        self.hosted.settle()
+        self.search_seconds = (self._searched() - spent) / steps
+        return seconds
+
+    def _step(self, step: int) -> None:
+        self.decoder.asked.copy_(self.asked[step], non_blocking=True)
+        own = len(self.pages) * 16 - _OWN
+        # the last of the own tokens, again and again: a token more or less is nothing
+        length = own + _OWN
+        position = self.context + _OWN - 1
+        span = ReadSpan(self.pages, self.context - own, length, 0)
+        row = DecodeRow(position, (), span, hosted=(self.read,) if self.read else ())
+        table = np.array([[1], [length - 1], [length - 1]], dtype=np.int64)
+        graphs = self.runner.graphs
+        assert graphs is not None, "a GPU replays graphs"
+        logits = graphs.run(RowInputs(table, None), [row], (), None)
+        assert logits is not None, "one row is for a graph"
+        int(logits.argmax())
+
+    def _ask(self, made: MadeKeys) -> Tensor:
+        """What each step asks, layer by layer, turned back from the place where it is read."""
+        shape, steps = self.decoder.config, self.bench.new_tokens
+        group = shape.num_qo_heads // shape.num_kv_heads
+        generator = torch.Generator().manual_seed(2)
+        drawn = torch.randint(
+            made.asked.shape[1], (steps, shape.num_layers, shape.num_qo_heads), generator=generator
+        )
+        head = torch.arange(shape.num_qo_heads) // group
+        asked = made.asked[head, drawn]
+        rotation = build_rotation(shape.rope, self.context + _OWN)
+        back = replace(rotation, sin=-rotation.sin)
+        places = torch.full((steps * shape.num_layers,), self.context + _OWN - 1)
+        turned = rotate(asked.flatten(0, 1), places, back)
+        return turned.view(steps, shape.num_layers, 1, *asked.shape[2:]).to(
+            self.decoder.device, self.decoder.dtype
+        )
+
+    def _searched(self) -> float:
+        return self.hosted.seconds
+
+
+class AskingDecoder(Decoder):
+    """A decoder that asks what it is told: ``asked`` has the queries of each layer's one row."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        super().__init__(config, weights)
+        size = config.num_layers, 1, config.num_qo_heads, config.head_dim
+        self.asked = torch.zeros(size, dtype=self.dtype, device=self.device)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        attend: Attend,
+        hook: LayerHook | None = None,
+        asked: Tensor | None = None,
+    ) -> Tensor:
+        """As a decoder does, with other queries."""
+        return super().forward(tokens, _Asking(attend, self.asked), hook, asked)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    attend: Attend
+    asked: Tensor
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attend(layer, self.asked[layer].expand_as(q), k, v)

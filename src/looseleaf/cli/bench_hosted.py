@@ -1,0 +1,72 @@
+"""``looseleaf bench hosted``: a token behind a document in the host's memory."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.config import IndexKind
+
+
+@click.command()
+@click.option("--shape", default="llama-3.1-8b", show_default=True, help="shape of the model")
+@click.option("--layers", type=int, help="layers of the model [default: the shape's]")
+@click.option(
+    "--layer",
+    type=click.Choice(["clustered", "unclustered"]),
+    default="clustered",
+    show_default=True,
+    help="what keys and queries are made like",
+)
+@click.option(
+    "--context", "contexts", multiple=True, type=int, help="tokens of the document [default: 16384]"
+)
+@click.option(
+    "--index", "kinds", multiple=True, type=click.Choice(["flat", "ivf", "graph"]),
+    help="indexes to measure [default: all]",
+)  # fmt: skip
+@click.option("--dense/--no-dense", default=True, help="beside all keys in the GPU's pool")
+@click.option("--distinct", default=8, show_default=True, help="KV heads that are made apart")
+@click.option("--found", default=100, show_default=True, help="keys that a query head finds")
+@click.option("--recall", default=0.95, show_default=True, help="recall that every index reaches")
+@click.option("--sample", default=0.2, show_default=True, help="queries to learn from, by key")
+@click.option("--threads", default=16, show_default=True, help="threads of the host")
+@click.option("--new-tokens", default=8, show_default=True, help="tokens that are timed in a run")
+@click.option("--repetitions", default=5, show_default=True)
+@OUTPUT
+def hosted(
+    layers: int | None,
+    contexts: tuple[int, ...],
+    kinds: tuple[str, ...],
+    found: int,
+    output: Path | None,
+    **options: Any,
+) -> None:
+    """Time of a token behind a hosted document, by kind of index, beside dense decoding."""
+    from looseleaf.bench.hosted import HostedBench, measure
+    from looseleaf.bench.random_model import MODEL_SHAPES
+    from looseleaf.bench.results import Row
+
+    shape = MODEL_SHAPES.get(options["shape"])
+    bench = HostedBench(
+        contexts=contexts or (16384,),
+        kinds=cast(tuple[IndexKind, ...], kinds or ("flat", "ivf", "graph")),
+        num_layers=layers or (shape.num_layers if shape else 1),
+        count=found,
+        **options,
+    )
+
+    def say(row: Row) -> None:
+        click.echo(
+            f"{row['context']} tokens, {row['arm']}: {row['token_ms']:.2f} ms a token, "
+            f"{row['search_ms']:.2f} searching, recall {row['recall']:.3f}",
+            err=True,
+        )
+
+    rows = measure(bench, say)
+    shown = ["context", "arm", "recall", "scanned", "effort", "token_ms", "search_ms"]
+    shown += ["pool_gib", "device_gib", "host_gib", "build_s", "bytes_per_token"]
+    shown += ["pays_after_tokens"]
+    title = f"hosted, {bench.shape}, {bench.num_layers} layers, {bench.layer}"
+    report(rows, title, shown, output, "hosted")

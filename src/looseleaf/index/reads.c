@@ -1,0 +1,146 @@
+/* What decoding rows read of segments in the host's memory, from the query to the state.
+
+   `vectors.h` and `search.c` stand before this text. A unit is one query head of one row: its query
+   comes to the frame of each segment that the row reads, finds keys by the index, reads the ones
+   that are always read, and all of it is one softmax. */
+
+/* One KV head of a layer of a segment, as one query head reads it. */
+typedef struct {
+    const Index *index;   /* none: `always` is all there is */
+    const Keys *values;   /* of the indexed keys */
+    const Keys *always[2]; /* keys and values that every row reads */
+    int64_t effort, top;  /* the index is so thorough as to find `top` keys */
+} Place;
+
+/* A row's read of a segment: `place` in its frame, `want` keys found by the index. */
+typedef struct {
+    int64_t row, place, want;
+    const Place *heads;
+} Read;
+
+typedef struct {
+    const void *q; /* rows of heads of DIM, as the model made them: type as KEY_TYPE */
+    int64_t q_type, heads;
+    const float *cos, *sin; /* [positions, half] */
+    int64_t half, interleaved;
+    const Read *reads;
+    const int64_t *starts; /* the reads of the n-th reading row are starts[n] to starts[n + 1] - 1 */
+    float scale;
+    int64_t sampled; /* the unit whose recall is measured, or -1 */
+    float *out, *lse; /* [rows, heads, DIM] and [rows, heads]; what is there is joined */
+    int64_t counts[5]; /* keys before the reads, keys read, vectors compared; of the sampled unit: keys wanted, found */
+} Task;
+
+typedef struct {
+    float sum[DIM], top, total;
+} State;
+
+static float widen_number(const void *p, int64_t type, int64_t n) {
+    if (type == 0) return ((const float *)p)[n];
+    if (type == 2) return (float)((const _Float16 *)p)[n];
+    uint32_t word = (uint32_t)((const uint16_t *)p)[n] << 16;
+    float wide;
+    memcpy(&wide, &word, sizeof wide);
+    return wide;
+}
+
+static void turn(const Task *task, int64_t row, int64_t head, int64_t place, float *query) {
+    int64_t first = (row * task->heads + head) * DIM, half = task->half;
+    const float *cos = task->cos + place * half, *sin = task->sin + place * half;
+    for (int64_t n = 0; n < DIM; n++) query[n] = widen_number(task->q, task->q_type, first + n);
+    for (int64_t n = 0; n < half; n++) {
+        float *a = query + (task->interleaved ? 2 * n : n), *b = task->interleaved ? a + 1 : a + half;
+        float x = *a, y = *b;
+        *a = x * cos[n] - y * sin[n];
+        *b = y * cos[n] + x * sin[n];
+    }
+}
+
+/* Join `count` keys with these scores, whose values are named by `ids`, or come in order. */
+static void join(State *state, const float *scores, const int32_t *ids, int64_t first, int64_t count, const Keys *values) {
+    float top = state->top;
+    for (int64_t n = 0; n < count; n++) top = scores[n] > top ? scores[n] : top;
+    if (top == -INFINITY) return;
+    vec sum[VECS];
+    float before = expf(state->top - top), total = state->total * before;
+    for (int i = 0; i < VECS; i++) sum[i] = load_floats(state->sum + i * LANES) * before;
+    for (int64_t n = 0; n < count; n++) {
+        int64_t id = ids ? ids[n] : first + n;
+        if (ids && n + 8 < count) fetch_ahead(values, ids[n + 8]);
+        const stored_t *value = key_at(values, id);
+        float weight = expf(scores[n] - top);
+        total += weight;
+        if (values->scales) weight *= values->scales[id];
+        for (int i = 0; i < VECS; i++) sum[i] += load_key(value + i * LANES) * weight;
+    }
+    memcpy(state->sum, sum, sizeof sum);
+    state->top = top;
+    state->total = total;
+}
+
+static void join_all(State *state, const Keys *const pair[2], const float *query, float scale) {
+    enum { TILE = 128 };
+    float scores[TILE];
+    for (int64_t first = 0; first < pair[0]->count; first += TILE) {
+        int64_t count = pair[0]->count - first < TILE ? pair[0]->count - first : TILE;
+        for (int64_t n = 0; n < count; n++) scores[n] = score_key(pair[0], query, first + n) * scale;
+        join(state, scores, NULL, first, count, pair[1]);
+    }
+}
+
+static void measure(Task *task, const Index *index, const float *query, int64_t want, const float *scores) {
+    Search exact = {.index = index, .query = query};
+    int64_t scanned = 0, found = 0;
+    exact.scanned = &scanned;
+    Best best = {malloc(sizeof(Hit) * (size_t)(want + 1)), 0, want};
+    scan(&exact, 0, index->keys.count, &best);
+    float last = best.hits[0].score;
+    free(best.hits);
+    for (int64_t n = 0; n < want; n++) found += scores[n] >= last - 1e-4f * fabsf(last) - 1e-6f;
+    __atomic_fetch_add(&task->counts[3], want, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&task->counts[4], found < want ? found : want, __ATOMIC_RELAXED);
+}
+
+static void join_found(Task *task, State *state, const Place *place, const float *query, int64_t want, int sampled) {
+    const Index *index = place->index;
+    if (want > index->keys.count) want = index->keys.count;
+    int32_t *ids = malloc((sizeof(int32_t) + sizeof(float)) * (size_t)(want + 1));
+    float *scores = (float *)(ids + want + 1);
+    int64_t scanned, effort = place->effort;
+    if (want > place->top) effort = llrint((double)effort * (double)want / (double)place->top);
+    Search search = {index, query, want, effort, ids, scores, &scanned, NULL, 0.0f, NULL, NULL};
+    run(&search);
+    int64_t found = 0;
+    while (found < want && ids[found] >= 0) found++;
+    if (sampled) measure(task, index, query, want, scores);
+    for (int64_t n = 0; n < found; n++) scores[n] *= task->scale;
+    join(state, scores, ids, 0, found, place->values);
+    free(ids);
+    __atomic_fetch_add(&task->counts[1], found, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&task->counts[2], scanned, __ATOMIC_RELAXED);
+}
+
+void looseleaf_read(void *arg, int64_t unit) {
+    Task *task = arg;
+    int64_t head = unit % task->heads, which = unit / task->heads;
+    int64_t row = task->reads[task->starts[which]].row, at = row * task->heads + head;
+    State state;
+    memcpy(state.sum, task->out + at * DIM, sizeof state.sum);
+    state.top = task->lse[at];
+    state.total = state.top > -INFINITY ? 1.0f : 0.0f;
+    if (state.total == 0.0f) memset(state.sum, 0, sizeof state.sum);
+    for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
+        const Read *read = &task->reads[n];
+        const Place *place = &read->heads[head];
+        float query[DIM];
+        turn(task, row, head, read->place, query);
+        if (place->index) join_found(task, &state, place, query, read->want, unit == task->sampled);
+        join_all(&state, place->always, query, task->scale);
+        int64_t always = place->always[0]->count, keys = place->index ? place->index->keys.count : 0;
+        __atomic_fetch_add(&task->counts[0], always + keys, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&task->counts[1], always, __ATOMIC_RELAXED);
+    }
+    float share = state.total > 0.0f ? 1.0f / state.total : 0.0f;
+    for (int i = 0; i < DIM; i++) task->out[at * DIM + i] = state.sum[i] * share;
+    task->lse[at] = state.total > 0.0f ? state.top + logf(state.total) : -INFINITY;
+}

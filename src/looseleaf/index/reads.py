@@ -1,0 +1,100 @@
+"""Reads of segments by decoding rows as C does them: tables of places, reads and tasks."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from looseleaf.index.base import KVIndex
+from looseleaf.index.keys import KeyVectors
+from looseleaf.index.native import KeysPointer, load_index_library
+from looseleaf.index.searching import IndexPointer
+
+_PLACE = np.dtype(
+    [
+        ("index", np.uintp),
+        ("values", np.uintp),
+        ("always_keys", np.uintp),
+        ("always_values", np.uintp),
+        ("effort", np.int64),
+        ("top", np.int64),
+    ],
+    align=True,
+)
+READ = np.dtype(
+    [("row", np.int64), ("place", np.int64), ("want", np.int64), ("heads", np.uintp)], align=True
+)
+"""A row's read of a segment: ``place`` is where the row stands in its frame, ``want`` how many keys
+the index finds, ``heads`` the address of `ReadPlaces.address`."""
+
+
+class ReadTask(ctypes.Structure):
+    """All reads of a layer by keys of one dtype. ``counts`` grow: keys before the reads, keys read,
+    vectors compared; keys wanted and found of the unit ``sampled``."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("q_type", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("half", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("reads", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("sampled", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("lse", ctypes.c_void_p),
+        ("counts", ctypes.c_int64 * 5),
+    )
+
+
+@dataclass(frozen=True)
+class HeadKeys:
+    """What one query head reads of a layer of a segment: by ``index``, which has ``values``, and
+    always. All vectors are of one dtype."""
+
+    index: KVIndex | None
+    values: KeyVectors | None
+    always: tuple[KeyVectors, KeyVectors]
+
+
+class ReadPlaces:
+    """The heads of a layer of a segment as C reads them; keeps alive what it points to.
+
+    Raises NativeUnavailable if C can't be compiled for their dim and dtype."""
+
+    def __init__(self, heads: Sequence[HeadKeys]) -> None:
+        library = load_index_library("reads.c", heads[0].always[0])
+        unit = ctypes.cast(library.looseleaf_read, ctypes.c_void_p).value
+        assert unit is not None
+        self.unit = unit
+        self._heads = list(heads)
+        self._kept: dict[int, KeysPointer | IndexPointer] = {}
+        self._table = np.zeros(len(heads), dtype=_PLACE)
+        for n, head in enumerate(heads):
+            place = self._table[n]
+            place["always_keys"], place["always_values"] = map(self._keys, head.always)
+            if head.index is not None and head.values is not None:
+                place["values"] = self._keys(head.values)
+                place["index"] = self._keep(head.index, IndexPointer.of(head.index))
+                place["effort"], place["top"] = head.index.effort, head.index.config.top
+
+    @property
+    def address(self) -> int:
+        """Where the table stands."""
+        return int(self._table.ctypes.data)
+
+    def _keys(self, keys: KeyVectors) -> int:
+        return self._keep(keys, KeysPointer.of(keys))
+
+    def _keep(self, owner: object, pointer: KeysPointer | IndexPointer) -> int:
+        return ctypes.addressof(self._kept.setdefault(id(owner), pointer))
+
+
+def row_type(dtype: torch.dtype) -> int:
+    """What C calls the dtype of queries."""
+    return {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}[dtype]
