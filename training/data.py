@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from looseleaf.evals.world import (
+    NO_ANSWER,
     TRAINING_SEEDS_START,
     Question,
     World,
@@ -29,7 +30,7 @@ from training.everyday import compose
 
 KINDS = (
     "lookup", "bridge", "chain1", "chain2", "chain3", "unanswerable", "inherited", "repeat",
-    "note", "note_unsaid", "chain4", "look-alike", "roll-call", "needle",
+    "note", "note_unsaid", "chain4", "look-alike", "roll-call", "needle", "foretold",
 )  # fmt: skip
 LEAD, TEXT = 0, 127
 NO_LOSS, FAINT, FULL = 0, 1, 2
@@ -65,6 +66,7 @@ class Stage:
     max_hops: int = 3
     look_alikes: float = 0.0  # facts that nearly match another, per fact
     roll_calls: float = 0.0  # share of samples that end in a roll-call
+    foretold: bool = False  # see `Form`
     run_on: float = 0.0  # share of conversations whose turns have no end marks between them
     long_samples: int = 0  # at the head of every batch, of `long_tokens` each
     long_tokens: tuple[int, int] = (0, 0)
@@ -98,6 +100,24 @@ class Sample:
         self.labels[place] = label
         self.weight[place] = FULL
         self.answer[place] = self.begin_answer(kind)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a conversation is written, besides what the engine can tell apart.
+
+    `run_on`: only the first question and the last answer end in an end mark. `fused`: documents on
+    their own, but for the word before an inherited value, which reads all before it. `foretold`:
+    the end mark of a question is asked for the last word of its answer, so that the question, and
+    not only the answer, reads where that word stands.
+    """
+
+    run_on: bool = False
+    fused: bool = False
+    foretold: bool = False
+
+
+PLAIN = Form()
 
 
 def kind_of(question: Question) -> int:
@@ -153,11 +173,18 @@ class SampleWriter:
         if ends:
             sample.add([self._special[names.END]], TEXT, FULL, answer)
 
-    def _ask(self, sample: Sample, question: Question, chat: bool, run_on: bool) -> None:
+    def _ask(
+        self, sample: Sample, question: Question, chat: bool, run_on: bool, foretold: bool
+    ) -> None:
         sample.add(self.encode(question.text), TEXT)
-        if chat:
-            end = [] if run_on else [self._special[names.END]]
-            sample.add([*end, self._special[names.ASSISTANT]], TEXT)
+        if not chat:
+            return
+        end = [] if run_on else [self._special[names.END]]
+        sample.add([*end, self._special[names.ASSISTANT]], TEXT)
+        if foretold and question.task != "roll-call" and question.answer != NO_ANSWER:
+            last = " " + question.answer.rstrip(".").split(" ")[-1]
+            place = len(sample.tokens) - 1  # predicted at the end mark
+            sample.expect(place, self.encode(last)[0], KINDS.index("foretold"))
 
     def write(
         self,
@@ -166,25 +193,21 @@ class SampleWriter:
         chat: bool,
         system: str | None = None,
         independent: bool = False,
-        run_on: bool = False,
-        fused: bool = False,
+        form: Form = PLAIN,
     ) -> Sample:
-        """A conversation about the documents, or in bare form its first question only.
-
-        `run_on`: only the first question and the last answer end in an end mark. `fused`: documents
-        on their own, but for the word before an inherited value, which reads all before it.
-        """
+        """A conversation about the documents, or in bare form its first question only."""
         sample = Sample()
         self._open(sample, system, chat)
         for number, document in enumerate(documents, 1):
-            self._document(sample, document, number, not independent, fused)
+            self._document(sample, document, number, not independent, form.fused)
         asked = questions if chat else questions[:1]
         for number, question in enumerate(asked):
             if number:
                 sample.add([self._special[names.USER]], TEXT)
-            self._ask(sample, question, chat, run_on=run_on and number > 0)
-            self._answer(sample, question, chat, ends=not run_on or number == len(asked) - 1)
-        if not (independent or fused):
+            joined = form.run_on and number > 0
+            self._ask(sample, question, chat, joined, form.foretold and not joined)
+            self._answer(sample, question, chat, not form.run_on or number == len(asked) - 1)
+        if not (independent or form.fused):
             sample.part = [TEXT] * len(sample.part)
         return sample
 
@@ -254,8 +277,8 @@ def draw_sample(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
     chat = rng.random() < 0.75
     system = system_prompt(world, rng)
     independent, run_on = rng.random() < stage.independent, rng.random() < stage.run_on
-    fused = not independent and rng.random() < stage.fused
-    return writer.write(documents, questions, chat, system, independent, run_on, fused)
+    form = Form(run_on, not independent and rng.random() < stage.fused, stage.foretold)
+    return writer.write(documents, questions, chat, system, independent, form)
 
 
 def system_prompt(world: World, rng: random.Random) -> str | None:
@@ -276,7 +299,8 @@ def everyday_sample(writer: SampleWriter, rng: random.Random, stage: Stage) -> S
     ]
     system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.2 else None
     chat = rng.random() < 0.85 or not questions
-    return writer.write(documents, questions, chat, system, rng.random() < stage.independent)
+    independent, form = rng.random() < stage.independent, Form(foretold=stage.foretold)
+    return writer.write(documents, questions, chat, system, independent, form)
 
 
 def induction_sample(rng: random.Random, vocab_size: int) -> Sample:

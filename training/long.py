@@ -20,6 +20,7 @@ from looseleaf.evals.world import (
 )
 from training.data import (
     TEXT,
+    Form,
     Sample,
     SampleWriter,
     Stage,
@@ -48,10 +49,8 @@ def draw_long(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
     questions = _turns(world, stage, asked, rng)
     # more documents have no numbers of their own (`data.TEXT`)
     independent = len(documents) < TEXT and rng.random() < stage.independent
-    return writer.write(
-        documents, questions, True, system_prompt(world, rng),
-        independent, rng.random() < stage.run_on,
-    )  # fmt: skip
+    form = Form(rng.random() < stage.run_on, foretold=stage.foretold)
+    return writer.write(documents, questions, True, system_prompt(world, rng), independent, form)
 
 
 def _turns(world: World, stage: Stage, asked: int, rng: random.Random) -> list[Question]:

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from looseleaf.engine.loading import reference_model
 from looseleaf.evals.world import (
+    NO_ANSWER,
     TRAINING_SEEDS_START,
     Question,
     WorldConfig,
@@ -17,7 +18,7 @@ from looseleaf.evals.world import (
     make_world,
 )
 from training import curriculum
-from training.data import KINDS, LEAD, TEXT, Sample, SampleWriter, pack
+from training.data import KINDS, LEAD, TEXT, Form, Sample, SampleWriter, pack
 from training.evaluate import exam_sets
 from training.long import draw_long
 from training.model import ModelConfig, block_mask, visible
@@ -71,7 +72,7 @@ def test_turns_run_on_without_end_marks_but_for_the_first_and_the_last(
     questions = [Question(f"Who is {n}?", f"It is {n}.", "lookup") for n in ("one", "two", "three")]
     end = writer.encode("<|end|>")[0]
     apart = writer.write((), questions, chat=True)
-    joined = writer.write((), questions, chat=True, run_on=True)
+    joined = writer.write((), questions, chat=True, form=Form(run_on=True))
     assert apart.tokens.count(end) == 6 and joined.tokens.count(end) == 2
     assert [t for t in apart.tokens if t != end] == [t for t in joined.tokens if t != end]
 
@@ -164,8 +165,24 @@ def test_fused_documents_read_themselves_and_what_hands_a_value_on_reads_all(
     writer: SampleWriter,
 ) -> None:
     world = make_world(TRAINING_SEEDS_START, WorldConfig(hops=3))
-    sample = writer.write(world.documents, [], chat=True, fused=True)
+    sample = writer.write(world.documents, [], chat=True, form=Form(fused=True))
     places = [i for i, t in enumerate(sample.tokens) if t != sample.labels[i]]
     assert places and all(sample.part[place - 1] == TEXT for place in places)
     inside = [part for part in sample.part if part not in (TEXT, LEAD)]
     assert len(inside) > 0.9 * len(sample.part) and set(inside) == set(range(1, 7))
+
+
+def test_the_end_mark_of_a_question_foretells_the_last_word_of_an_answer_that_there_is(
+    writer: SampleWriter,
+) -> None:
+    questions = [
+        Question("Who runs it?", "The head of it is Mira Tolland.", "lookup"),
+        Question("Who else?", NO_ANSWER, "unanswerable"),
+    ]
+    sample = writer.write((), questions, chat=True, form=Form(foretold=True))
+    assert sample.tokens == writer.write((), questions, chat=True).tokens
+    (place,) = [i for i, t in enumerate(sample.tokens) if t != sample.labels[i]]
+    end, assistant = (writer.encode(mark)[0] for mark in ("<|end|>", "<|assistant|>"))
+    assert sample.tokens[place - 1 : place + 1] == [end, assistant]
+    assert sample.labels[place] == writer.encode(" Tolland")[0]
+    assert KINDS[sample.kinds[0]] == "foretold"
