@@ -35,7 +35,9 @@ FAR = replace(GROW, name="far", long_samples=3, long_tokens=(1_200, 18_500), unt
 # tokens brings it back
 LAST = replace(FAR, name="last", long_samples=3, long_tokens=(2_000, 19_000), fused=0.4, until=1.0)
 LENGTHEN: tuple[Stage, ...] = (GROW, FAR, LAST)
-FORETOLD: tuple[Stage, ...] = (replace(LAST, name="foretold", foretold=True, chains=0.35),)
+FORETOLD: tuple[Stage, ...] = (
+    replace(LAST, name="foretold", foretold=True, chains=0.35, long_tokens=(5_000, 19_300)),
+)
 # and what `block` is then tuned on
 FAR_BLOCK = replace(
     LAST, name="far block", independent=0.75, chains=0.15, everyday=0.5, long_samples=1, fused=0.0
