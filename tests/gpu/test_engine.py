@@ -1,5 +1,6 @@
 """The engine on a GPU answers as it does on the CPU, and keeps its laws there."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -122,13 +123,40 @@ def test_warming_up_captures_what_later_steps_replay(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=256, max_num_seqs=16)
     heard = []
-    llm.engine.runner.warm_up(lambda done, total: heard.append((done, total)))
-    assert heard[0][0] == 0
-    assert heard[-1][0] == heard[-1][1]
+    llm.engine.runner.warm_up(lambda *told: heard.append(told))
+    assert heard[0][:2] == ("graphs", 0)
+    assert heard[-1][1] == heard[-1][2]
     captured = llm.engine.runner.graphs.num_captured
     llm.generate(PROMPTS * 3, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert llm.engine.runner.graphs.replays == llm.engine.counters.steps
     assert captured > 0
+
+
+def test_graphs_are_captured_while_another_thread_waits_for_the_device(tmp_path):
+    """As the threads do that bring documents from the tiers."""
+    folder = make_checkpoint(tmp_path, "llama")
+    llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=256, max_num_seqs=16)
+    ended, waits, errors = threading.Event(), [], []
+
+    def wait_again_and_again():
+        stream, event = torch.cuda.Stream(), torch.cuda.Event()
+        try:
+            while not ended.is_set():
+                event.record(stream)
+                event.synchronize()
+                waits.append(1)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait_again_and_again)
+    thread.start()
+    try:
+        llm.engine.runner.warm_up()
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors
+    assert len(waits) > 100
 
 
 @pytest.mark.parametrize("page_size", [16, 64])

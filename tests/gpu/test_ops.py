@@ -70,7 +70,7 @@ def attended(scene: Scene, work: WorkList, carried: AttnState | None = None) -> 
             scene.slot_positions, "triton",
         )  # fmt: skip
         out = torch.empty_like(scene.q)
-        return merge_states(states, work.row_state_indptr, carried, out, "triton")
+        return merge_states(states, work.row_state_indptr, carried, out, implementation="triton")
 
 
 @EVERY_VARIANT

@@ -183,7 +183,8 @@ class StepGraphs:
             self._forward(key, lists, hosted)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # threads of the tiers may wait for the device meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
 
