@@ -15,6 +15,7 @@ from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import RopeConfig
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.retro import RevisedRow, Revising
 from looseleaf.rope import build_rotation
 from looseleaf.types import ScoreRule
 from tests.attention.forests import PAGE_SIZE, StepRecipe, decode_rows, spans_of
@@ -77,7 +78,11 @@ class Stage:
         for row, its in zip(self.rows, each, strict=True):
             sealed = (row.tail.length - 1) // PAGE_SIZE
             if its is not None:
-                selecting = SelectingRow(row.position, row.settled, row.tail, its, sealed)
+                state = None
+                if isinstance(its, Revising):
+                    # the newest row of an output of its own
+                    state = RevisedRow(its.states.take(), row.position % its.window, 0)
+                selecting = SelectingRow(row.position, row.settled, row.tail, its, sealed, state)
                 chosen.append(selecting if selecting.num_candidates else row)
             else:
                 chosen.append(row)

@@ -10,6 +10,7 @@ from torch import Tensor
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import EVICTING, Revise
 from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.sparse import make_evictor
 from looseleaf.sparse.h2o import H2O
 from looseleaf.sparse.snapkv import SnapKV
 from looseleaf.sparse.tova import Tova
@@ -47,6 +48,24 @@ def test_a_capacity_for_everything_equals_dense_decode(folder: Any, policy: Any)
     dense = answer(make_llm(folder))
     kept = answer(make_llm(folder), select=Select(policy, tokens=250))
     assert dense[0] == kept[0] and worst(dense[1], kept[1]) <= TOLERANCE
+
+
+@EVICTOR
+def test_a_larger_capacity_keeps_no_less_of_the_attention(policy: Any) -> None:
+    """Of what the newest token attends to, and of what all tokens attended to so far."""
+    generator = torch.Generator().manual_seed(4)
+    weights = (torch.randn(32, 2, 3, 300, generator=generator) * 3).softmax(-1)
+    before = None
+    for tokens in (8, 16, 40, 100, 250):
+        evictor = make_evictor(Select(policy, tokens=tokens))
+        assert evictor is not None
+        some = weights[-evictor.rows(len(weights), True) :]
+        kept = evictor.keep(evictor.scores(torch.zeros(2, 300), some))
+        assert kept.shape == (2, tokens)
+        index = kept[None, :, None].expand(32, 2, 3, -1)
+        held = weights.gather(-1, index).sum(-1)
+        assert before is None or (held >= before - 1e-6).all()
+        before = held
 
 
 @EVICTOR

@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.sparse import Budget
+from looseleaf.sparse import Budget, SparsePolicy
 from looseleaf.types import ScoreRule
 from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe
-from tests.sparse.policies import SCORERS, make
+from tests.sparse.policies import POLICIES, REVISED, SCORERS, make
 from tests.sparse.stage import HEAD_DIM, RULE, Stage
 
 WINDOWED = ScoreRule(HEAD_DIM**-0.5, window=40)
 CAPPED = ScoreRule(HEAD_DIM**-0.5, soft_cap=2.0)
 RULES = [(RULE, WINDOWED), (CAPPED,)]
-each_policy = pytest.mark.parametrize("name", SCORERS)
+each_policy = pytest.mark.parametrize("name", POLICIES)
+# what a revised row reads is what its base chooses
+each_scorer = pytest.mark.parametrize("name", SCORERS)
 each_path = pytest.mark.parametrize("path", ["native", "cpu"])
 
 
@@ -54,7 +56,7 @@ def test_layers_that_are_dense_have_the_bits_of_dense_decode(name: str, recipe: 
 def test_a_batch_of_policies_equals_one_at_a_time(recipe: StepRecipe) -> None:
     stage = Stage.of(recipe)
     budgets = (Budget(pages=3), Budget(ratio=0.4, sink=1, recent=2))
-    policies = [None, *(make(name, budget) for name in SCORERS for budget in budgets)]
+    policies = [None, *(make(name, budget) for name in POLICIES for budget in budgets)]
     rows = stage.selecting([policies[n % len(policies)] for n in range(len(stage.rows))])
     together = stage.answer(rows)
     for index, row in enumerate(rows):
@@ -79,7 +81,26 @@ def test_choosing_in_the_work_list_equals_joining_what_was_chosen(
     assert torch.allclose(mine, other, atol=1e-5)
 
 
-@each_policy
+@pytest.mark.parametrize("name", ["quest", REVISED])
+def test_the_kernels_choose_what_the_cpu_does(name: str) -> None:
+    """In the interpreter, over several spans, with a patch and a window."""
+    shared = ReadSpan(range(1, 9), 3, 8 * PAGE_SIZE - 3, 8)
+    second = ReadSpan(range(9, 12), 3 + 8 * PAGE_SIZE, 3 * PAGE_SIZE - 1, 3)
+    tails = [ReadSpan([20, 21, 22], 12 * PAGE_SIZE, 2 * PAGE_SIZE + 2, 0)]
+    tails += [ReadSpan([30, 31], 9 * PAGE_SIZE, PAGE_SIZE + 1, 0)]
+    rows = [
+        DecodeRow(14 * PAGE_SIZE + 1, (shared, second), tails[0]),
+        DecodeRow(10 * PAGE_SIZE, (shared,), tails[1]),
+    ]
+    answers = []
+    for path in ("triton", "cpu"):
+        stage = Stage(rows, (RULE, WINDOWED), implementation=path, patched=True)
+        policy = make(name, Budget(pages=5, sink=1, recent=1), dense_layers=frozenset({0}))
+        answers.append(stage.answer(stage.selecting(policy)))
+    assert torch.allclose(*answers, atol=1e-5)
+
+
+@each_scorer
 @settings(max_examples=4)
 @given(recipe=STEPS)
 def test_a_larger_budget_recovers_no_less_of_the_attention(name: str, recipe: StepRecipe) -> None:
@@ -117,5 +138,6 @@ def test_kv_heads_choose_apart() -> None:
     stage.kv[0].zero_()
     stage.answer(rows)
     [selected] = stage.attention.selected
+    assert isinstance(policy, SparsePolicy)
     choice = policy.choose(0, stage.q, selected.candidates)
     assert choice.ordinals[0, :, 0].tolist() == [2, 5]

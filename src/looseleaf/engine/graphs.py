@@ -8,7 +8,7 @@ write nothing, and no states, so they read nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -60,11 +60,20 @@ class _Lists(NamedTuple):
     device: DeviceChoice | None
 
 
+@runtime_checkable
+class Replayable(Protocol):
+    """What was captured once and runs again over what stands in its tensors then."""
+
+    def replay(self) -> None:
+        """Run."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Graph:
     """A captured step: its lists, which are rewritten, and the logits that a replay writes."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Replayable
     lists: Sequence[_Lists]
     logits: Tensor
 
