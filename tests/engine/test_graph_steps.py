@@ -26,7 +26,7 @@ class Replay:
     logits: Tensor
 
     def replay(self) -> None:
-        self.logits.copy_(self.steps._forward(self.key, self.lists))
+        self.logits.copy_(self.steps._forward(self.key, self.lists, None))
 
 
 class Steps(StepGraphs):
@@ -41,7 +41,7 @@ class Steps(StepGraphs):
         lists = [_lists(*work, device) for work in zip(key.works, choices, strict=True)]
         self._inputs.zero_()
         self._inputs[1].fill_(-1)
-        logits = self._forward(key, lists).clone()
+        logits = self._forward(key, lists, None).clone()
         replay: Any = Replay(self, key, lists, logits)
         return _Graph(replay, lists, logits)
 

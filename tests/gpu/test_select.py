@@ -18,6 +18,7 @@ from looseleaf.testing.candidates import (
 )
 from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
+from tests.engine.harness import words
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
@@ -104,24 +105,11 @@ def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool, 
         assert (mine[row, :, :count].isfinite() == finite).all()
 
 
-@pytest.mark.parametrize("policy", ["quest", "representatives", "window", "partial"])
-def test_a_full_budget_equals_dense_decode_in_the_engine(policy: str) -> None:
-    llm = LLM(dtype="float32", device="cuda", num_pages=512)
-    prompts = ["The seal of Orlen Gate is anchor. " * n + "What is the seal?" for n in (30, 50, 9)]
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    dense = llm.generate(prompts, params)
-    # a page or two short of everything: the choice runs, and leaves out what matters least
-    select = Select(policy, ratio=0.93, dense_layers=())  # type: ignore[arg-type]
-    chosen = llm.generate(prompts, params, select=select)
-    assert [o.token_ids for o in chosen] == [o.token_ids for o in dense]
-    assert all(o.select is not None and o.select.chosen_steps for o in chosen[:2])
-
-
-NOTES = Document("The road to Dremaik is long. " * 30 + "The seal of Orlen Gate is anchor. " * 9)
+# no page is like another, so that no score is nearly that of another page
 PROMPTS = [
-    [NOTES, "What is the seal of Orlen Gate?"],
-    "The seal of Orlen Gate is anchor. " * 40 + "What is the seal?",
-    ["Notes. ", NOTES, Document("The archive stands in Quorin. " * 20), "Where is the archive?"],
+    [Document(words(1, 300)), words(2, 60)],
+    words(3, 350),
+    [words(4, 30), Document(words(5, 200)), Document(words(6, 200)), words(7, 40)],
 ]
 QUEST = Select("quest", tokens=128)
 
@@ -150,6 +138,17 @@ def assert_alike(mine, other, tolerance: float = 1e-3) -> None:
         assert max(abs(a - b) for a, b in zip(logprobs, expected, strict=True)) <= tolerance
 
 
+@pytest.mark.parametrize("policy", ["quest", "representatives", "window", "partial"])
+def test_a_policy_on_the_gpu_chooses_what_it_does_on_the_cpu(policy: str) -> None:
+    select = Select(policy, tokens=128)  # type: ignore[arg-type]
+    mine, _ = answers(True, [{"select": select}] * 3)
+    llm = LLM(dtype="float32", device="cpu", num_pages=512)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    others = llm.generate(PROMPTS, params, select=select)
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
+    assert all(o.select is not None and o.select.chosen_steps for o in others)
+
+
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_steps_that_choose_and_revise_replay_as_graphs_with_the_same_answers(window: int) -> None:
     policies = [{"select": QUEST, "revise": Revise(window)}] * 3
@@ -157,7 +156,8 @@ def test_steps_that_choose_and_revise_replay_as_graphs_with_the_same_answers(win
     other, _ = answers(False, policies)
     assert_alike(mine, other)
     graphs = engine.runner.graphs
-    assert graphs is not None and graphs.replays == engine.counters.steps
+    # all but the first, which computes the prompts
+    assert graphs is not None and graphs.replays == engine.counters.steps - 1
 
 
 @pytest.mark.parametrize("window", [2, 9])

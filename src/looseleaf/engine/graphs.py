@@ -6,7 +6,9 @@ data on the device, which one copy brings up to date. Rows that pad a step have 
 write nothing, and no states, so they read nothing.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -193,7 +195,7 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # threads of the tiers may wait for the device meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
             logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
 
@@ -203,6 +205,19 @@ class StepGraphs:
         attend = self.attention.over(works, key.layers, slots, places, hosted)
         hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
         return self.model.logits(hidden.index_select(0, wanted))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Nothing is collected meanwhile: a graph that nobody holds any more must not be freed in the
+    middle of a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey:
