@@ -77,41 +77,38 @@ static inline void fetch_links(const Index *index, int64_t key) {
     for (int64_t i = 0; i < index->degree * 4; i += 64) __builtin_prefetch(p + i);
 }
 
+/* Candidates whose links are followed at once: one alone leaves the memory idle while it waits for
+   the links, and then for the first key. */
+enum { WIDE = 4 };
+
+/* Links that were not seen before; their keys are on their way when they are scored. */
+static int64_t follow(const Index *index, const int32_t *links, int64_t count, uint64_t *seen, int32_t *fresh) {
+    int64_t news = 0;
+    for (int64_t n = 0; n < count && links[n] >= 0; n++) {
+        uint64_t bit = 1ull << (links[n] % 64), *word = &seen[links[n] / 64];
+        if (*word & bit) continue;
+        *word |= bit;
+        fetch_ahead(&index->keys, links[n]);
+        fresh[news++] = links[n];
+    }
+    return news;
+}
+
 /* Best first from the entries; `effort` hits are kept, and every one of them is looked behind. */
 static void walk(const Search *search, Best *best) {
     const Index *index = search->index;
-    const Keys *keys = &index->keys;
     int64_t effort = search->effort > search->want ? search->effort : search->want;
     Hit *found = malloc(sizeof(Hit) * (size_t)effort);
     uint8_t *done = malloc((size_t)effort);
     uint64_t *seen = calloc((size_t)(index->built / 64 + 1), sizeof(uint64_t));
-    int64_t most = index->degree > index->num_entries ? index->degree : index->num_entries;
+    int64_t most = index->degree * WIDE > index->num_entries ? index->degree * WIDE : index->num_entries;
     int32_t *fresh = malloc(sizeof(int32_t) * (size_t)(most + 1));
-    int64_t count = 0, next = -1;
-    while (next < count) {
-        int64_t first = next + 1, news = 0;
-        const int32_t *links = index->entries;
-        int64_t num_links = index->num_entries;
-        if (next >= 0) {
-            if (done[next]) {
-                next++;
-                continue;
-            }
-            done[next] = 1;
-            links = index->links + found[next].id * index->degree;
-            num_links = index->degree;
-        }
-        for (int64_t n = 0; n < num_links && links[n] >= 0; n++) {
-            uint64_t bit = 1ull << (links[n] % 64), *word = &seen[links[n] / 64];
-            if (*word & bit) continue;
-            *word |= bit;
-            fetch_ahead(keys, links[n]);
-            fresh[news++] = links[n];
-        }
-        /* unless one of these is better, its links are read next */
-        if (first < count) fetch_links(index, found[first].id);
+    /* none before `first` is left to look behind */
+    int64_t count = 0, first = 0, news = follow(index, index->entries, index->num_entries, seen, fresh);
+    while (news) {
+        *search->scanned += news;
         for (int64_t n = 0; n < news; n++) {
-            Hit hit = {score_key(keys, search->query, fresh[n]), fresh[n]};
+            Hit hit = {score_key(&index->keys, search->query, fresh[n]), fresh[n]};
             int64_t place = place_of(found, count, effort, hit);
             if (place < 0) continue;
             int64_t moved = (count < effort ? count : effort - 1) - place;
@@ -122,8 +119,19 @@ static void walk(const Search *search, Best *best) {
             if (count < effort) count++;
             if (place < first) first = place;
         }
-        *search->scanned += news;
-        next = first;
+        for (news = 0; !news;) {
+            int32_t next[WIDE];
+            int64_t chosen = 0;
+            for (; first < count && chosen < WIDE; first++) {
+                if (done[first]) continue;
+                done[first] = 1;
+                next[chosen++] = found[first].id;
+                fetch_links(index, found[first].id);
+            }
+            if (!chosen) break;
+            for (int64_t n = 0; n < chosen; n++)
+                news += follow(index, index->links + next[n] * index->degree, index->degree, seen, fresh + news);
+        }
     }
     for (int64_t n = 0; n < count; n++) offer(best, found[n]);
     free(found);

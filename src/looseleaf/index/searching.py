@@ -20,6 +20,8 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, try_native
 from looseleaf.types import AttnState
 
+# candidates of a graph that are looked behind at once, as in search.c
+_WIDE = 4
 _SEARCH = np.dtype(
     [
         ("index", np.uintp),
@@ -213,13 +215,13 @@ def _search_one(
 
 
 def _walk(index: GraphIndex, query: Tensor, effort: int) -> tuple[Tensor, int]:
-    """Best first: always look behind the best candidate that was not looked behind yet."""
+    """Best first: always look behind the best candidates that were not looked behind yet."""
     seen = torch.zeros(index.built, dtype=torch.bool)
     ids, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
     done = torch.empty(0, dtype=torch.bool)
     links, scanned = index.entries.long(), 0
     while True:
-        fresh = links[~seen[links]]
+        fresh = links[~seen[links]].unique()
         seen[fresh] = True
         scanned += len(fresh)
         ids = torch.cat((ids, fresh))
@@ -229,7 +231,7 @@ def _walk(index: GraphIndex, query: Tensor, effort: int) -> tuple[Tensor, int]:
         ids, scores, done = ids[order], scores[order], done[order]
         if bool(done.all()):
             return ids, scanned
-        at = int((~done).nonzero()[0])
+        at = (~done).nonzero()[:_WIDE, 0]
         done[at] = True
-        links = index.links[ids[at]].long()
+        links = index.links[ids[at]].long().flatten()
         links = links[links >= 0]
