@@ -73,6 +73,20 @@ def test_a_build_that_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> Non
     assert found(index) == found(build_segment(Made(400), 400, HEADS, CONFIG))
 
 
+@pytest.mark.parametrize("kind", ["auto", "flat", "ivf", "graph"])
+def test_several_workers_build_what_one_does(kind: str, tmp_path: Path) -> None:
+    config = IndexConfig(kind, sink=4, local=16, degree=8, top=20)  # type: ignore[arg-type]
+    told: list[tuple[int, int]] = []
+    several = build_segment(
+        Made(400), 400, HEADS, config, folder=tmp_path, workers=3,
+        on_progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    if kind != "auto":  # which measures time
+        assert found(several) == found(build_segment(Made(400), 400, HEADS, config))
+    assert sorted(told) == [(done, 4) for done in range(5)] and told[0] == (0, 4)
+    assert list(several.units) == HEADS.units(config) and len(list(tmp_path.iterdir())) == 4
+
+
 def test_damaged_and_foreign_parts_are_built_again(tmp_path: Path) -> None:
     whole = build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
     for number, part in enumerate(sorted(tmp_path.glob("*.npz"))):
