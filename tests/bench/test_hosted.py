@@ -29,10 +29,13 @@ def test_every_kind_searches_as_long_as_the_recall_takes(made: MadeKeys, kind: s
     assert (built.scanned == 1.0) == (kind == "flat")
     kv = torch.empty(HEADS.num_layers, 2, HEADS.num_kv_heads, TOKENS, 128)
     fill(kv, made)
-    segment = host_layers(made, kv, built, kind)
+    segment = host_layers(made, kv, built, Heads(5, 8, 2))
     assert segment.index is not None and segment.ready
     units = segment.index.units
-    assert set(units) == {(layer, head) for layer in range(2) for head in range(2)}
+    assert set(units) == {(layer, head) for layer in range(5) for head in range(2)}
+    for layer, head in units:
+        assert torch.equal(segment.kv[layer, 0, head], made.keys[head])
+        assert units[layer, head] is units[layer % 2, head]
     assert len({unit.keys.vectors.data_ptr() for unit in units.values()}) == 4
     if kind == "graph":
         assert len({unit.links.data_ptr() for unit in units.values()}) == 4  # type: ignore[attr-defined]
@@ -51,9 +54,9 @@ def test_without_a_gpu_the_bench_says_what_to_use() -> None:
 
     with pytest.raises(InvalidOption, match="bench index"):
         HostedBench(
-            "tiny", "clustered", (512,), ("flat",), True, 2, 1, 10, 0.9, 0.2, 1, 1, 1
+            "tiny", "clustered", (512,), ("flat",), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
         )  # fmt: skip
     with pytest.raises(InvalidOption, match="unknown shape"):
         HostedBench(
-            "huge", "clustered", (512,), ("flat",), True, 2, 1, 10, 0.9, 0.2, 1, 1, 1
+            "huge", "clustered", (512,), ("flat",), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
         )  # fmt: skip

@@ -77,8 +77,7 @@ def test_rows_with_and_without_hosted_documents_share_a_step() -> None:
 
     engine, added = llm.engine, []
     for number, (text, select) in enumerate(((prompt(), FEW), ("The seal", None))):
-        parts = engine.prompts.from_parts(text) if isinstance(text, list) else None
-        parts = parts or engine.prompts.from_text(text)
+        parts = engine.prompts.from_parts(text)
         added.append(engine.add(Request(f"mixed-{number}", parts, GREEDY, select=select)))
     while engine.has_work:
         engine.step()

@@ -25,9 +25,9 @@ from looseleaf.engine.rows import RowInputs
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption
 from looseleaf.index import Heads
-from looseleaf.kv.host_memory import host_zeros
 from looseleaf.models import Decoder
 from looseleaf.models.layers import DecoderWeights
+from looseleaf.ops.host_memory import host_zeros
 from looseleaf.ops.rotate import rotate
 from looseleaf.rope import build_rotation
 from looseleaf.types import Attend, LayerHook
@@ -39,7 +39,8 @@ _ASKED = 128
 @dataclass(frozen=True)
 class HostedBench:
     """What is measured: ``kinds`` of index, and dense decoding where ``dense`` says so, over
-    ``contexts``; ``num_layers`` of the shape's, ``distinct`` made KV heads; ``count`` keys found by
+    ``contexts``; ``num_layers`` of the shape's, which read ``copies`` places of memory in turn;
+    ``distinct`` made KV heads; ``count`` keys found by
     each query head with ``recall``, ends besides, by ``threads`` threads of the host."""
 
     shape: str
@@ -49,6 +50,7 @@ class HostedBench:
     dense: bool
     num_layers: int
     distinct: int
+    copies: int
     count: int
     recall: float
     sample: float
@@ -65,45 +67,59 @@ class HostedBench:
             raise InvalidOption("bench hosted needs a CUDA device: bench index measures a CPU")
 
 
-def measure(bench: HostedBench, on_done: Callable[[Row], None]) -> list[Row]:
-    """A row for every context and arm; ``on_done`` hears each when it is there."""
+def measure(
+    bench: HostedBench, on_done: Callable[[Row], None], on_stage: Callable[[str], None]
+) -> list[Row]:
+    """A row for every context and arm; ``on_done`` hears each when it is there, ``on_stage`` what
+    is done next."""
     device = torch.device("cuda")
     shape = replace(MODEL_SHAPES[bench.shape], num_layers=bench.num_layers)
     dtype: torch.dtype = getattr(torch, shape.torch_dtype)
     heads = Heads(shape.num_layers, shape.num_qo_heads, shape.num_kv_heads)
     longest = max(bench.contexts)
+    on_stage("making keys")
     made = MadeKeys.create(bench.layer, longest, heads, bench.distinct, _ASKED, dtype)
-    size = shape.num_layers, 2, shape.num_kv_heads, longest, shape.head_dim
+    on_stage("filling the host's memory")
+    size = min(bench.copies, shape.num_layers), 2, shape.num_kv_heads, longest, shape.head_dim
     room = host_zeros(size, dtype)
     fill(room, made)
+    on_stage("making the model")
     decoder = AskingDecoder(shape, random_weights(shape, dtype, device))
     rows: list[Row] = []
     for context in sorted(bench.contexts):
         some = made.first(context)
         kv = room[:, :, :, :context]
-        for row in _measure_context(bench, decoder, some, kv, heads):
+        for row in _measure_context(bench, decoder, some, kv, on_stage):
             rows.append(row)
             on_done(row)
     return rows
 
 
 def _measure_context(
-    bench: HostedBench, decoder: "AskingDecoder", made: MadeKeys, kv: Tensor, heads: Heads
+    bench: HostedBench,
+    decoder: "AskingDecoder",
+    made: MadeKeys,
+    kv: Tensor,
+    on_stage: Callable[[str], None],
 ) -> Iterator[Row]:
-    device, context = decoder.device, kv.shape[3]
+    device, context, shape = decoder.device, kv.shape[3], decoder.config
+    heads = Heads(shape.num_layers, shape.num_qo_heads, shape.num_kv_heads)
     config = IndexConfig(sample=bench.sample)
     exact = made.exact(config, bench.count, device)
     built: dict[str, Built] = {}
     arms: dict[str, _Arm] = {}
     for kind in bench.kinds:
+        on_stage(f"{context} tokens, {kind}: building")
         built[kind] = build_layer(
             made, heads, replace(config, kind=kind), exact=exact, wanted=bench.recall,
             device=device, workers=min(4, bench.distinct), threads=bench.threads,
         )  # fmt: skip
-        segment = host_layers(made, kv, built[kind], kind)
+        on_stage(f"{context} tokens, {kind}: built in {built[kind].seconds:.1f} s, first step")
+        segment = host_layers(made, kv, built[kind], heads)
         arms[kind] = _Arm(bench, decoder, made, HostedRead(segment, 0, bench.count), context)
     if bench.dense:
         arms["dense"] = _Arm(bench, decoder, made, None, context)
+    on_stage(f"{context} tokens: measuring")
     taken = measure_in_turn({name: arm.run for name, arm in arms.items()}, bench.repetitions)
     for name, arm in arms.items():
         yield _row(bench, name, arm, taken, built) | {"context": context}
@@ -125,6 +141,7 @@ def _row(
     return {
         "shape": bench.shape,
         "layers": layers,
+        "copies": min(bench.copies, layers),
         "layer": bench.layer,
         "context": 0,
         "arm": name,
@@ -177,7 +194,11 @@ class _Arm:
         hosted.threads, hosted.sample = bench.threads, 0.0
         self.hosted = hosted
         self.search_seconds = 0.0
-        self.host_bytes = 0 if read is None else read.segment.num_bytes
+        self.host_bytes = 0
+        if read is not None and read.segment.index is not None:
+            # of all layers, also where some read the same memory
+            stored = made.keys.numel() * made.keys.element_size() * 2 * shape.num_layers
+            self.host_bytes = stored + read.segment.index.num_bytes
         self.asked = self._ask(made)
         self.run()
         self.device_bytes = torch.cuda.memory_allocated() - before

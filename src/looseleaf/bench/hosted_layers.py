@@ -7,6 +7,7 @@ layers of the model have the same keys, in memory of their own, so that no cache
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from looseleaf.index import (
 from looseleaf.index.choosing import recall_of
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
+from looseleaf.ops.host_memory import host_zeros
 from looseleaf.ops.nearest_keys import NearestKeys, nearest_keys
 
 Ask = Callable[[int], tuple[float, float]]
@@ -155,21 +157,34 @@ def _least_effort(index: KVIndex, count: int, wanted: float, ask: Ask) -> int:
     return high
 
 
-def host_layers(made: MadeKeys, kv: Tensor, built: Built | None, name: str) -> HostedSegment:
-    """A segment whose keys are in ``kv`` ``[layers, 2, kv_heads, tokens, head_dim]`` already, with
-    copies of ``built`` over them, one for each layer."""
-    num_tokens = kv.shape[3]
-    segment = HostedSegment(SegmentKey(name.encode().ljust(32)[:32]), num_tokens, kv)
-    segment.filled = num_tokens
-    if built is None:
-        return segment
+class InTurn:
+    """``num_layers`` layers of a segment that read ``kv`` ``[copies, 2, kv_heads, tokens,
+    head_dim]`` in turn: memory is filled for some, and no cache holds them."""
+
+    def __init__(self, kv: Tensor, num_layers: int) -> None:
+        self._kv, self._num_layers = kv, num_layers
+        self.shape = (num_layers, *kv.shape[1:])
+
+    def __getitem__(self, at: Any) -> Tensor:
+        layer, *others = at if isinstance(at, tuple) else (at,)
+        return self._kv[(layer % len(self._kv), *others)]
+
+
+def host_layers(made: MadeKeys, kv: Tensor, built: Built, heads: Heads) -> HostedSegment:
+    """A segment of all layers, whose keys are in ``kv`` already, see `InTurn`; each copy of the
+    keys has a copy of the indexes of ``built``."""
+    copies, _, _, num_tokens, _ = kv.shape
     one = built.index
-    heads = Heads(len(kv), one.heads.group * kv.shape[2], kv.shape[2])
-    tokens = one.indexed
-    units = {}
+    layers: Any = InTurn(kv, heads.num_layers)
+    segment = HostedSegment(SegmentKey(one.config.kind.encode().ljust(32)), num_tokens, layers)
+    segment.filled = num_tokens
+    tokens, units = one.indexed, {}
     for layer, head in heads.units(one.config):
-        keys = KeyVectors(kv[layer, 0, head, tokens.start : tokens.stop], len(tokens))
-        units[layer, head] = _copy(one.units[0, head % made.distinct], keys)
+        if layer < copies:
+            keys = KeyVectors(kv[layer, 0, head, tokens.start : tokens.stop], len(tokens))
+            units[layer, head] = _copy(one.units[0, head % made.distinct], keys)
+        else:
+            units[layer, head] = units[layer % copies, head]
     segment.index = SegmentIndex(one.config, heads, num_tokens, units)
     return segment
 
@@ -177,7 +192,8 @@ def host_layers(made: MadeKeys, kv: Tensor, built: Built | None, name: str) -> H
 def _copy(index: KVIndex, keys: KeyVectors) -> KVIndex:
     made = type(index)(keys, index.built, index.config, index.effort)
     if isinstance(index, GraphIndex) and isinstance(made, GraphIndex):
-        made.links, made.entries = index.links.clone(), index.entries.clone()
+        made.links = host_zeros(index.links.shape, torch.int32).copy_(index.links)
+        made.entries = index.entries.clone()
     if isinstance(index, IvfIndex) and isinstance(made, IvfIndex):
         made.means, made.starts = index.means.clone(), index.starts.clone()
         made.members = index.members.clone()

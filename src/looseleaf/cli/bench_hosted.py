@@ -1,11 +1,12 @@
 """``looseleaf bench hosted``: a token behind a document in the host's memory."""
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, append
 from looseleaf.config import IndexKind
 
 
@@ -28,6 +29,9 @@ from looseleaf.config import IndexKind
 )  # fmt: skip
 @click.option("--dense/--no-dense", default=True, help="beside all keys in the GPU's pool")
 @click.option("--distinct", default=8, show_default=True, help="KV heads that are made apart")
+@click.option(
+    "--copies", default=32, show_default=True, help="layers with memory of their own; others share"
+)
 @click.option("--found", default=100, show_default=True, help="keys that a query head finds")
 @click.option("--recall", default=0.95, show_default=True, help="recall that every index reaches")
 @click.option("--sample", default=0.2, show_default=True, help="queries to learn from, by key")
@@ -46,7 +50,7 @@ def hosted(
     """Time of a token behind a hosted document, by kind of index, beside dense decoding."""
     from looseleaf.bench.hosted import HostedBench, measure
     from looseleaf.bench.random_model import MODEL_SHAPES
-    from looseleaf.bench.results import Row
+    from looseleaf.bench.results import Row, show_table
 
     shape = MODEL_SHAPES.get(options["shape"])
     bench = HostedBench(
@@ -63,10 +67,17 @@ def hosted(
             f"{row['search_ms']:.2f} searching, recall {row['recall']:.3f}",
             err=True,
         )
+        # a run takes long: what is measured is kept
+        append([row], output, "hosted")
 
-    rows = measure(bench, say)
+    begun = time.monotonic()
+
+    def stage(name: str) -> None:
+        click.echo(f"{time.monotonic() - begun:6.1f} s  {name}", err=True)
+
+    rows = measure(bench, say, stage)
     shown = ["context", "arm", "recall", "scanned", "effort", "token_ms", "search_ms"]
     shown += ["pool_gib", "device_gib", "host_gib", "build_s", "bytes_per_token"]
     shown += ["pays_after_tokens"]
     title = f"hosted, {bench.shape}, {bench.num_layers} layers, {bench.layer}"
-    report(rows, title, shown, output, "hosted")
+    show_table(rows, title, shown)

@@ -17,10 +17,17 @@ def report(
     rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
 ) -> None:
     """Show some columns of ``rows`` and append all to ``output``, or to ``results/<name>.csv``."""
-    from looseleaf.bench.origin import describe_origin
-    from looseleaf.bench.results import append_rows, show_table
+    from looseleaf.bench.results import show_table
 
     show_table(rows, title, shown)
+    append(rows, output, name)
+
+
+def append(rows: Sequence[Any], output: Path | None, name: str) -> None:
+    """Append ``rows`` to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows
+
     target = output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)
     if target is not None:
         append_rows(target, rows, describe_origin())

@@ -34,6 +34,8 @@ from looseleaf.tiers.files import dtype_name
 from looseleaf.types import Rotation, ScoreRule
 
 _SIDECAR = "index"
+# indexes that are built at a time where a GPU compares: one is compared, others are joined up
+_WORKERS = 4
 _log = logging.getLogger(__name__)
 
 
@@ -180,10 +182,12 @@ class Hosting:
         segment, shape = job.segment, self.model.config
         heads = Heads(shape.num_layers, shape.num_qo_heads, shape.num_kv_heads)
         folder = None if self.folder is None else self.folder / segment.key.hex()
+        device = self.model.device
         try:
             segment.index = build_segment(
                 segment, segment.num_tokens, heads, job.config, folder=folder,
-                on_progress=job.tell, device=self.model.device,
+                on_progress=job.tell, device=device,
+                workers=_WORKERS if device.type == "cuda" else 1,
             )  # fmt: skip
             segment.queries_of = []
             self.built += 1

@@ -55,6 +55,7 @@ def choose_index(
     *,
     cost: Cost = "time",
     device: torch.device = CPU,
+    threads: int | None = None,
 ) -> Choice:
     """The cheapest index over ``keys`` that finds ``config.recall`` of the ``config.top`` nearest.
 
@@ -71,7 +72,7 @@ def choose_index(
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
     for kind in kinds:
         start = time.perf_counter()
-        index = build_index(keys, replace(config, kind=kind), queries[~held], device)
+        index = build_index(keys, replace(config, kind=kind), queries[~held], device, threads)
         seconds = time.perf_counter() - start
         trial = _least_effort(index, queries[held], exact, config.recall, seconds)
         trials.append(trial)

@@ -18,6 +18,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.index.base import CPU, Arrays, KVIndex, require_queries
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.projection import entries_of, project
+from looseleaf.ops.host_memory import host_zeros
 from looseleaf.ops.nearest_keys import nearest_keys
 
 _EFFORT = 200
@@ -40,8 +41,10 @@ class GraphIndex(KVIndex):
         queries: Float[Tensor, "queries head_dim"],
         config: IndexConfig,
         device: torch.device = CPU,
+        threads: int | None = None,
     ) -> "GraphIndex":
-        """Join the keys that ``queries``, in the keys' frame, find together; ``device`` compares.
+        """Join the keys that ``queries``, in the keys' frame, find together; ``device`` compares,
+        ``threads`` threads, by default PyTorch's, do the rest.
 
         Raises InvalidOption without any query."""
         if len(queries) == 0 and len(keys):
@@ -56,7 +59,7 @@ class GraphIndex(KVIndex):
         readers = readers_of(lists, len(keys), config.readers).cpu()
         lists = lists.cpu()
         firsts = lists[:, 0][lists[:, 0] >= 0].long().bincount(minlength=len(keys))
-        index.links = project(keys, lists, readers, config.degree)
+        index.links = project(keys, lists, readers, config.degree, threads)
         index.entries = entries_of(keys, index.links, firsts)
         return index
 
@@ -78,7 +81,8 @@ class GraphIndex(KVIndex):
             links = np.where(links == np.iinfo(np.uint16).max, -1, links.astype(np.int32))
         index = cls(keys, built, config, effort)
         index.entries = torch.from_numpy(np.array(arrays["entries"], dtype=np.int32))
-        index.links = torch.from_numpy(np.ascontiguousarray(links, dtype=np.int32))
+        index.links = host_zeros(links.shape, torch.int32)
+        index.links.copy_(torch.from_numpy(np.ascontiguousarray(links, dtype=np.int32)))
         if len(links) != built or (links.size and not -1 <= links.min() <= links.max() < built):
             raise InvalidOption("the arrays of a graph index do not fit together: build it again")
         entries = index.entries.tolist()

@@ -19,11 +19,13 @@ def build_index(
     config: IndexConfig,
     queries: Float[Tensor, "queries head_dim"] | None = None,
     device: torch.device = CPU,
+    threads: int | None = None,
 ) -> KVIndex:
     """An index over ``keys``; a graph learns from ``queries``, which stand in the keys' frame.
 
-    What compares all keys runs on ``device``; the index itself is the CPU's.
-    Kind ``auto`` is `choose_index`'s to build. Raises InvalidOption for a graph without queries."""
+    What compares all keys runs on ``device``, the rest on ``threads`` threads, by default those of
+    PyTorch. Kind ``auto`` is `choose_index`'s to build. Raises InvalidOption for a graph without
+    queries."""
     if config.kind == "auto":
         raise InvalidOption("kind 'auto' is chosen by measurement: call choose_index")
     if config.kind == "flat":
@@ -31,7 +33,7 @@ def build_index(
     if config.kind == "ivf":
         return IvfIndex.build(keys, config, device)
     learnt = keys.gather(slice(0, 0)) if queries is None else queries
-    return GraphIndex.build(keys, learnt, config, device)
+    return GraphIndex.build(keys, learnt, config, device, threads)
 
 
 def load_index(arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> KVIndex:

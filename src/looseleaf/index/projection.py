@@ -9,6 +9,7 @@ from torch import Tensor
 
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, try_native
+from looseleaf.ops.host_memory import host_zeros
 
 Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _MOST_ENTRIES = 64
@@ -31,14 +32,16 @@ def project(
     lists: Int[Tensor, "queries top"],
     readers: Int[Tensor, "keys readers"],
     degree: int,
+    threads: int | None = None,
 ) -> Int[Tensor, "keys edges"]:
     """At most ``2 * degree`` neighbours of each key, ended by -1.
 
     A key's candidates are what its ``readers`` found. It keeps the nearest that is not nearer to
     one kept before, up to ``degree``, and fills up with the nearest; then edges are made to go both
-    ways. Nearness is the inner product."""
+    ways. Nearness is the inner product. In C by ``threads`` threads, by default PyTorch's."""
     lists, readers = lists.contiguous(), readers.contiguous()
-    links = torch.full((len(keys), 2 * degree), -1, dtype=torch.int32)
+    # searches read it at random
+    links = host_zeros((len(keys), 2 * degree), torch.int32).fill_(-1)
     library = try_native(keys, "project.c")
     if library is None:
         _project_numpy(keys, lists.numpy(), readers.numpy(), links.numpy())
@@ -52,7 +55,9 @@ def project(
         degree,
         links.data_ptr(),
     )
-    library.looseleaf_project(ctypes.byref(projection), ctypes.c_int64(torch.get_num_threads()))
+    library.looseleaf_project(
+        ctypes.byref(projection), ctypes.c_int64(threads or torch.get_num_threads())
+    )
     return links
 
 

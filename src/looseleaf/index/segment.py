@@ -145,14 +145,14 @@ def build_segment(
     of how many. ``workers`` of them are built at a time, whose comparisons of all keys run on
     ``device``. Raises InvalidOption for keys that are not finite, and a graph without queries."""
     places = heads.units(config)
-    done = count()
+    done, each = count(), max(1, torch.get_num_threads() // workers)
 
     def build(place: Place) -> KVIndex:
         keys = _keys(vectors, place, heads, config, num_tokens)
         part = None if folder is None else folder / _part_name(place, keys, config)
         found = None if part is None else _read_part(part, keys, config)
         if found is None:
-            found = _build(keys, config, _queries(vectors, place, heads, config), device)
+            found = _build(keys, config, _queries(vectors, place, heads, config), device, each)
             if part is not None:
                 _write_part(part, found.arrays())
         if on_progress is not None:
@@ -192,13 +192,17 @@ def _queries(
 
 
 def _build(
-    keys: KeyVectors, config: IndexConfig, queries: Tensor | None, device: torch.device
+    keys: KeyVectors,
+    config: IndexConfig,
+    queries: Tensor | None,
+    device: torch.device,
+    threads: int,
 ) -> KVIndex:
     if config.kind != "auto":
-        return build_index(keys, config, queries, device)
+        return build_index(keys, config, queries, device, threads)
     if queries is None or len(queries) < 2 or len(keys) <= config.top:
         return build_index(keys, replace(config, kind="flat"))
-    return choose_index(keys, queries, config, device=device).index
+    return choose_index(keys, queries, config, device=device, threads=threads).index
 
 
 def _part_name(place: Place, keys: KeyVectors, config: IndexConfig) -> str:

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.index import KeyVectors, SegmentIndex
-from looseleaf.kv.host_memory import host_zeros
 from looseleaf.kv.keys import SegmentKey
+from looseleaf.ops.host_memory import host_zeros
 
 
 @dataclass(eq=False)
