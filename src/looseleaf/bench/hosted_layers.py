@@ -176,7 +176,8 @@ def host_layers(made: MadeKeys, kv: Tensor, built: Built, heads: Heads) -> Hoste
     copies, _, _, num_tokens, _ = kv.shape
     one = built.index
     layers: Any = InTurn(kv, heads.num_layers)
-    segment = HostedSegment(SegmentKey(one.config.kind.encode().ljust(32)), num_tokens, layers)
+    segment = HostedSegment(SegmentKey(one.config.kind.encode().ljust(32)), num_tokens, kv)
+    segment.kv = layers
     segment.filled = num_tokens
     tokens, units = one.indexed, {}
     for layer, head in heads.units(one.config):
