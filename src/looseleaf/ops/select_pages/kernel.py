@@ -4,7 +4,7 @@ The pages that are wanted lie in as many runs of neighbours as there are pages w
 the largest maxima. So the runs are chosen first, then the pages of those runs.
 
 A score's bits, with those of negative numbers turned over, order as integers do. The number that
-just enough others reach is found by narrowing an interval, three cuts at a time, until no more and
+just enough others reach is found by narrowing an interval, two cuts at a time, until no more and
 no fewer than wanted stand above it: there is seldom need to look at the last bits."""
 
 import triton
@@ -36,43 +36,44 @@ def _keys(scores, ordinal, exists):
 
 
 @triton.jit
-def _threshold(keys, count, limit):
-    """The largest key that ``limit`` or more of ``count`` keys reach, or any that just ``limit``
-    reach; and how many that is."""
-    low, high = count.to(tl.int64) * 0 + _NOTHING, count.to(tl.int64) * 0 + 2147483647
-    reached = count
+def _threshold(keys, limit, low):
+    """The largest key that ``limit`` or more keys reach, or any that just ``limit`` reach; and how
+    many that is. ``limit`` or more reach ``low``."""
+    high = tl.max(keys, 0).to(tl.int64) + 1
+    low = low.to(tl.int64)
+    reached = tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0)
     while (high - low > 1) & (reached > limit):
-        step = tl.maximum((high - low) // 4, 1)
+        step = tl.maximum((high - low) // 3, 1)
         one, two = low + step, tl.minimum(low + 2 * step, high)
-        three = tl.minimum(low + 3 * step, high)
-        # three counts in one sum, 21 bits each
-        reach = (keys >= one.to(tl.int32)).to(tl.int64)
-        reach += (keys >= two.to(tl.int32)).to(tl.int64) << 21
-        counts = tl.sum(reach + ((keys >= three.to(tl.int32)).to(tl.int64) << 42), 0)
-        first, second, third = counts & 2097151, (counts >> 21) & 2097151, counts >> 42
+        reach_one, reach_two = keys >= one.to(tl.int32), keys >= two.to(tl.int32)
+        if keys.shape[0] <= 32768:
+            # two counts in one sum, which processors have an instruction for
+            counts = tl.sum(reach_one.to(tl.int32) + (reach_two.to(tl.int32) << 16), 0)
+            first, second = counts & 65535, (counts >> 16) & 65535
+        else:
+            first = tl.sum(reach_one.to(tl.int32), 0)
+            second = tl.sum(reach_two.to(tl.int32), 0)
         if first < limit:
             high = one
         elif second < limit:
-            low, high, reached = one, two, first.to(tl.int32)
-        elif third < limit:
-            low, high, reached = two, three, second.to(tl.int32)
+            low, high, reached = one, two, first
         else:
-            low, reached = three, third.to(tl.int32)
+            low, reached = two, second
     return low.to(tl.int32), reached
 
 
 @triton.jit
-def _largest(keys, count, limit):
-    """Which are the ``limit`` largest of ``count`` keys; of equal ones the first, and none that is
-    -inf."""
-    threshold, reached = _threshold(keys, count, limit)
+def _largest(keys, limit, low):
+    """Which are the ``limit`` largest keys, which ``low`` does not exceed; of equal ones the first,
+    and none that is -inf. And the least of them, or a little less."""
+    threshold, reached = _threshold(keys, limit, low)
     taken = keys >= threshold
     if reached > limit:
         equal = (keys == threshold).to(tl.int32)
         above = tl.sum((keys > threshold).to(tl.int32), 0)
         nth_equal = tl.cumsum(equal, 0) - equal
         taken = (keys > threshold) | ((equal > 0) & (nth_equal < limit - above))
-    return taken & (keys > _NOTHING)
+    return taken & (keys > _NOTHING), threshold
 
 
 @triton.jit
@@ -83,12 +84,18 @@ def _largest_pages(
     """Ordinals of the runs that hold the ``limit`` largest scores, and which of them these are;
     ``page_indices`` keeps the runs meanwhile."""
     lane = tl.arange(0, BLOCK)
+    low = count * 0 + _ABSENT
     if RUN == 1:
         ordinal, exists = lane, lane < count
     else:
         o_run, runs = tl.arange(0, BLOCK_RUNS), (count + RUN - 1) // RUN
         keys = _keys(maxima, o_run, o_run < runs)
-        taken_run = _largest(keys, runs, tl.minimum(limit, runs)).to(tl.int32)
+        least = tl.min(tl.where(o_run < runs, keys, 2147483647), 0)
+        taken_run, low = _largest(keys, tl.minimum(limit, runs), least)
+        if runs < limit:
+            # there are fewer runs than pages wanted, so their maxima say nothing
+            low = count * 0 + _ABSENT
+        taken_run = taken_run.to(tl.int32)
         o_to = tl.cumsum(taken_run, 0) - taken_run
         tl.store(page_indices + o_to, o_run, mask=taken_run > 0)
         tl.debug_barrier()
@@ -97,7 +104,8 @@ def _largest_pages(
         ordinal = tl.load(page_indices + which, mask=there, other=0) * RUN + lane % RUN
         exists = there & (ordinal < count)
     keys = _keys(scores, ordinal, exists)
-    return ordinal, _largest(keys, tl.sum(exists.to(tl.int32), 0), limit)
+    taken, _ = _largest(keys, tl.minimum(limit, tl.sum(exists.to(tl.int32), 0)), low)
+    return ordinal, taken
 
 
 @triton.jit
@@ -181,7 +189,6 @@ def _select_pages_kernel(
     CHAINED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    start_next(CHAINED)
     row, head = tl.program_id(0), tl.program_id(1)
     place = row * NUM_KV_HEADS + head
     there = row < tl.load(num_rows)
@@ -199,6 +206,8 @@ def _select_pages_kernel(
             scores + place.to(tl.int64) * most, maxima + place.to(tl.int64) * most_runs,
             page_indices + first_page, count, limit, RUN, BLOCK, BLOCK_RUNS,
         )  # fmt: skip
+        # what comes next would only take room before
+        start_next(CHAINED)
         # those that are new come last, whatever they score
         taken = taken & (ordinal < first_new)
         ones = taken.to(tl.int32)
