@@ -185,3 +185,16 @@ def test_a_batch_of_mixed_policies_equals_one_at_a_time() -> None:
     together, _ = answers(True, policies)
     alone, _ = answers(True, policies, alone=True)
     assert_alike(together, alone)
+
+
+def test_below_its_threshold_a_policy_replays_the_graphs_of_dense_decode() -> None:
+    llm = LLM(dtype="float32", device="cuda", num_pages=512, prefix_caching=False)
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    dense = llm.generate(PROMPTS, params)
+    graphs = llm.engine.runner.graphs
+    assert graphs is not None
+    captured = graphs.num_captured
+    below = Select("quest", tokens=128, dense_below=4000)
+    outputs = llm.generate(PROMPTS, params, select=below, revise=Revise(4))
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in dense]
+    assert graphs.num_captured == captured
