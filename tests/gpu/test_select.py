@@ -156,8 +156,8 @@ def test_steps_that_choose_and_revise_replay_as_graphs_with_the_same_answers(win
     other, _ = answers(False, policies)
     assert_alike(mine, other)
     graphs = engine.runner.graphs
-    # all but the first, which computes the prompts
-    assert graphs is not None and graphs.replays == engine.counters.steps - 1
+    # all but perhaps the first, which computes the prompts
+    assert graphs is not None and graphs.replays >= engine.counters.steps - 1
 
 
 @pytest.mark.parametrize("window", [2, 9])
