@@ -133,6 +133,23 @@ def test_machines_are_drawn_apart_and_first_tokens_over_rates(tmp_path: Path) ->
     assert charts[1].series[1] == Series("reuse", (2.0, 4.0), (10.0, 20.0))
 
 
+def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) -> None:
+    cells = (
+        ("first token alone", 6, 128),
+        ("first token alone", 3, 128),
+        ("first token, 2 at once", 6, 128),
+    )
+    rows = [
+        {"measurement": what, "model": "m", "arm": "reuse", "per_request": number,
+         "document_tokens": tokens, "value": 1.0 + number}
+        for what, number, tokens in cells
+    ]  # fmt: skip
+    append_rows(tmp_path / "rate.csv", rows, ORIGIN)
+    (chart,) = rate_charts(read_rows(tmp_path / "rate.csv"))
+    assert chart.groups == ("6 × 128", "3 × 128", "6 × 128, 2 at once")
+    assert chart.series == (Series("reuse", (0.0, 1.0, 2.0), (7.0, 4.0, 7.0)),)
+
+
 def test_of_a_rate_that_was_sought_twice_the_newest_is_drawn(tmp_path: Path) -> None:
     rows = [
         {

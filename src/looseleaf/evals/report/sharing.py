@@ -108,18 +108,38 @@ def _by_skew(name: str, what: str, rows: Sequence[Row]) -> Chart:
 
 
 def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: what a first token takes at rising rates."""
+    """For each machine: what a first token takes at rising rates, and for how many documents of
+    which length."""
     for machine, own in by_machine(rows):
+        where = f"{own[0]['model']}, {own[0]['hardware']}"
         arriving = [row for row in own if row["measurement"] == "first token"]
-        if not arriving:
-            continue
-        series = []
-        for arm in dict.fromkeys(row["arm"] for row in arriving):
-            points = sorted(
-                (float(r["rate"]), float(r["value"])) for r in arriving if r["arm"] == arm
+        if arriving:
+            series = []
+            for arm in dict.fromkeys(row["arm"] for row in arriving):
+                chosen = [row for row in arriving if row["arm"] == arm]
+                points = sorted((float(row["rate"]), float(row["value"])) for row in chosen)
+                series.append(Series(arm, *map(tuple, zip(*points, strict=True))))
+            yield Chart(
+                f"rate_{machine}", f"First tokens, {where}", "ms, mean",
+                tuple(series), x_label="requests/s", log_x=True, log_y=True,
+            )  # fmt: skip
+        sized = [row for row in own if _size(row)]
+        groups = list(dict.fromkeys(_size(row) for row in sized))
+        if len(groups) > 1:
+            series = []
+            for arm in dict.fromkeys(row["arm"] for row in sized):
+                chosen = [row for row in sized if row["arm"] == arm]
+                at = tuple(float(groups.index(_size(row))) for row in chosen)
+                series.append(Series(arm, at, tuple(float(row["value"]) for row in chosen)))
+            title = f"First tokens by documents and their tokens, {where}"
+            yield Chart(
+                f"rate_sizes_{machine}", title, "ms, mean", tuple(series), tuple(groups), log_y=True
             )
-            series.append(Series(arm, *(tuple(column) for column in zip(*points, strict=True))))
-        yield Chart(
-            f"rate_{machine}", f"First tokens, {own[0]['model']}, {own[0]['hardware']}", "ms, mean",
-            tuple(series), x_label="requests/s", log_x=True, log_y=True,
-        )  # fmt: skip
+
+
+def _size(row: Row) -> str:
+    """How many documents of how many tokens, for first tokens that no rate is about."""
+    what = row["measurement"].removeprefix("first token")
+    if what != " alone" and not what.endswith("at once"):
+        return ""
+    return f"{row['per_request']} × {row['document_tokens']}" + what.removeprefix(" alone")
