@@ -92,9 +92,11 @@ class HostChoice:
     @property
     def key(self) -> tuple[object, ...]:
         """What launches of a layer depend on, but for numbers in buffers of fixed sizes."""
-        kept = (
-            () if self.kept is None else (self.kept.registers.data_ptr(), self.kept.out.data_ptr())
-        )
+        kept: tuple[object, ...] = ()
+        if self.kept is not None:
+            # outputs that need more room get other tensors
+            held = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
+            kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in held)
         return (self.shape, self.how.sink, id(self.how.summaries), *kept)
 
     @property
