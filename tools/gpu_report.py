@@ -68,6 +68,8 @@ def parts(device: str, out: Path, tiny: bool) -> list[Part]:
     tests = [*alone, "tests/gpu", "--ignore", TIMED]
     # compiling is most of the time, and takes no GPU
     side_by_side = ["-n", "6"] if find_spec("xdist") is not None else []
+    # which warns, and so fails, beside the other plugin
+    side_by_side += ["-p", "no:benchmark"]
     checker = shutil.which("compute-sanitizer")
     memcheck = (checker or "compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     found = [

@@ -54,6 +54,11 @@ class ScoreRule:
     window: int = 0
     alibi_slopes: Float[Tensor, "heads"] | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but the scale."""
+        return not (self.window or self.soft_cap or self.alibi_slopes is not None)
+
 
 @runtime_checkable
 class Attend(Protocol):

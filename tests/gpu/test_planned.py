@@ -21,8 +21,8 @@ from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
 from looseleaf.ops.prefill_attention import (
     prefill_attention,
-    prefill_attention_ahead,
-    serves_ahead,
+    prefill_attention_beside,
+    serves_beside,
 )
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
@@ -145,7 +145,7 @@ def tiled(work: WorkList, block_m: int) -> WorkList:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("page_size", [16, 32, 64])
-def test_queries_turned_ahead_give_the_same_answers(head_dim: int, page_size: int) -> None:
+def test_queries_turned_beside_give_the_same_answers(head_dim: int, page_size: int) -> None:
     shape = attention_shape("gqa-4", head_dim, page_size)
     for case in (
         behind_documents(shape, 900, 3, 333),
@@ -156,11 +156,11 @@ def test_queries_turned_ahead_give_the_same_answers(head_dim: int, page_size: in
         plan, q = bench.plan(case), bench.query(case)
         assert plan.spans is not None
         k_pages, v_pages = bench.pools[0]
-        if not serves_ahead(k_pages, bench.rule, plan.spans):
+        if not serves_beside(k_pages, bench.rule, plan.spans):
             pytest.skip("not a GPU of that generation")
         truth = Truth(bench.pools[0], bench.rotation, bench.rule)
         with poisoned():
-            state = prefill_attention_ahead(
+            state = prefill_attention_beside(
                 q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule
             )
         assert check(case, q, state.out, truth) <= 1

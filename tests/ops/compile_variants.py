@@ -14,15 +14,10 @@ from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
     attention_received_triton,
 )
+from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
-from looseleaf.ops.hopper_prefill.kernel import (
-    _hopper_prefill_kernel,
-    _turn_queries_kernel,
-    launch_ahead,
-    turn_queries,
-)
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
@@ -71,6 +66,7 @@ SHAPES = {
 }
 KERNELS = (
     _attention_received_kernel,
+    _finish_rows_kernel,
     _merge_states_kernel,
     _page_bounds_kernel,
     _page_scores_kernel,
@@ -98,6 +94,8 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         state = AttnState(torch.zeros(1, *scene.q.shape[1:]), torch.zeros(1, scene.q.shape[1]))
         out = torch.empty_like(scene.q)
         merge_states_triton(state, work.row_state_indptr, state, out)
+        own = replace(work, row_own=torch.zeros(4 * len(scene.q), dtype=torch.int32))
+        finish_rows_triton(state, scene.q, (scene.k_pages, scene.v_pages), own, *rest[:2], out)
         positions = torch.arange(len(scene.q))
         rotate_triton(scene.q, positions, scene.rotation)
         k = scene.q[:, : shape.num_kv_heads]
@@ -173,20 +171,21 @@ def compiled_gated() -> Iterator[Compiled]:
 
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
-    """The kernels of the generation: decode with one computing group, prefill with two, and with
-    its queries turned ahead."""
+    """The kernel of the generation: decode with one computing group and with two, prefill with two,
+    and with another that turns queries beside them."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
     state = torch.empty_like(scene.q), torch.zeros(scene.q.shape[:2])
-    made = _hopper_attention_kernel, _hopper_prefill_kernel, _turn_queries_kernel
-    with compiling(*made) as kernels:
-        for num_lists, num_groups in ((11, 1), (10, 2)):
-            lists, grid = (numbers,) * num_lists, Grid(1, num_groups)
-            launch(scene.q, pages, lists, numbers, state, scene.rotation, scene.rule, grid)
-        lists = numbers, torch.zeros(len(scene.q), dtype=torch.int32)
-        turned = turn_queries(scene.q, 2, lists, scene.rotation, scene.rule)
-        launch_ahead(turned, pages, (numbers,) * 10, numbers, state, 1)
+    rest = numbers, state, scene.rotation, scene.rule
+    with compiling(_hopper_attention_kernel) as kernels:
+        for num_lists, grid in (
+            (11, Grid(1, 1)),
+            (11, Grid(1, 2)),
+            (10, Grid(1, 2)),
+            (10, Grid(1, 2, beside=True)),
+        ):
+            launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
     yield from kernels
 
 

@@ -33,7 +33,15 @@ SHORT, LONG = 256, 1024
 MERGED_ROWS, FEW_STATES, MANY_STATES = 64, 4, 36
 # a cost that is more than this many times the built-in one is a disturbed measurement
 _PLAUSIBLE = 20.0
-_KERNELS = ("partial_attention", "hopper_attention", "hopper_tiles", "scores", "merge_states")
+_KERNELS = (
+    "partial_attention",
+    "hopper_attention",
+    "hopper_fetch",
+    "hopper_tiles",
+    "scores",
+    "merge_states",
+    "finish_rows",
+)
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ when their content and context are the same, so page numbers are all that must b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,24 @@ from looseleaf.attention.hosted import HostedRead
 
 Bitmap = npt.NDArray[np.int32]
 """One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
+
+
+def join_bitmaps(
+    bitmaps: Sequence[Bitmap | None],
+) -> tuple[list[int], npt.NDArray[np.integer[Any]]]:
+    """Where each bitmap begins in the words of all, -1 for none; one that comes twice stands
+    once.
+    """
+    starts: dict[int, int] = {}
+    words: list[Bitmap] = []
+    end = 0
+    for bitmap in bitmaps:
+        if bitmap is not None and id(bitmap) not in starts:
+            starts[id(bitmap)] = end
+            words.append(bitmap)
+            end += len(bitmap)
+    masks = [-1 if bitmap is None else starts[id(bitmap)] for bitmap in bitmaps]
+    return masks, np.concatenate(words) if words else np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)

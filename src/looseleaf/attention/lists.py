@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import Bitmap, DecodeRow, Item
+from looseleaf.attention.groups import DecodeRow, Item, join_bitmaps
+from looseleaf.attention.own_reads import OWN_NUMBERS, own_reads
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -125,22 +126,6 @@ class FlatItems:
         return np.diff(self.entry_indptr)
 
 
-def join_bitmaps(bitmaps: Sequence[Bitmap | None]) -> tuple[list[int], IntArray]:
-    """Where each bitmap begins in the words of all, -1 for none; one that comes twice stands
-    once.
-    """
-    starts: dict[int, int] = {}
-    words: list[Bitmap] = []
-    end = 0
-    for bitmap in bitmaps:
-        if bitmap is not None and id(bitmap) not in starts:
-            starts[id(bitmap)] = end
-            words.append(bitmap)
-            end += len(bitmap)
-    masks = [-1 if bitmap is None else starts[id(bitmap)] for bitmap in bitmaps]
-    return masks, np.concatenate(words) if words else int32([])
-
-
 class Pieces(NamedTuple):
     """Items cut along keys and entries: which pages and entries of which item each piece has."""
 
@@ -233,8 +218,10 @@ def host_work(
 ) -> HostWork:
     """The arrays for ``pieces`` of ``flat``; ``classes`` are tiles and how many pieces each has.
 
-    The states of a row stand by the offset and place of what they read, not by the grouping.
+    The states of a row stand by the offset and place of what they read, not by the grouping; those
+    of pieces of a finishing tile stand behind all of them.
     """
+    finishing = sum(count for tile, count in classes if tile.finishing)
     pages = pieces.stop_page - pieces.first_page
     page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + ramp(pages)
     start = np.repeat(flat.first_page[pieces.item] + pieces.first_page, pages)
@@ -246,8 +233,11 @@ def host_work(
     # where an entry stands among those of its row is where its state goes
     state = np.empty(len(row), dtype=np.int32)
     patch = np.repeat(explicit, counts)
-    state[np.lexsort((first, patch, offset, row))] = np.arange(len(row), dtype=np.int32)
     none = np.zeros(len(pieces.item), dtype=np.int32)
+    # a piece that a row reads when it is merged has one entry, and they are the last
+    merged = len(row) - finishing
+    behind = np.arange(len(row)) >= merged
+    state[np.lexsort((first, patch, offset, row, behind))] = np.arange(len(row), dtype=np.int32)
     return HostWork(
         {
             "num_items": int32([len(none)]),
@@ -264,7 +254,13 @@ def host_work(
             "entry_state": state,
             "mask_words": flat.mask_words,
             "row_positions": row_positions,
-            "row_state_indptr": indptr_of(np.bincount(row, minlength=len(row_positions))),
+            "row_state_indptr": indptr_of(np.bincount(row[:merged], minlength=len(row_positions))),
+            "row_own": own_reads(
+                len(row_positions),
+                row[merged:],
+                (indptr_of(pages)[len(none) - finishing :], offset[merged:], bound[merged:]),
+                page_size,
+            ),
             "tile_indptr": indptr_of([count for _, count in classes]),
         },
         tuple(tile for tile, _ in classes),
@@ -332,6 +328,7 @@ class WorkCapacity:
             "mask_words": self.mask_words,
             "row_positions": self.rows,
             "row_state_indptr": self.rows + 1,
+            "row_own": OWN_NUMBERS * self.rows,
             "tile_indptr": num_tiles + 1,
         }
         sizes |= dict.fromkeys(("item_kv_head", "item_explicit"), self.items)
@@ -391,7 +388,8 @@ class WorkBuffer:
         """Send ``work``, which the capacity holds and whose tiles are the buffer's."""
         assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
         # rows of padding have no states
-        states = work.arrays["row_state_indptr"]
-        padding = np.full(self.capacity.rows - work.num_rows, states[-1], np.int32)
-        states = np.concatenate([states, padding])
-        self._buffer.load({**work.arrays, "row_state_indptr": states})
+        states, own = work.arrays["row_state_indptr"], work.arrays["row_own"]
+        padding = np.ones(self.capacity.rows - work.num_rows, np.int32)
+        states = np.concatenate([states, padding * states[-1]])
+        own = np.concatenate([own, np.zeros(OWN_NUMBERS * len(padding), np.int32)])
+        self._buffer.load({**work.arrays, "row_state_indptr": states, "row_own": own})

@@ -40,6 +40,7 @@ from looseleaf.attention.readings import HostedRows, Reading, Readings, Selected
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
@@ -123,6 +124,7 @@ class PagedAttention:
             device=device,
             costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize),
             batch_invariant=self.batch_invariant,
+            finishing=not self.batch_invariant and all(rule.is_plain for rule in self.rules),
         )
         self._cpu = None
         asked = self.implementation
@@ -269,9 +271,10 @@ class PagedAttention:
     def _plan(self, reading: Reading, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
         selected = choosing_on_device(reading.selected)
         if selected is None:
-            plan = self.planner.plan(reading.rows, reading.groups, chunks)
+            finish = not reading.selected
+            plan = self.planner.plan(reading.rows, reading.groups, chunks, finish=finish)
             return _LayerPlan(plan, reading.selected)
-        host = self.planner.host_work(reading.rows, reading.groups)
+        host = self.planner.host_work(reading.rows, reading.groups, finish=False)
         assert host is not None, "rows that decode have a work list"
         device, num_rows = self.pool.kv.device, len(reading.rows)
         host, choice = choose_in(host, selected, num_rows)
@@ -356,7 +359,13 @@ class _OpsStep:
                 states = merge_states(states, indptr, kept=kept, implementation=chosen)
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
-            lse = merge_states(states, indptr, carried, out[:split], kept, chosen).lse
+            if work.finishing:
+                assert carried is None and kept is None, "rows that are finished read no more"
+                pages = k_pages, v_pages
+                mine = q[:split], pages, work, rotation, rule, out[:split]
+                lse = finish_rows(states, *mine, implementation=chosen).lse
+            else:
+                lse = merge_states(states, indptr, carried, out[:split], kept, chosen).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:

@@ -6,7 +6,7 @@ operators. A cost model chooses who reads together and how far items are cut."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from looseleaf.attention.groups import (
     Item,
     ReadSpan,
     group_rows,
+    join_bitmaps,
     tail_items,
 )
 from looseleaf.attention.hosted import HostedRead
@@ -31,7 +32,6 @@ from looseleaf.attention.lists import (
     host_work,
     indptr_of,
     int32,
-    join_bitmaps,
     make_work_list,
     send,
 )
@@ -54,9 +54,8 @@ _INVARIANT_SPLIT = 1024
 _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
-# in how many parts the keys of a tile are read at most, and how many keys a part has at least
-_MOST_PARTS = 8
-_PART_KEYS = 512
+# keys that a row may have of its own and still read when it is merged
+_FINISHED_KEYS = 256
 # page lists that are long enough to be kept as arrays, and how many are
 _WORTH_KEEPING = 16
 _MOST_KEPT = 4096
@@ -108,6 +107,8 @@ class Planner:
 
     ``batch_invariant``: a row's answer has the same bits whoever is in the batch and whether or not
     rows are grouped: one tile shape, cuts at fixed places, a fixed order of the merge.
+    ``finishing``: behind what a wide tile reads, rows read the little that is theirs when they
+    are merged; for plain rules only.
     """
 
     page_size: int
@@ -116,6 +117,7 @@ class Planner:
     device: torch.device
     costs: CostModel
     batch_invariant: bool = False
+    finishing: bool = False
     counters: PlanCounters = field(default_factory=PlanCounters)
     _pages: dict[int, tuple[Sequence[int], IntArray]] = field(default_factory=dict)
     _settled: tuple[Groups, FlatItems] | None = None
@@ -128,24 +130,37 @@ class Planner:
         return groups
 
     def plan(
-        self, rows: Sequence[DecodeRow], groups: Groups, chunks: Sequence[PrefillChunk]
+        self,
+        rows: Sequence[DecodeRow],
+        groups: Groups,
+        chunks: Sequence[PrefillChunk],
+        *,
+        finish: bool = True,
     ) -> AttentionPlan:
-        """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``."""
+        """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``; ``finish`` as
+        in `host_work`."""
         if not rows and not chunks:
             return AttentionPlan(0, None, None)
-        if work := self.host_work(rows, groups, chunks):
+        if work := self.host_work(rows, groups, chunks, finish=finish):
             return AttentionPlan(work.num_rows, work.to(self.device), None)
-        work = self.host_work(rows, groups) if rows else None
+        work = self.host_work(rows, groups, finish=finish) if rows else None
         return AttentionPlan(
             len(rows),
             work.to(self.device) if work else None,
-            self.span_list(chunks),
+            make_span_list(chunks, tile_rows=self.tile_rows, device=self.device),
         )
 
     def host_work(
-        self, rows: Sequence[DecodeRow], groups: Groups, chunks: Sequence[PrefillChunk] = ()
+        self,
+        rows: Sequence[DecodeRow],
+        groups: Groups,
+        chunks: Sequence[PrefillChunk] = (),
+        *,
+        finish: bool = True,
     ) -> HostWork | None:
-        """The work list of all rows of the step; None if the new rows are to be read by spans."""
+        """The work list of all rows of the step; None if the new rows are to be read by spans.
+
+        Without ``finish`` the states of a row hold all that it reads."""
         if chunks and not self._by_work_list(chunks):
             return None
         positions = [row.position for row in rows]
@@ -155,6 +170,8 @@ class Planner:
             positions += chunk.positions
         flat = FlatItems.concatenate([self._settled_items(groups), self._flat(own)])
         pieces, classes = self._cut(flat)
+        if self.finishing and finish and not any(row.hosted for row in rows):
+            pieces, classes = self._finished(flat, pieces, classes)
         return host_work(flat, pieces, int32(positions), self.page_size, classes)
 
     @property
@@ -172,25 +189,11 @@ class Planner:
         return self.costs.worth_sharing(num_rows, self._group, num_pages * self.page_size)
 
     def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
-        # a span's bitmap is that of all its rows: looked at once a key, and of a work list's once
-        # a row and key
-        if self.batch_invariant or _is_patched(chunks):
+        if self.batch_invariant:
             return False
-        few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
-        return few and self._num_programs(chunks) < self.costs.wide.programs
-
-    def span_list(self, chunks: Sequence[PrefillChunk]) -> SpanList:
-        """The span list of ``chunks``, in parts where its tiles would leave processors idle."""
-        parts = 1
-        if _is_patched(chunks) and not self.batch_invariant:
-            keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
-            parts = -(-self.costs.wide.programs // self._num_programs(chunks))
-            parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        return make_span_list(chunks, tile_rows=self.tile_rows, device=self.device, parts=parts)
-
-    def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
         tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
-        return tiles * self.num_kv_heads
+        few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
+        return few and tiles * self.num_kv_heads < self.costs.wide.programs
 
     def _settled_items(self, groups: Groups) -> FlatItems:
         """What stays from step to step while the rows do."""
@@ -238,6 +241,23 @@ class Planner:
         self.counters.wide_pieces += num_wide
         classes = [(self.costs.narrow.tile, num_narrow)]
         return pieces, [*classes, (self.costs.wide.tile, num_wide)] if num_wide else classes
+
+    def _finished(
+        self, flat: FlatItems, pieces: Pieces, classes: list[tuple[Tile, int]]
+    ) -> tuple[Pieces, list[tuple[Tile, int]]]:
+        """The narrow pieces behind the wide ones, to be read when their rows are merged, if each is
+        short and all that its row reads alone."""
+        if len(classes) < 2 or len(flat.mask_words):
+            return pieces, classes
+        (narrow, count), wide = classes
+        item, entry = pieces.item[:count], pieces.first_entry[:count]
+        rows = flat.entries[0, flat.entry_indptr[item] + entry]
+        lengths = (pieces.stop_page - pieces.first_page)[:count] * self.page_size
+        alone = (pieces.stop_entry[:count] - entry == 1).all() and len(set(rows.tolist())) == count
+        if not alone or lengths.max(initial=0) > _FINISHED_KEYS:
+            return pieces, classes
+        order = np.roll(np.arange(len(pieces.item), dtype=np.int32), -count)
+        return pieces.take(order), [wide, (replace(narrow, finishing=True), count)]
 
     def _wide(self, packed: IntArray, num_pages: IntArray) -> BoolArray:
         """Which items go to the wide tile: none unless that pays for one more launch."""
@@ -298,14 +318,8 @@ def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[It
     return items
 
 
-def _is_patched(chunks: Sequence[PrefillChunk]) -> bool:
-    """Whether rows read around tokens that are replaced."""
-    spans = (span for chunk in chunks for span in chunk.spans)
-    return any(span.hidden is not None or span.places is not None for span in spans)
-
-
 def make_span_list(
-    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device, parts: int = 1
+    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
 ) -> SpanList:
     """The arrays of `SpanList` for ``chunks``; each chunk is one "request" of the list."""
     spans = [span for chunk in chunks for span in chunk.spans]
@@ -333,4 +347,4 @@ def make_span_list(
         "mask_words": mask_words,
         "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
     }
-    return SpanList(**send(arrays, device), parts=parts)
+    return SpanList(**send(arrays, device))

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.lists import IntArray, int32, join_bitmaps
+from looseleaf.attention.groups import DecodeRow, ReadSpan, join_bitmaps
+from looseleaf.attention.lists import IntArray, int32
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
 from looseleaf.ops.rotate import rotate

@@ -32,13 +32,14 @@ from looseleaf.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import RopeConfig
+from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention import partial_attention
 from looseleaf.ops.prefill_attention import (
     prefill_attention,
-    prefill_attention_ahead,
-    serves_ahead,
+    prefill_attention_beside,
+    serves_beside,
 )
 from looseleaf.rope import build_rotation
 from looseleaf.types import Rotation, ScoreRule
@@ -53,7 +54,8 @@ _SAME_ANSWER = 0.03
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Which shape, how long, and how often; ``longest`` scales all cases."""
+    """Which shape, how long, and how often; ``longest`` scales all cases, of which those are
+    measured that have one of ``only`` in their name, all without any."""
 
     shape: AttentionShape = field(default_factory=AttentionShape)
     longest: int = 16384
@@ -61,12 +63,13 @@ class AttentionConfig:
     repetitions: int = 5
     device: str = "cuda"
     peers: bool = True
+    only: tuple[str, ...] = ()
 
 
 def cases(config: AttentionConfig) -> list[Case]:
     """The sweep: nothing shared, everything shared, mixtures, prompts."""
     shape, long, rows = config.shape, config.longest, config.rows
-    return [
+    every = [
         private(shape, rows, long // 2),
         private(shape, 1, long // 2),
         private(shape, 4 * rows, long // 32),
@@ -79,8 +82,13 @@ def cases(config: AttentionConfig) -> list[Case]:
         causal(shape, long),
         causal(shape, long // 4),
         behind_documents(shape, long // 8, 4, long // 32),
+        behind_documents(shape, long // 8, 4, long // 16),
+        behind_documents(shape, long // 16, 5, long // 8),
+        behind_documents(shape, long // 16, 5, long // 4),
         behind_documents(shape, rows, 5, long // 4),
     ]
+    only = config.only or ("",)
+    return [case for case in every if any(part in case.name for part in only)]
 
 
 class Bench:
@@ -100,7 +108,12 @@ class Bench:
         self.rule = ScoreRule(shape.head_dim**-0.5)
         costs = cost_model_of(self.device, shape.head_dim, shape.dtype.itemsize)
         self.planner = Planner(
-            shape.page_size, shape.num_qo_heads, shape.num_kv_heads, self.device, costs
+            shape.page_size,
+            shape.num_qo_heads,
+            shape.num_kv_heads,
+            self.device,
+            costs,
+            finishing=True,
         )
         # the same kernels without frames: as if queries came rotated
         self.flat = Rotation(self.rotation.cos[:, :0], self.rotation.sin[:, :0])
@@ -133,7 +146,8 @@ class Bench:
     ) -> AttentionPlan:
         """The step as the engine would plan it."""
         costs = costs or self.planner.costs
-        planner = replace(self.planner, batch_invariant=invariant, costs=costs)
+        finishing = not invariant
+        planner = replace(self.planner, batch_invariant=invariant, costs=costs, finishing=finishing)
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks)
 
@@ -151,7 +165,11 @@ class Bench:
         if plan.work is not None:
             rows = slice(0, plan.num_work_rows)
             states = partial_attention(q[rows], k_pages, v_pages, plan.work, rotation, self.rule)
-            merge_states(states, plan.work.row_state_indptr, out=out[rows])
+            if plan.work.finishing:
+                pages = k_pages, v_pages
+                finish_rows(states, q[rows], pages, plan.work, rotation, self.rule, out[rows])
+            else:
+                merge_states(states, plan.work.row_state_indptr, out=out[rows])
         if plan.spans is not None:
             rows = slice(plan.num_work_rows, None)
             spans = plan.spans
@@ -227,9 +245,9 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         "looseleaf": bench.arm(q, plan),
         "without frames": bench.arm(q, plan, bench.flat),
     }
-    if not case.rows and _can_turn_ahead(bench, plan):
+    if not case.rows and _can_turn_beside(bench, plan):
         layers = range(bench.shape.layers)
-        arms["turned ahead"] = lambda: [_ahead(bench, q, plan, layer) for layer in layers]
+        arms["turned beside"] = lambda: [_beside(bench, q, plan, layer) for layer in layers]
     if case.rows:
         layers = range(bench.shape.layers)
         # tiles of other pages, as the engine plans them
@@ -245,16 +263,16 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
     return arms
 
 
-def _can_turn_ahead(bench: Bench, plan: AttentionPlan) -> bool:
+def _can_turn_beside(bench: Bench, plan: AttentionPlan) -> bool:
     spans = plan.spans
-    return spans is not None and serves_ahead(bench.pools[0][0], bench.rule, spans)
+    return spans is not None and serves_beside(bench.pools[0][0], bench.rule, spans)
 
 
-def _ahead(bench: Bench, q: Tensor, plan: AttentionPlan, layer: int) -> Tensor:
-    """A layer's prefill with queries turned ahead."""
+def _beside(bench: Bench, q: Tensor, plan: AttentionPlan, layer: int) -> Tensor:
+    """A layer's prefill with queries turned beside."""
     assert plan.spans is not None, "a step of new rows"
     k_pages, v_pages = bench.pools[layer]
-    return prefill_attention_ahead(q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule).out
+    return prefill_attention_beside(q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule).out
 
 
 def _peer_arms(

@@ -194,6 +194,7 @@ def serving(
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
+@click.option("--case", "only", multiple=True, help="cases with this in their name, all if none")
 @OUTPUT
 def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
     """Attention of a layer beside its roofline: decode, shared or not, and prefill."""

@@ -19,7 +19,7 @@ def serves(k_pages: Tensor, rule: ScoreRule, mask_words: Tensor, positions: Tens
         and k_pages.shape[3] in (64, 128)
         and k_pages.shape[2] in (16, 32, 64)
         and k_pages.is_contiguous()
-        and not (rule.window or rule.soft_cap or rule.alibi_slopes is not None)
+        and rule.is_plain
         and not mask_words.numel()
         and positions is None
     )

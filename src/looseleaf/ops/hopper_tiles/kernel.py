@@ -24,7 +24,7 @@ def _turn_half(
     HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Half of the dims of 64 rows, turned to ``position``, scaled, to shared memory."""
+    """Half of the dims of some rows, turned to ``position``, scaled, to shared memory."""
     cos, sin, stride_table = table
     TURNED: gl.constexpr = ROTARY_DIM // 2
     o_d = HALF_INDEX * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
@@ -50,11 +50,12 @@ def _turn_half(
 
 @gluon.jit
 def turn_rows(
-    q_tiles, vector, stride_d, position, m_row, scale, table,
-    WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
+    q_tiles, place, next_half, vector, stride_d, position, m_row, scale, table,
+    HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, INTERLEAVED: gl.constexpr,
+    LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """64 rows, turned to ``position`` and scaled, to the group's tiles of shared memory."""
+    """Some rows, turned to ``position`` and scaled, to the tile of shared memory at ``place``, the
+    other half of their dims ``next_half`` tiles further on."""
     HALVES: gl.constexpr = HEAD_DIM // HALF
     if HALVES == 2 and ROTARY_DIM == HEAD_DIM and not INTERLEAVED:
         # each half holds the partners of the other: everything is read once, and in one piece
@@ -67,12 +68,12 @@ def turn_rows(
         b_cos = gl.load(cos + p_angle, mask=m_row[:, None], other=1.0) * scale
         b_sin = gl.load(sin + p_angle, mask=m_row[:, None], other=0.0) * scale
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
-        q_tiles.index(WORKER * 2).store(low.to(q_tiles.dtype))
-        q_tiles.index(WORKER * 2 + 1).store(high.to(q_tiles.dtype))
+        q_tiles.index(place).store(low.to(q_tiles.dtype))
+        q_tiles.index(place + next_half).store(high.to(q_tiles.dtype))
     else:
         for half in gl.static_range(HALVES):
             _turn_half(
-                q_tiles.index(WORKER * HALVES + half), vector, stride_d, position, m_row, scale,
+                q_tiles.index(place + half * next_half), vector, stride_d, position, m_row, scale,
                 table, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
 
@@ -99,38 +100,34 @@ def _key_positions(
 
 
 @gluon.jit
-def plain_end_of(
-    lists, first_page, num_pages, least_bound, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr
-):
-    """How many leading slots all rows see whose bounds are ``least_bound`` or more."""
+def plain_end_of_run(
+    first_position, last_position, num_pages, least_bound, PAGE_SIZE: gl.constexpr
+):  # fmt: skip
+    """How many leading slots of pages at such positions all rows see whose bounds are
+    ``least_bound`` or more."""
     num_slots = num_pages * PAGE_SIZE
-    if DECODE:
-        # pages rise by position, but those of a selection are no run
-        first_position = gl.load(lists[7] + first_page)
-        last_position = gl.load(lists[7] + first_page + num_pages - 1)
-        is_run = last_position - first_position == num_slots - PAGE_SIZE
-        before_last = gl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
-        seen = gl.where(is_run, least_bound - first_position, before_last)
-        seen = gl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
-        return gl.minimum(seen, num_slots)
-    else:
-        return gl.minimum(least_bound, num_slots)
+    # pages rise by position, but those of a selection are no run
+    is_run = last_position - first_position == num_slots - PAGE_SIZE
+    before_last = gl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
+    seen = gl.where(is_run, least_bound - first_position, before_last)
+    seen = gl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
+    return gl.minimum(seen, num_slots)
 
 
 @gluon.jit
 def _score(
-    q_tiles, k_tiles, stage,
-    WORKER: gl.constexpr, HALVES: gl.constexpr, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr,
+    q_tiles, q_place, k_tiles, stage,
+    HALVES: gl.constexpr, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Scores of a tile of keys, begun and not waited for."""
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
     scores = warpgroup_mma(
-        q_tiles.index(WORKER * HALVES), k_tiles.index(stage * HALVES).permute((1, 0)),
+        q_tiles.index(q_place), k_tiles.index(stage * HALVES).permute((1, 0)),
         scores, use_acc=False, is_async=True,
     )  # fmt: skip
     if HALVES == 2:
         scores = warpgroup_mma(
-            q_tiles.index(WORKER * HALVES + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
+            q_tiles.index(q_place + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
             scores, is_async=True,
         )  # fmt: skip
     return scores
@@ -191,11 +188,11 @@ def _clear_tile(
 
 @gluon.jit
 def fold_span(
-    q_tiles, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
-    WORKER: gl.constexpr, DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    q_tiles, q_place, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
+    DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The running state with the keys of one span in it.
+    """The running state with the keys of one span in it, for the rows at ``q_place``.
 
     The product of a tile's weights and values runs beside the next tile's scores and exponentials.
     """
@@ -205,7 +202,7 @@ def fold_span(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     stage, phase = count % STAGES, (count // STAGES) & 1
     mbarrier.wait(k_full.index(stage), phase)
-    scores = _score(q_tiles, k_tiles, stage, WORKER, HALVES, KEYS, S_LAYOUT)
+    scores = _score(q_tiles, q_place, k_tiles, stage, HALVES, KEYS, S_LAYOUT)
     scores = warpgroup_mma_wait(0, deps=[scores])
     wait_for_group()
     mbarrier.arrive(k_empty.index(stage), count=1)
@@ -222,7 +219,7 @@ def fold_span(
         stage, phase = count % STAGES, (count // STAGES) & 1
         next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
         mbarrier.wait(k_full.index(next_stage), next_phase)
-        scores = _score(q_tiles, k_tiles, next_stage, WORKER, HALVES, KEYS, S_LAYOUT)
+        scores = _score(q_tiles, q_place, k_tiles, next_stage, HALVES, KEYS, S_LAYOUT)
         mbarrier.wait(v_full.index(stage), phase)
         # in a span only the last tiles hold what is not seen, and they come below
         low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)

@@ -293,7 +293,7 @@ def _launches(
         bounds = work.tile_indptr
         # the widest first: the narrow ones fill what processors it leaves idle at its end
         places = reversed([*enumerate(work.tiles)])
-        return [(tile, bounds[n:], bounds[n + 1 :], 1) for n, tile in places]
+        return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in places if not t.finishing]
     items = work.item_kv_head.shape[0]
     tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
     # how many rows an item has is on the device only: blocks past the grid are looped over

@@ -16,7 +16,8 @@ class Tile:
 
     ``block_m`` packed rows (entries × query heads of a KV head) by ``block_n`` keys. An item with
     more rows than that is right, and slow. Items of a ``chosen`` tile are filled on the device, so
-    that nobody knows how many pages they have, if any.
+    that nobody knows how many pages they have, if any. Items of a ``finishing`` one are read when
+    the states of their rows are merged.
     """
 
     block_m: int
@@ -25,6 +26,7 @@ class Tile:
     num_stages: int
     programs_per_processor: int
     chosen: bool = False
+    finishing: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class WorkList:
     ``tiles`` may say how to launch: tile ``t`` takes the items ``tile_indptr[t] : tile_indptr[t +
     1]``, which are all of them, and no page of an item stands behind the bounds of all of its rows.
     Without tiles one is chosen that suits the average item.
+
+    Items of a ``finishing`` tile are read by one row each, and a row reads one of them at most. Its
+    states stand behind those of the rows: `looseleaf.ops.finish_rows` reads the item instead, and
+    finds where its pages begin in ``page_indices``, their slots (0: there is no such item), Δ and
+    bound at ``row_own[4 * r : 4 * r + 4]``.
     """
 
     num_items: Int[Tensor, "1"]
@@ -80,6 +87,12 @@ class WorkList:
     tile_indptr: Int[Tensor, " tiles_plus_one"] | None = None
     tiles: tuple[Tile, ...] = ()
     complete: bool = False
+    row_own: Int[Tensor, " four_times_rows"] | None = None
+
+    @property
+    def finishing(self) -> bool:
+        """Whether rows read items when their states are merged."""
+        return any(tile.finishing for tile in self.tiles)
 
     @property
     def state_capacity(self) -> int:

@@ -14,7 +14,7 @@ from looseleaf.ops.prefill_attention.reference import prefill_attention_referenc
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-__all__ = ["SpanList", "prefill_attention", "prefill_attention_ahead", "serves_ahead"]
+__all__ = ["SpanList", "prefill_attention", "prefill_attention_beside", "serves_beside"]
 
 
 def prefill_attention(
@@ -45,14 +45,13 @@ def prefill_attention(
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
 
 
-def serves_ahead(k_pages: Tensor, rule: ScoreRule, spans: SpanList) -> bool:
-    """Whether `prefill_attention_ahead` can read these spans: one request, plain rules, a GPU of
-    the Hopper generation."""
-    one_request = spans.request_span_indptr.shape[0] == 2
-    return one_request and hopper_attention.serves(k_pages, rule, spans.mask_words, None)
+def serves_beside(k_pages: Tensor, rule: ScoreRule, spans: SpanList) -> bool:
+    """Whether `prefill_attention_beside` can read these spans: plain rules, a GPU of the Hopper
+    generation."""
+    return hopper_attention.serves(k_pages, rule, spans.mask_words, None)
 
 
-def prefill_attention_ahead(
+def prefill_attention_beside(
     q: Float[Tensor, "rows qo_heads head_dim"],
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
@@ -60,16 +59,15 @@ def prefill_attention_ahead(
     rotation: Rotation,
     rule: ScoreRule,
 ) -> AttnState:
-    """`prefill_attention` with the queries of all spans turned by a launch before its own, which
-    takes memory for a copy of them per span.
+    """`prefill_attention` with the queries of the next span turned while this one is multiplied.
 
-    Raises InvalidOption where `serves_ahead` says no.
+    Raises InvalidOption where `serves_beside` says no.
     """
-    if not serves_ahead(k_pages, rule, spans):
+    if not serves_beside(k_pages, rule, spans):
         raise InvalidOption(
-            "queries can be turned ahead for one request with plain rules on a Hopper GPU only: "
+            "queries can be turned beside products with plain rules on a Hopper GPU only: "
             "use prefill_attention"
         )
-    from looseleaf.ops.prefill_attention.kernel import prefill_attention_ahead_triton
+    from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
 
-    return prefill_attention_ahead_triton(q, k_pages, v_pages, spans, rotation, rule)
+    return prefill_attention_triton(q, k_pages, v_pages, spans, rotation, rule, beside=True)

@@ -1,0 +1,221 @@
+"""Device functions of the Hopper kernel: the units that its programs walk over, and those of its
+warps that bring tiles: one fetches, and a group may turn queries.
+
+A unit is a KV head of an item of a work list, or of a tile of a span list. Lists are tuples of
+arrays, eleven of a work list and ten of a span list, as `looseleaf.ops.hopper_attention` has them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS, turn_rows, wait_for_group
+
+# what Triton 3.6 calls by other names than later versions
+OLD_NAMES = gl.constexpr(not hasattr(gl.shared_memory_descriptor, "reinterpret"))
+load_tile = tma.async_copy_global_to_shared if OLD_NAMES.value else tma.async_load
+
+
+@gluon.jit
+def seen_as(tiles, COUNT: gl.constexpr, LENGTH: gl.constexpr, SHARED: gl.constexpr):
+    """The same shared memory as ``COUNT`` tiles of ``LENGTH`` rows."""
+    if OLD_NAMES:
+        return tiles._reinterpret(tiles.dtype, [COUNT, LENGTH, HALF], SHARED)
+    else:
+        return tiles.reinterpret(tiles.dtype, [COUNT, LENGTH, HALF], SHARED)
+
+
+@gluon.jit
+def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
+    """Head, first row (or entry), packed rows and spans of a unit."""
+    if DECODE:
+        item = gl.load(lists[0]) + unit // NUM_KV_HEADS
+        kv_head = unit % NUM_KV_HEADS
+        first = gl.load(lists[3] + item)
+        only_head = gl.load(lists[10] + item)
+        num_packed = (gl.load(lists[3] + item + 1) - first) * GROUP
+        num_packed = gl.where((only_head < 0) | (only_head == kv_head), num_packed, 0)
+        return kv_head, first, num_packed, item, item + 1
+    else:
+        # the last rows of a request read the most: their tiles go first
+        tile = gl.load(lists[0]) - 1 - unit // NUM_KV_HEADS
+        first = gl.load(lists[1] + tile)
+        num_packed = (gl.load(lists[1] + tile + 1) - first) * GROUP
+        request = gl.load(lists[2] + tile)
+        begin, end = gl.load(lists[3] + request), gl.load(lists[3] + request + 1)
+        return unit % NUM_KV_HEADS, first, num_packed, begin, end
+
+
+@gluon.jit
+def num_units_of(lists, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr):
+    """How many units all programs have to do."""
+    if DECODE:
+        return (gl.load(lists[1]) - gl.load(lists[0])) * NUM_KV_HEADS
+    else:
+        return gl.load(lists[0]) * NUM_KV_HEADS
+
+
+@gluon.jit
+def num_slots_of(lists, span, first, last, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr):
+    """First page of a span, its pages, and how many of its slots the rows up to ``last`` may
+    see."""
+    page_indptr = lists[2] if DECODE else lists[4]
+    first_page = gl.load(page_indptr + span)
+    num_pages = gl.load(page_indptr + span + 1) - first_page
+    if DECODE:
+        return first_page, num_pages, num_pages * PAGE_SIZE
+    else:
+        latest = gl.load(lists[9] + last)
+        length = gl.minimum(gl.load(lists[6] + span), latest - gl.load(lists[5] + span) + 1)
+        return first_page, num_pages, gl.maximum(length, 0)
+
+
+@gluon.jit
+def rows_of(
+    lists, first, local, num_packed, kv_head,
+    DECODE: gl.constexpr, GROUP: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Of ``COUNT`` packed rows: which there are, row (or entry), query row and head."""
+    packed = local + gl.arange(0, COUNT, layout=LAYOUT)
+    m_row = packed < num_packed
+    place = first + packed // GROUP
+    row = place
+    if DECODE:
+        row = gl.load(lists[4] + place, mask=m_row, other=0)
+    return m_row, place, row, kv_head * GROUP + packed % GROUP
+
+
+@gluon.jit
+def _rows_of_tile(
+    page_indices, start, num_pages, kv_head,
+    NUM_KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, RUN: gl.constexpr,
+):  # fmt: skip
+    """Where the pages of a tile begin; past the run it is some page of it, and nobody looks.
+
+    All are asked for before any is used: one after another their latencies would add up."""
+    rows = ()
+    for n in gl.static_range(RUN):
+        page = gl.load(page_indices + gl.minimum(start // PAGE_SIZE + n, num_pages - 1))
+        rows = rows + ((page * NUM_KV_HEADS + kv_head) * PAGE_SIZE,)  # type: ignore[assignment]  # noqa: RUF005
+    return rows
+
+
+@gluon.jit
+def _fetch_pages(
+    desc, tiles, barrier, rows, stage,
+    PAGE_SIZE: gl.constexpr, HALVES: gl.constexpr, RUN: gl.constexpr,
+):  # fmt: skip
+    """The pages of one tile."""
+    mbarrier.expect(barrier, RUN * PAGE_SIZE * HALVES * HALF * 2)
+    for n in gl.static_range(RUN):
+        for half in gl.static_range(HALVES):
+            place = (stage * HALVES + half) * RUN + n
+            load_tile(desc, [rows[n], half * HALF], barrier, tiles.index(place))
+
+
+@gluon.jit
+def fetch(
+    data,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
+    WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
+):  # fmt: skip
+    """The fetching warp: every tile of every span of every unit, in the order of the readers."""
+    k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists = data
+    k_full, k_empty, v_full, v_empty = barriers
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    RUN: gl.constexpr = KEYS // PAGE_SIZE
+    PAGES: gl.constexpr = STAGES * HALVES * RUN
+    k_pages = seen_as(k_tiles, PAGES, PAGE_SIZE, SHARED)
+    v_pages = seen_as(v_tiles, PAGES, PAGE_SIZE, SHARED)
+    count = 0
+    num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
+    if not AWAITED:
+        gdc_wait()
+    # started no sooner, the next kernel need not wait for what this one has waited for
+    gdc_launch_dependents()
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        for block in range(0, num_packed, WORKERS * ROWS):
+            last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
+            for span in range(begin, end):
+                first_page, num_pages, num_slots = num_slots_of(
+                    lists, span, first, last, DECODE, PAGE_SIZE
+                )
+                for start in range(0, num_slots, KEYS):
+                    stage, phase = count % STAGES, (count // STAGES) & 1
+                    rows = _rows_of_tile(
+                        page_indices + first_page, start, num_pages, kv_head,
+                        NUM_KV_HEADS, PAGE_SIZE, RUN,
+                    )  # fmt: skip
+                    mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                    _fetch_pages(
+                        k_desc, k_pages, k_full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
+                    )
+                    mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                    _fetch_pages(
+                        v_desc, v_pages, v_full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
+                    )
+                    count += 1
+    if AWAITED:
+        # who waits for this kernel must not find the one before it unfinished
+        gdc_wait()
+
+
+@gluon.jit
+def turn_beside(
+    data,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    INTERLEAVED: gl.constexpr, SHARED: gl.constexpr, WORKERS: gl.constexpr,
+    TURNED_STAGES: gl.constexpr, AWAITED: gl.constexpr,
+):  # fmt: skip
+    """A group that turns rows to the next span while the computing groups are busy with this one, a
+    few at a time: it has few registers."""
+    queries, rotation, q_tiles, q_full, q_empty, lists = data
+    q, stride_row, stride_head, stride_d, scale = queries
+    PART: gl.constexpr = 16
+    PARTS: gl.constexpr = ROWS // PART
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    HALVES: gl.constexpr = HEAD_DIM // HALF
+    tiles = seen_as(q_tiles, TURNED_STAGES * WORKERS * HALVES * PARTS, PART, SHARED)
+    spans_read = 0
+    num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
+    if not AWAITED:
+        gdc_wait()
+    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+        kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        for block in range(0, num_packed, WORKERS * ROWS):
+            last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
+            for span in range(begin, end):
+                _, _, num_slots = num_slots_of(lists, span, first, last, DECODE, PAGE_SIZE)
+                if num_slots > 0:
+                    stage, phase = spans_read % TURNED_STAGES, (spans_read // TURNED_STAGES) & 1
+                    mbarrier.wait(q_empty.index(stage), phase ^ 1)
+                    for part in gl.static_range(WORKERS * PARTS):
+                        m_q, place_q, row_q, head_q = rows_of(
+                            lists, first, block + part * PART, num_packed, kv_head, DECODE, GROUP,
+                            PART, gl.SliceLayout(1, LOAD),
+                        )  # fmt: skip
+                        if DECODE:
+                            offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
+                        else:
+                            offset = gl.load(lists[5] + span)
+                        position = gl.load(lists[9] + row_q, mask=m_q, other=0) - offset
+                        group = stage * WORKERS + part // PARTS
+                        tile = group * HALVES * PARTS + part % PARTS
+                        turn_rows(
+                            tiles, tile, PARTS,
+                            q + row_q.to(gl.int64) * stride_row + head_q * stride_head, stride_d,
+                            gl.maximum(position, 0), m_q, scale, rotation,
+                            HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
+                        )  # fmt: skip
+                    fence_async_shared()
+                    wait_for_group()
+                    mbarrier.arrive(q_full.index(stage), count=1)
+                    spans_read += 1
