@@ -36,6 +36,27 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return markdown if name in ELSEWHERE.values() else rewrite(markdown, f"docs/{name}", name)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """A number stays with its unit, and the name of an option whole, when a line breaks."""
+    return "".join(
+        block if block.startswith("<pre") else _keep_whole(block)
+        for block in re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
+    )
+
+
+def _keep_whole(html: str) -> str:
+    told = "".join(
+        part if part.startswith("<") else re.sub(r"(\d) (×|%)", "\\1\N{NO-BREAK SPACE}\\2", part)
+        for part in re.split(r"(<[^>]*>)", html)
+    )
+
+    def options(match: re.Match[str]) -> str:
+        kept = re.sub(r"(?<![\w-])(--?[a-z][\w-]*)", r'<span class="option">\1</span>', match[1])
+        return f"<code>{kept}</code>"
+
+    return re.sub(r"<code>([^<]*)</code>", options, told)
+
+
 def rewrite(text: str, source: str, page: str) -> str:
     """``text`` of the file ``source``, shown as ``page``, with links that work there."""
 

@@ -12,6 +12,12 @@ WORLD = hits.HitsConfig(documents=60, document_tokens=128, requests=200, skipped
 PAGES = 40  # of 64 tokens: 20 documents
 
 
+@pytest.fixture(autouse=True)
+def garbage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's process holds so much that looking through it takes longer than what is measured."""
+    monkeypatch.setattr("gc.collect", lambda: 0)
+
+
 @pytest.fixture(scope="module")
 def ratios() -> dict[str, float]:
     requests = hits.trace(WORLD, 1.1)
@@ -216,7 +222,7 @@ TINY_RATE = rate.RateConfig(
 
 
 def test_rate_measures_every_arm_alone_and_at_rates() -> None:
-    rows = list(rate.measure(TINY_RATE))
+    rows = list(rate.measure(TINY_RATE, ("rates",)))
     arms = ["full recompute", "prefix caching", "reuse", "question, ratio 0.15"]
     alone = [row for row in rows if row["measurement"] == "first token alone"]
     assert [row["arm"] for row in alone] == [*arms, "map-reduce", "map-rerank"]
@@ -228,11 +234,22 @@ def test_rate_measures_every_arm_alone_and_at_rates() -> None:
     assert all(row["value"] in (0.0, 1.0, 1e6) for row in highest)
 
 
+def test_rate_measures_other_numbers_and_lengths_of_documents_and_several_at_once() -> None:
+    rows = list(rate.measure(replace(TINY_RATE, batches=(2,)), ("sizes",)))
+    own = [row for row in rows if row["arm"] == "full recompute"]
+    assert [(r["measurement"], r["per_request"], r["document_tokens"]) for r in own] == [
+        ("first token alone", 2, 32), ("first token alone", 1, 32), ("first token alone", 4, 32),
+        ("first token alone", 2, 16), ("first token alone", 2, 64),
+        ("first token, 2 at once", 2, 32),
+    ]  # fmt: skip
+    assert all(float(row["value"]) > 0 for row in rows)
+
+
 def test_arms_of_rate_find_in_the_cache_what_they_say() -> None:
     service = rate.Service(TINY_RATE)
     cached = {}
     for name, arm in rate.arms_of(service).items():
-        rate.fill(service, arm)
+        rate.fill(service, arm, [2, 0])
         progress = service.add(arm.make([2, 0]), 1, arm.fuse)
         service.finish()
         reuse = progress.output().reuse

@@ -1,13 +1,16 @@
 """The loading controller: what it measures is what happens, and what it chooses is the balance."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import Fuse
 from looseleaf.engine.pace import ComputePace, count_pairs
-from looseleaf.engine.pacing import again, piped, raised
+from looseleaf.engine.pacing import again, piped, places_of, raised
 from looseleaf.errors import InvalidOption
+from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.speed import TierSpeed
 
 
@@ -57,6 +60,23 @@ def test_no_term_of_the_pace_is_negative_whatever_was_seen() -> None:
 def test_every_row_reads_what_is_before_it() -> None:
     for rows, keys in ((1, 7), (3, 7), (7, 7)):
         assert count_pairs([(rows, keys)]) == sum(range(keys - rows + 1, keys + 1))
+
+
+def test_documents_come_from_one_tier_where_one_has_them_all() -> None:
+    a, b = SegmentKey(b"a"), SegmentKey(b"b")
+    # the disk takes long to begin, and is quick then
+    cost = {"disk": (5.0, 1.0), "remote": (1.0, 4.0), "host": (0.0, 0.1)}
+
+    def seconds(name: str, tokens: Sequence[int]) -> float:
+        return cost[name][0] + cost[name][1] * sum(tokens)
+
+    both = ["disk", "remote"]
+    assert places_of({a: 1, b: 1}, {a: both, b: both}, seconds) == {a: "disk", b: "disk"}
+    assert places_of({a: 1}, {a: both}, seconds) == {a: "remote"}
+    assert places_of({a: 1, b: 1}, {a: both, b: ["remote"]}, seconds) == {a: "remote", b: "remote"}
+    apart = {a: ["disk"], b: ["host", "remote"]}
+    assert places_of({a: 1, b: 1}, apart, seconds) == {a: "disk", b: "host"}
+    assert places_of({}, {}, seconds) == {}
 
 
 def test_layers_are_computed_while_the_next_ones_load() -> None:

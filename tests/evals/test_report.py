@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from looseleaf.bench import hits, relay
 from looseleaf.bench.results import append_rows
 from looseleaf.errors import InvalidOption
 from looseleaf.evals.figures import Figure
-from looseleaf.evals.report import write_report
+from looseleaf.evals.report import speed, write_report
 from looseleaf.evals.report.charts import Chart, draw
 from looseleaf.evals.report.quality import quality_charts, quality_table
 from looseleaf.evals.report.reading import reading_charts, reading_tables
@@ -133,6 +134,23 @@ def test_machines_are_drawn_apart_and_first_tokens_over_rates(tmp_path: Path) ->
     assert charts[1].series[1] == Series("reuse", (2.0, 4.0), (10.0, 20.0))
 
 
+def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) -> None:
+    cells = (
+        ("first token alone", 6, 128),
+        ("first token alone", 3, 128),
+        ("first token, 2 at once", 6, 128),
+    )
+    rows = [
+        {"measurement": what, "model": "m", "arm": "reuse", "per_request": number,
+         "document_tokens": tokens, "value": 1.0 + number}
+        for what, number, tokens in cells
+    ]  # fmt: skip
+    append_rows(tmp_path / "rate.csv", rows, ORIGIN)
+    (chart,) = rate_charts(read_rows(tmp_path / "rate.csv"))
+    assert chart.groups == ("6 × 128", "3 × 128", "6 × 128, 2 at once")
+    assert chart.series == (Series("reuse", (0.0, 1.0, 2.0), (7.0, 4.0, 7.0)),)
+
+
 def test_of_a_rate_that_was_sought_twice_the_newest_is_drawn(tmp_path: Path) -> None:
     rows = [
         {
@@ -215,3 +233,39 @@ def test_long_outputs_have_a_chart_of_policies_one_of_revision_and_one_of_exposu
         "full attention", "window", "quest", "quest, revise 2", "quest, revise 8",
     ]  # fmt: skip
     assert table.lines[1][2] == "" and table.lines[2][1].startswith("20.0 (")
+
+
+def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path: Path) -> None:
+    def charts_of(name: str, rows: list[dict[str, Any]], charts: Any) -> list[Any]:
+        append_rows(tmp_path / f"{name}.csv", rows, ORIGIN)
+        return list(charts(read_rows(tmp_path / f"{name}.csv")))
+
+    tiers = [
+        {"model": "m", "tier": tier, "arm": arm, "ratio": ratio, "seconds": ratio}
+        for tier in ("fast", "disk")
+        for arm, ratio in (("sweep", 0.15), ("sweep", 0.4), ("controller", 0.2))
+    ]
+    (chart,) = charts_of("tiers", tiers, speed.tiers_charts)
+    assert [s.name for s in chart.series] == ["15%", "40%", "controller"]
+    assert chart.series[1] == Series("40%", (0.0, 1.0), (400.0, 400.0))
+    fuse = [
+        {"model": "m", "documents": 5, "document_tokens": 64, "measurement": what, "arm": "reuse",
+         "place": "host", "batch": batch, "ms": 3.0}
+        for what, batch in (("first token", 0), ("batch of 2", 0), ("batch of 2", 1))
+    ]  # fmt: skip
+    first, batches = charts_of("fuse", fuse, speed.fuse_charts)
+    assert first.groups == ("host",)
+    assert batches.series == (Series("reuse", (0.0, 1.0), (3.0, 3.0)),)
+    select = [
+        {"what": "token", "shape": "s", "select": "quest", "context": context, "batch": 1,
+         "arm": "dense", "ms": context / 100}
+        for context in (200, 100)
+    ]  # fmt: skip
+    (chart,) = charts_of("select", select, speed.select_charts)
+    assert chart.series == (Series("dense", (100.0, 200.0), (1.0, 2.0)),)
+    attention = [
+        {"measurement": "decode", "arm": arm, "median": 2.0, "share_of_roofline": 0.5}
+        for arm in ("looseleaf", "peer")
+    ]
+    (table,) = charts_of("attention", attention, speed.attention_tables)
+    assert table.lines == (("decode", "2.0 (50%)", "2.0 (50%)"),)

@@ -11,6 +11,7 @@ from looseleaf.rope import build_rotation
 from looseleaf.types import ScoreRule
 
 PAGE_SIZE = 16
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def spans(rows: list[int], placed: list[tuple[list[int], int, int]], words: list[int]) -> SpanList:
@@ -18,7 +19,7 @@ def spans(rows: list[int], placed: list[tuple[list[int], int, int]], words: list
     count = [*range(0, len(rows), 5), len(rows)]
 
     def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32)
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
     ends = [0]
     for pages, _, _ in placed:
@@ -49,22 +50,23 @@ def test_it_is_the_largest_weight_of_dense_attention(
     generator = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    rotation = build_rotation(RopeConfig(head_dim=8, rotary_dim=8), 128, torch.device("cpu"))
+    rotation = build_rotation(RopeConfig(head_dim=16, rotary_dim=16), 128, DEVICE)
     rule = ScoreRule(0.7, window=window)
-    k_pages, v_pages = random(5, 2, PAGE_SIZE, 8), random(5, 2, PAGE_SIZE, 8)
+    k_pages, v_pages = random(5, 2, PAGE_SIZE, 16), random(5, 2, PAGE_SIZE, 16)
     rows = [30, 41, 52, 53, 54, 60, 61]
     placed = [([3, 1], 0, 30), ([4, 0], 33, 19)]
-    q = random(len(rows), 4, 8)
+    q = random(len(rows), 4, 16)
     listed = spans(rows, placed, words)
-    weight, before = torch.rand(len(rows), generator=generator), torch.tensor([30, 33, 33, 60] * 2)
+    weight = torch.rand(len(rows), generator=generator).to(DEVICE)
+    before = torch.tensor([30, 33, 33, 60] * 2, device=DEVICE)
     state = prefill_attention(q, k_pages, v_pages, listed, rotation, rule)
     readers = Readers(q, state.lse, weight, before[: len(rows)].int())
     received = attention_received(readers, k_pages, listed, 49, rotation, rule, implementation)
 
-    true = torch.cat([offset + torch.arange(n) for _, offset, n in placed])
-    frame = torch.cat([torch.arange(n) for _, _, n in placed])
+    true = torch.cat([offset + torch.arange(n) for _, offset, n in placed]).to(DEVICE)
+    frame = torch.cat([torch.arange(n) for _, _, n in placed]).to(DEVICE)
     keys = torch.cat([k_pages[p].transpose(0, 1).flatten(1, 2)[:, :n] for p, _, n in placed], 1)
     offset = true - frame
 
@@ -73,7 +75,7 @@ def test_it_is_the_largest_weight_of_dense_attention(
         cos, sin = rotation.cos[at], rotation.sin[at]
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    at = torch.tensor(rows)
+    at = torch.tensor(rows, device=DEVICE)
     in_frame = turned(
         q[:, :, None].expand(-1, -1, len(true), -1),
         (at[:, None] - offset).clamp_min(0)[:, None].expand(-1, 4, -1),

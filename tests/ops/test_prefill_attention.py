@@ -66,6 +66,19 @@ def test_prefill_is_attention_over_all_earlier_keys_at_their_true_positions(vari
     )
 
 
+@pytest.mark.parametrize("variant", ["masks", "patches", "plain"])
+@pytest.mark.parametrize("parts", [2, 7])
+def test_keys_read_in_parts_are_keys_read_at_once(variant: str, parts: int) -> None:
+    """Also where a part has no key that a row sees."""
+    features = {"masks": variant != "plain", "patches": variant == "patches"}
+    shape = Shape(num_kv_heads=2, longest_document=90, most_rows=9, **features)
+    scene, rows_of, spans_of = prefill_scene(3, shape)
+    spans = span_list(scene, rows_of, spans_of, tile_rows=8)
+    whole = attended(scene, spans, "triton")
+    apart = attended(scene, replace(spans, parts=parts), "triton")
+    torch.testing.assert_close(tuple(apart), tuple(whole))
+
+
 @settings(max_examples=20)
 @given(shape=SHAPES, seed=st.integers(0, 2**16), tile_rows=st.integers(1, 12))
 def test_how_rows_are_tiled_changes_nothing(shape: Shape, seed: int, tile_rows: int) -> None:

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 from looseleaf.kv.pool import PagePool
+from looseleaf.tiers.base import Record, TierCounters
+from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.host import HostTier
+from looseleaf.tiers.ledger import Ledger
+from looseleaf.tiers.load import Load
+from looseleaf.tiers.loader import _parcels
 from looseleaf.tiers.pool_copy import PoolCopy
 from tests.tiers.records import key
 
@@ -52,3 +58,24 @@ def test_what_lies_behind_the_end_is_not_stored() -> None:
     stored = layers.view(torch.float32).view(3, 2, 3, 2, 16, 8)
     assert (stored[:, :, 2, :, :5] != 0).all()
     assert (stored[:, :, 2, :, 5:] == 0).all()
+
+
+@pytest.mark.parametrize("sizes", [[1], [1 << 20, 3 << 20], [9 << 20] * 5, [40 << 20] * 2])
+def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
+    sizes: list[int],
+) -> None:
+    copy, guard = PoolCopy(pool(torch.float32)), Guard(HostTier(Ledger(1)), TierCounters())
+    loads = [
+        Load(Record(key(n), 5, 32, (2, 1, 1, 1, size // 2), "U8", size), [n], copy, guard, 1.0)
+        for n, size in enumerate(sizes)
+    ]
+    sent: dict[Load, list[int]] = {load: [] for load in loads}
+    order = []
+    for layers, some in _parcels(loads):
+        order.append(layers.start)
+        for load in some:
+            sent[load] += layers
+    assert all(layers == list(range(32)) for layers in sent.values())
+    assert order == sorted(order)
+    # a step begins with the first layer, and ends with what the last one lets it compute
+    assert {0, 1, 30, 31} <= set(order)

@@ -54,6 +54,9 @@ _INVARIANT_SPLIT = 1024
 _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
+# in how many parts the keys of a tile are read at most, and how many keys a part has at least
+_MOST_PARTS = 8
+_PART_KEYS = 512
 # keys that a row may have of its own and still read when it is merged
 _FINISHED_KEYS = 256
 # page lists that are long enough to be kept as arrays, and how many are
@@ -147,7 +150,7 @@ class Planner:
         return AttentionPlan(
             len(rows),
             work.to(self.device) if work else None,
-            make_span_list(chunks, tile_rows=self.tile_rows, device=self.device),
+            self.span_list(chunks),
         )
 
     def host_work(
@@ -189,11 +192,25 @@ class Planner:
         return self.costs.worth_sharing(num_rows, self._group, num_pages * self.page_size)
 
     def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
-        if self.batch_invariant:
+        # a span's bitmap is that of all its rows: looked at once a key, and of a work list's once
+        # a row and key
+        if self.batch_invariant or _is_patched(chunks):
             return False
-        tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
-        return few and tiles * self.num_kv_heads < self.costs.wide.programs
+        return few and self._num_programs(chunks) < self.costs.wide.programs
+
+    def span_list(self, chunks: Sequence[PrefillChunk]) -> SpanList:
+        """The span list of ``chunks``, in parts where its tiles would leave processors idle."""
+        parts = 1
+        if _is_patched(chunks) and not self.batch_invariant:
+            keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
+            parts = -(-self.costs.wide.programs // self._num_programs(chunks))
+            parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
+        return make_span_list(chunks, tile_rows=self.tile_rows, device=self.device, parts=parts)
+
+    def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
+        tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
+        return tiles * self.num_kv_heads
 
     def _settled_items(self, groups: Groups) -> FlatItems:
         """What stays from step to step while the rows do."""
@@ -318,8 +335,14 @@ def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[It
     return items
 
 
+def _is_patched(chunks: Sequence[PrefillChunk]) -> bool:
+    """Whether rows read around tokens that are replaced."""
+    spans = (span for chunk in chunks for span in chunk.spans)
+    return any(span.hidden is not None or span.places is not None for span in spans)
+
+
 def make_span_list(
-    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
+    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device, parts: int = 1
 ) -> SpanList:
     """The arrays of `SpanList` for ``chunks``; each chunk is one "request" of the list."""
     spans = [span for chunk in chunks for span in chunk.spans]
@@ -347,4 +370,4 @@ def make_span_list(
         "mask_words": mask_words,
         "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
     }
-    return SpanList(**send(arrays, device))
+    return SpanList(**send(arrays, device), parts=parts)

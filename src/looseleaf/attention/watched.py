@@ -46,8 +46,7 @@ class ChunkStep:
     frame_positions: Tensor
 
     def __post_init__(self) -> None:
-        tile_rows = self.owner.planner.tile_rows
-        self._spans = make_span_list(self.chunks, tile_rows=tile_rows, device=self.slots.device)
+        self._spans = self.owner.planner.span_list(self.chunks)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.state(layer, q, k, v).out if len(q) else q

@@ -340,10 +340,10 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
     config = bench.config
     if not config.batches:
         return
-    few = max(2, config.batches // 6)
+    few = max(2, config.batches // 4)
     arms: dict[str, tuple[Fuse | None, bool, int]] = {
         "full": (None, True, few),
-        "prefix": (None, True, config.batches),
+        "prefix": (None, True, few),
         **{name: (fuse, False, config.batches) for name, fuse in config.policies().items()},
     }
     seconds: dict[str, list[float]] = {}

@@ -4,9 +4,9 @@ CacheBlend (arXiv 2405.16444) claims about throughput.
 Every request takes some of a world's documents in an order of its own, and a question. Arms: the
 whole prompt as text (full recompute), text that begins as one before it did (prefix caching), plain
 reuse, and reuse with a share of the tokens computed again. Rates rise until a first token takes
-more than `LIMIT` times what it takes a full recompute alone. MapReduce and MapRerank, which ask
-about each document by itself, are measured alone. Random weights and tokens: times, never quality.
-"""
+more than `LIMIT` times what it takes a full recompute alone. First tokens alone are measured for
+other numbers and lengths of documents too, and of several requests at once; MapReduce and
+MapRerank ask about each document by itself. Random weights and tokens: times, never quality."""
 
 import random
 import statistics
@@ -32,6 +32,7 @@ LIMIT = 3.0
 """Past so many times a full recompute alone, a first token comes too late."""
 PAPER = {"first token alone": "2.2 to 3.3", "highest rate": "2.8 to 5"}
 """How many times sooner, or more, than full recompute; 2 to 5 times sooner than MapReduce."""
+PARTS = ("rates", "sizes")
 _RATES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 
 
@@ -39,7 +40,7 @@ _RATES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 class RateConfig:
     """A request takes ``per_request`` of ``documents``. ``arrivals`` requests at each of ``rates``,
     answers of ``output`` tokens. A map call writes ``summary`` tokens. Documents are computed again
-    by ``selectors`` at ``ratio``."""
+    by ``selectors`` at ``ratio``. ``batches`` come at once."""
 
     shape: str = "llama-3.1-8b"
     device: str = "cuda"
@@ -53,11 +54,23 @@ class RateConfig:
     selectors: tuple[str, ...] = ("deviation", "question")
     rates: tuple[float, ...] = _RATES
     arrivals: int = 20
+    batches: tuple[int, ...] = (2, 4, 8)
     repetitions: int = 5
 
     @property
     def prompt_tokens(self) -> int:
         return self.per_request * self.document_tokens + self.question
+
+    def sizes(self) -> "list[tuple[RateConfig, int]]":
+        """Half and twice the documents, half and twice their length, and several at once."""
+        few, short = max(1, self.per_request // 2), max(16, self.document_tokens // 2)
+        others = [
+            *(replace(self, per_request=n) for n in (few, 2 * self.per_request)),
+            *(replace(self, document_tokens=n) for n in (short, 2 * self.document_tokens)),
+        ]
+        # no request takes a document twice
+        alone = [(c, 1) for c in others if c.per_request <= c.documents]
+        return alone + [(self, batch) for batch in self.batches]
 
     def policies(self) -> dict[str, Fuse]:
         """The fuse policies by the names of their arms. Raises InvalidOption for a selector that
@@ -78,12 +91,13 @@ class Service:
     """One engine and its documents; ``ask`` adds a request."""
 
     def __init__(self, config: RateConfig) -> None:
-        self.config = config
-        room = config.prompt_tokens + config.output + 16 * (config.per_request + 2)
-        tokens = config.documents * (config.document_tokens + 16) + config.arrivals * room
+        # twice of everything, for other sizes
+        room = 2 * (config.prompt_tokens + config.output + 32 * (config.per_request + 2))
+        tokens = 2 * config.documents * (config.document_tokens + 16)
+        tokens += max(config.arrivals, *config.batches) * room
         settings = EngineConfig(
             device=config.device,
-            max_model_len=2 * room + config.per_request * config.summary,
+            max_model_len=room + config.per_request * config.summary,
             cache=CacheConfig(num_pages=-(-tokens // 16)),
         )
         self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
@@ -91,6 +105,11 @@ class Service:
         self._random = random.Random(0)
         self._vocabulary = range(2, self.engine.runner.model.config.vocab_size)
         self._names = count()
+        self.turn_to(config)
+
+    def turn_to(self, config: RateConfig) -> None:
+        """Go on with new documents of other sizes."""
+        self.config = config
         self.texts = [self.tokens(config.document_tokens) for _ in range(config.documents)]
 
     def tokens(self, length: int) -> tuple[int, ...]:
@@ -149,32 +168,49 @@ def arms_of(service: Service) -> dict[str, Arm]:
     }
 
 
-def fill(service: Service, arm: Arm) -> None:
-    """Every document in the cache as the arm finds it, and nothing else."""
+def fill(service: Service, arm: Arm, numbers: Chosen) -> None:
+    """These documents in the cache as the arm finds them, and nothing else."""
     service.engine.store.evict_idle()
     if arm.cached is not None:
-        for number in range(service.config.documents):
+        for number in numbers:
             service.add(arm.cached([number]), 1)
             service.finish()
 
 
-def measure(config: RateConfig) -> Iterator[Row]:
-    """First tokens alone; then, for every arm, first tokens at rising rates and the highest rate
-    that was kept up with."""
+def measure(config: RateConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+    """First tokens alone; then, as ``parts`` say, for every arm first tokens at rising rates and
+    the highest rate that was kept up with, and first tokens for other sizes."""
     service = Service(config)
     arms = arms_of(service)
-    timed = {name: partial(_alone, service, arm) for name, arm in arms.items()}
-    timed |= {
+    timed = {name: partial(_at_once, service, arm, 1) for name, arm in arms.items()}
+    mapped = {
         "map-reduce": partial(_mapped, service, reduced=True),
         "map-rerank": partial(_mapped, service, reduced=False),
     }
-    taken = measure_in_turn(timed, config.repetitions)
+    taken = measure_in_turn(timed | mapped, config.repetitions)
+    yield from _compared(config, "first token alone", taken)
+    full = statistics.fmean(taken["full recompute"].values)
+    if "rates" in parts:
+        yield from _rising(service, arms, full)
+    for sized, batch in config.sizes() if "sizes" in parts else ():
+        service.turn_to(sized)
+        timed = {name: partial(_at_once, service, arm, batch) for name, arm in arms.items()}
+        taken = measure_in_turn(timed, config.repetitions)
+        label = "first token alone" if batch == 1 else f"first token, {batch} at once"
+        yield from _compared(sized, label, taken)
+        service.engine.check()
+
+
+def _compared(config: RateConfig, label: str, taken: dict[str, Repeated]) -> Iterator[Row]:
     full = statistics.fmean(taken["full recompute"].values)
     for name, seconds in taken.items():
-        yield _row(
-            config, ("first token alone", name), seconds, full / statistics.fmean(seconds.values)
-        )
-    highest: dict[str, float] = {}
+        yield _row(config, (label, name), seconds, full / statistics.fmean(seconds.values))
+
+
+def _rising(service: Service, arms: dict[str, Arm], full: float) -> Iterator[Row]:
+    """First tokens at rising rates, and the highest that each arm keeps up with; ``full`` is what a
+    first token takes a full recompute alone."""
+    config, highest = service.config, dict[str, float]()
     for name, arm in arms.items():
         # what is captured and compiled once is then there
         _first_tokens(service, arm, 1 / full)
@@ -192,14 +228,18 @@ def measure(config: RateConfig) -> Iterator[Row]:
         yield _row(config, ("highest rate", name), Repeated((rate,)), more)
 
 
-def _alone(service: Service, arm: Arm) -> float:
-    """Seconds to a first token when nobody else is there."""
-    fill(service, arm)
-    prompt = arm.make(service.draw())
-    begun = service.clock()
-    service.add(prompt, 1, arm.fuse)
-    service.finish()
-    return service.clock() - begun
+def _at_once(service: Service, arm: Arm, batch: int) -> float:
+    """Mean seconds to the first tokens of requests that come at once, when nobody else is there."""
+    drawn = [service.draw() for _ in range(batch)]
+    fill(service, arm, sorted({number for chosen in drawn for number in chosen}))
+    prompts = [arm.make(chosen) for chosen in drawn]
+    waited = serve(
+        service.engine,
+        service.clock,
+        lambda number: service.add(prompts[number], 1, arm.fuse),
+        [0.0] * batch,
+    )
+    return statistics.fmean(one.first for one in waited)
 
 
 def _mapped(service: Service, *, reduced: bool) -> float:
@@ -222,8 +262,8 @@ def _mapped(service: Service, *, reduced: bool) -> float:
 
 def _first_tokens(service: Service, arm: Arm, rate: float) -> Repeated:
     """What requests wait for their first token when so many a second arrive."""
-    fill(service, arm)
     config = service.config
+    fill(service, arm, range(config.documents))
     prompts = [arm.make(service.draw()) for _ in range(config.arrivals)]
     waited = serve(
         service.engine,

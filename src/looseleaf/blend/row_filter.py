@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -47,7 +48,7 @@ class RowFilter:
         """The hidden states of the rows that are left; ``rows`` and ``candidates`` follow."""
         if layer not in self._selector.check_layers:
             return hidden
-        places = torch.searchsorted(self.rows, self._candidate_rows)
+        places = _find(self.rows, self._candidate_rows)
         scores = self._score_rows(layer, hidden[places], self._candidate_rows)
         selector = self._selector.at(layer)
         kept = selector.select(self.candidates, scores)
@@ -55,10 +56,18 @@ class RowFilter:
         self._candidate_rows = self._candidate_rows[kept]
         before = self.rows
         self.rows = torch.cat((self._candidate_rows, self._other_rows)).sort().values
-        return hidden[torch.searchsorted(before, self.rows)]
+        return hidden[_find(before, self.rows)]
 
     def _counts(self, kept: Int[Tensor, " kept"], selector: Deviation) -> tuple[int, ...]:
         if selector.budget.is_fixed:
             return budget_counts(self.candidates, selector.budget)
         requests = self.candidates.requests[kept]
         return tuple(requests.bincount(minlength=len(self.candidates.lengths)).tolist())
+
+
+def _find(rising: Int[Tensor, " all"], some: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
+    """Where ``some`` of ``rising`` numbers stand among them."""
+    if rising.is_cuda:
+        return torch.searchsorted(rising, some)
+    # many threads of PyTorch's take longer to begin than this takes
+    return torch.from_numpy(np.searchsorted(rising.numpy(), some.numpy()))

@@ -153,12 +153,19 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 @click.option("--rate", "rates", multiple=True, type=float, help="requests/s [2 ... 128]")
 @click.option("--arrivals", type=int, help="requests at each rate")
 @click.option("--repetitions", default=5, show_default=True, help="of a first token alone")
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(["rates", "sizes"]),
+    help="measure only this, beside first tokens alone; may be repeated",
+)
 @_DEVICE
 @OUTPUT
-def rate(device: str, output: Path | None, **sizes: Any) -> None:
+def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any) -> None:
     """First tokens while requests arrive, by what is computed of their documents (CacheBlend)."""
     from looseleaf.bench.random_model import model_shape
-    from looseleaf.bench.rate import RateConfig, measure, small
+    from looseleaf.bench.rate import PARTS, RateConfig, measure, small
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
@@ -174,8 +181,18 @@ def rate(device: str, output: Path | None, **sizes: Any) -> None:
         raise InvalidOption(
             "--document-tokens must be at least 16, --arrivals and --repetitions at least 1"
         )
-    rows = _collect(measure(config))
-    shown = ("measurement", "arm", "rate", "unit", "value", "p95", "times_full")
+    rows = _collect(measure(config, parts or PARTS))
+    shown = (
+        "measurement",
+        "per_request",
+        "document_tokens",
+        "arm",
+        "rate",
+        "unit",
+        "value",
+        "p95",
+        "times_full",
+    )
     report(rows, f"rate: {config.shape}", shown, output, "rate")
 
 

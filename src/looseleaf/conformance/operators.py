@@ -22,7 +22,7 @@ from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import Select, SelectPolicy
 from looseleaf.conformance.definition import SHIFTS, HeadStates, wider
 from looseleaf.conformance.subject import Subject
-from looseleaf.conformance.verdict import Finding, Judged
+from looseleaf.conformance.verdict import Finding, Judged, largest
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.rope import query_scale
 from looseleaf.sparse import make_policy
@@ -138,7 +138,7 @@ class Stage:
 
     def dense(
         self, layer: int, rows: range, row_positions: range, places: Sequence[Place]
-    ) -> Callable[[torch.dtype, int], Tensor]:
+    ) -> Callable[[torch.dtype, int], AttnState]:
         """Attention of rows over the concatenated keys of all places, in any dtype."""
         tokens = [token for place in places for token in place.tokens]
         positions = [at for place in places for at in place.positions()]
@@ -147,21 +147,30 @@ class Stage:
         q, k, v = self.states.layers[layer]
         keys = torch.tensor(tokens, device=device)
 
-        def attended(dtype: torch.dtype, shift: int = 0) -> Tensor:
+        def attended(dtype: torch.dtype, shift: int = 0) -> AttnState:
             mine = q[rows.start : rows.stop].to(dtype)
-            return definition.attend(layer, mine, k[keys].to(dtype), v[keys].to(dtype), at, shift)
+            return definition.state(layer, mine, k[keys].to(dtype), v[keys].to(dtype), at, shift)
 
         return attended
 
-    def judge(self, what: str, actual: Tensor, dense: Sequence[Callable[..., Tensor]]) -> Judged:
-        """The engine's rows beside what dense attention says of them, one call for some rows."""
-        dtype = self.subject.dtype
+    def judge(
+        self,
+        what: str,
+        actual: Tensor,
+        dense: Sequence[Callable[..., AttnState]],
+        dtype: torch.dtype | None = None,
+    ) -> Judged:
+        """The engine's rows, or others of ``dtype``, beside what dense attention says of them, one
+        call for some rows."""
+        dtype = dtype or self.subject.dtype
 
         def rows(in_dtype: torch.dtype, shift: int) -> Tensor:
-            return torch.cat([attended(in_dtype, shift) for attended in dense])
+            return torch.cat([attended(in_dtype, shift).out for attended in dense])
 
+        true = [attended(wider(dtype), 0) for attended in dense]
         plain = torch.stack([rows(dtype, shift) for shift in SHIFTS])
-        return Judged(what, actual, rows(wider(dtype), 0), plain, dtype)
+        truth, lse = torch.cat([state.out for state in true]), torch.cat([s.lse for s in true])
+        return Judged(what, actual, truth, plain, dtype, largest(lse))
 
 
 @dataclass(frozen=True)
@@ -236,7 +245,7 @@ def _new_rows(stage: Stage, attention: PagedAttention) -> list[Judged]:
     pages = stage.store(layers)
     new = range(stage.rows.start, stage.rows.start + _NEW_ROWS)
     outs = defaultdict[int, list[Tensor]](list)
-    dense = defaultdict[int, list[Callable[..., Tensor]]](list)
+    dense = defaultdict[int, list[Callable[..., AttnState]]](list)
     for order in ORDERS[:3]:
         places, tail = stage.places(order), stage.take(_NEW_ROWS)
         end = sum(len(place.tokens) for place in places)
@@ -327,9 +336,7 @@ def _merged(stage: Stage) -> list[Judged]:
         joined = AttnState(torch.cat([s.out for s in states]), torch.cat([s.lse for s in states]))
         rows = torch.tensor(indptr, dtype=torch.int32, device=device)
         merged = merge_states(joined, rows).out
-        truth = torch.cat([attended(torch.float64, 0) for attended in whole])
-        plain = [torch.cat([attended(torch.float32, s) for attended in whole]) for s in SHIFTS]
-        found.append(Judged(f"layer {layer}", merged, truth, torch.stack(plain), torch.float32))
+        found.append(stage.judge(f"layer {layer}", merged, whole, torch.float32))
     return found
 
 

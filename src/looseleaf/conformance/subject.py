@@ -101,7 +101,8 @@ class ScriptedRunner:
             script, kept = self.scripts[sequence.request_id], self.kept[sequence.request_id]
             # a step that was launched in vain has no token in the script
             forced[row, script[min(len(kept), len(script) - 1)]] = 1.0
-            kept.append(logits[row].float())
+            # a copy: the next step may write where these stand
+            kept.append(logits[row].to(torch.float32, copy=True))
         return forced
 
 

@@ -17,8 +17,9 @@ _WIDTH, _INDENT = 96, 16
 class Finding:
     """One comparison: what was compared, how far it is off, and how far it may be.
 
-    ``budget`` is twice the error of the plain dense passes in the same dtype, and a rounding step.
-    Both are of the largest values or of root mean squares, whichever leaves less of the budget.
+    ``budget`` is twice the error of the plain dense passes in the same dtype, and a rounding step;
+    where states are merged, also the rounding of their log-sum-exps, which weigh them. Both are of
+    the largest values or of root mean squares, whichever leaves less of the budget.
     """
 
     what: str
@@ -45,13 +46,15 @@ class Finding:
 class Judged:
     """What the engine says, what is true, and samples of what plain passes say.
 
-    ``actual`` and ``truth`` have one shape, ``plain`` a leading dimension of samples."""
+    ``actual`` and ``truth`` have one shape, ``plain`` a leading dimension of samples. ``lse`` is
+    the largest log-sum-exp of the rows: states of one layer carry theirs in fp32."""
 
     what: str
     actual: Tensor
     truth: Tensor
     plain: Tensor
     dtype: torch.dtype
+    lse: float = 0.0
 
     def finding(self) -> Finding:
         """How far the engine is from the truth."""
@@ -64,7 +67,8 @@ class Judged:
     def _finding(self, what: str, difference: Tensor) -> Finding:
         """By the largest value, which one wrong key shows in, or by the root mean square, which a
         little wrong everywhere does."""
-        step, error = torch.finfo(self.dtype).eps, self.plain.double() - self.truth
+        error = self.plain.double() - self.truth
+        step = torch.finfo(self.dtype).eps + torch.finfo(torch.float32).eps * self.lse
         return max(
             (
                 Finding(what, size(difference), 2 * size(error) + step * size(self.truth))

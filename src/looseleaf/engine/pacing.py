@@ -6,7 +6,7 @@ what the model takes for a share r of their tokens. A smaller r than where they 
 nothing, so r is raised to it; a tier is worth asking if loading from it is quicker than computing
 the documents. Both times are measured, none is assumed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
@@ -40,8 +40,9 @@ class LoadingController:
         """The tier that each document comes from; one that is quicker to compute is left out."""
         if not uses:
             return {}
-        chosen = {use.key: self._quickest(use.num_tokens, found[use.key]) for use in uses}
-        load = self.load_seconds({use.key: use.num_tokens for use in uses}, chosen)
+        lengths = {use.key: use.num_tokens for use in uses}
+        chosen = self._places(lengths, found)
+        load = self.load_seconds(lengths, chosen)
         compute = self._encoding_seconds(uses)
         rest = self._pass_seconds(sequence)
         total = None if load is None or rest is None else piped(load, rest, self.num_layers)
@@ -67,8 +68,7 @@ class LoadingController:
 
         ``sequence`` blends nothing and has not been admitted."""
         coming = {u.key: u.num_tokens for u in sequence.documents if u.key in found}
-        chosen = {key: self._quickest(n, found[key]) for key, n in coming.items()}
-        load = self.load_seconds(coming, chosen) or 0.0
+        load = self.load_seconds(coming, self._places(coming, found)) or 0.0
         return afforded(fuse, sequence, load, self.pace)
 
     def load_seconds(
@@ -85,11 +85,14 @@ class LoadingController:
             slowest = max(slowest, predicted)
         return slowest
 
-    def _quickest(self, num_tokens: int, names: Rows[str]) -> str:
-        """Of some tiers the quickest as far as is known; one of which nothing is known comes first,
-        for it to be known."""
-        num_bytes = [self.tiers.num_bytes(num_tokens)]
-        return min(names, key=lambda name: self.tiers.predict(name, num_bytes) or 0.0)
+    def _places(
+        self, lengths: Mapping[SegmentKey, int], found: Mapping[SegmentKey, Rows[str]]
+    ) -> dict[SegmentKey, str]:
+        def seconds(name: str, tokens: Rows[int]) -> float:
+            # one of which nothing is known comes first, for it to be known
+            return self.tiers.predict(name, [self.tiers.num_bytes(n) for n in tokens]) or 0.0
+
+        return places_of(lengths, found, seconds)
 
     def _encoding_seconds(self, uses: Rows[DocumentUse]) -> float | None:
         """How long it takes to compute documents, each by itself."""
@@ -113,6 +116,27 @@ class LoadingController:
             again = again or passed >= _TRY_AGAIN
             self._passed_over[name] = 0 if passed >= _TRY_AGAIN else passed
         return again
+
+
+def places_of(
+    lengths: Mapping[SegmentKey, int],
+    found: Mapping[SegmentKey, Rows[str]],
+    seconds: Callable[[str, Rows[int]], float],
+) -> dict[SegmentKey, str]:
+    """The tier for each document of ``lengths``, by the expected ``seconds`` of a tier for some.
+
+    One tier for all of them, if one has them all: threads that read from several places at once are
+    in each other's way, and in the model's."""
+
+    def quickest(names: Rows[str], tokens: Rows[int]) -> str:
+        return min(names, key=lambda name: seconds(name, tokens))
+
+    common = [
+        name for names in found.values() for name in names if all(name in found[k] for k in lengths)
+    ]
+    if common:
+        return dict.fromkeys(lengths, quickest(common, list(lengths.values())))
+    return {key: quickest(found[key], [n]) for key, n in lengths.items()}
 
 
 def afforded(

@@ -5,7 +5,8 @@ ended when the last of them has come."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -46,8 +47,8 @@ class Load:
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
         # rows of an earlier owner of the pages may not be computed yet
-        self._fence = copy.fence()
-        self._changed = threading.Condition()
+        self.fence = copy.fence()
+        self.changed = threading.Condition()
 
     @property
     def tier(self) -> str:
@@ -57,7 +58,7 @@ class Load:
     @property
     def state(self) -> LoadState:
         """How far it is; a load without a sign of life for too long has failed."""
-        with self._changed:
+        with self.changed:
             self._expire()
             last = self._events[-1] if self._events else None
             state = self._state
@@ -66,9 +67,9 @@ class Load:
 
     def wait(self, layer: int) -> None:
         """Return when ``layer`` is there, for what is launched next; raises LoadFailed."""
-        with self._changed:
+        with self.changed:
             while self._layers <= layer and self._state == "loading":
-                self._changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
+                self.changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
                 self._expire()
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
@@ -79,21 +80,21 @@ class Load:
     def wait_for_end(self, seconds: float) -> bool:
         """Wait until it has ended or failed, for that long at most; whether it has."""
         end = time.perf_counter() + seconds
-        with self._changed:
-            self._changed.wait_for(lambda: self._state != "loading", seconds)
+        with self.changed:
+            self.changed.wait_for(lambda: self._state != "loading", seconds)
         while (coming := self.state == "loading") and time.perf_counter() < end:
             time.sleep(_GLANCE_SECONDS)
         return not coming
 
     def cancel(self) -> None:
         """Nothing is written to the pages any more."""
-        with self._changed:
+        with self.changed:
             self._end("cancelled")
         self.settle()
 
     def settle(self) -> None:
         """On a GPU, what is launched next finds all that was written so far."""
-        with self._changed:
+        with self.changed:
             last = self._events[-1] if self._events else None
         if last is not None:
             torch.cuda.current_stream().wait_event(last)
@@ -102,43 +103,69 @@ class Load:
 
     def deliver(self, first: int, content: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Bring layers from ``first`` on to the pool; False if nobody wants them any more."""
-        with self._changed:
+        with self.changed:
             if self._state != "loading":
                 return False
-            event = self._copy.write_layers(first, self.pages, content, self._fence)
-            if event is not None:
-                self._events += [event] * len(content)
-            self._layers = first + len(content)
-            self._moved = time.perf_counter()
-            if self._layers == self.record.num_layers:
-                self._end("done")
-            self._changed.notify_all()
+            event = self._copy.write_layers(first, self.pages, content, self.fence)
+            self.sent(len(content), event)
             return True
 
     def fail(self) -> None:
         """It will not come."""
-        with self._changed:
+        with self.changed:
             self._end("failed")
 
     def arrived(self) -> None:
         """All that was delivered is there."""
-        with self._changed:
+        with self.changed:
             if self._events and self._state == "done":
                 self.seconds = time.perf_counter() - self.queued
 
     def event(self, layer: int) -> torch.cuda.Event | None:
         """When a layer that was delivered has left the host's memory, -1 for the last one so far;
         None for at once."""
-        with self._changed:
+        with self.changed:
             return self._events[layer] if self._events else None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its layers are still to be brought; to be asked with ``changed`` held."""
+        return self._state == "loading"
+
+    def sent(self, num_layers: int, event: torch.cuda.Event | None) -> None:
+        """The next layers are there when ``event`` comes, None for now; with ``changed`` held."""
+        if event is not None:
+            self._events += [event] * num_layers
+        self._layers += num_layers
+        self._moved = time.perf_counter()
+        if self._layers == self.record.num_layers:
+            self._end("done")
+        self.changed.notify_all()
 
     def _end(self, state: LoadState) -> None:
         if self._state == "loading":
             self._state = state
             self.seconds = time.perf_counter() - self.queued
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _expire(self) -> None:
         if self._state == "loading" and time.perf_counter() - self._moved >= self._timeout:
             self._end("failed")
             self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
+
+
+def send(
+    loads: Sequence[Load], layers: range, write: Callable[[list[Load]], torch.cuda.Event]
+) -> tuple[list[Load], torch.cuda.Event | None]:
+    """Have ``write`` send ``layers`` of those loads that are wanted, while none of them is let go
+    of; which these are, and when what was sent is there."""
+    with ExitStack() as held:
+        for load in loads:
+            held.enter_context(load.changed)
+        wanted = [load for load in loads if load.wanted]
+        if not wanted:
+            return [], None
+        event = write(wanted)
+        for load in wanted:
+            load.sent(len(layers), event)
+        return wanted, event

@@ -20,13 +20,13 @@ from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.base import Reader, Record, Tier, TierFault
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.load import Load
+from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy
 
-# about how much is copied to a GPU at a time, and how much is asked for ahead: other copies, that
-# of a step's plan for one, stand in line behind it
-_COPY_BYTES = 8 << 20
-_AHEAD_BYTES = 32 << 20
+# about how much of a document is copied to a GPU at a time, and how many copies are asked for
+# ahead: others, that of a step's plan for one, stand in line behind them
+_PARCEL_BYTES = 8 << 20
+_AHEAD = 3
 
 
 @dataclass(eq=False)
@@ -48,32 +48,6 @@ class _Opened:
         if event is not None:
             event.synchronize()
         return self.scratch[layer % buffers]
-
-    def read(self, layers: range) -> UInt8[Tensor, "layers layer_bytes"]:
-        """The bytes of some layers, one behind the other; several only of the host's memory."""
-        if isinstance(self.reader, HostReader):
-            return self.reader.layers[layers.start : layers.stop]
-        (layer,) = layers
-        return self.reader.read(layer, self.room(layer))[None]
-
-
-@dataclass(eq=False)
-class _UnderWay:
-    """Copies that were asked for; who adds one waits until there are not too many."""
-
-    _copies: deque[tuple[torch.cuda.Event, int]] = field(default_factory=deque)
-    _num_bytes: int = 0
-
-    def add(self, event: torch.cuda.Event | None, num_bytes: int) -> None:
-        """One more, that is over with ``event``; None if it is already."""
-        if event is None:
-            return
-        self._copies.append((event, num_bytes))
-        self._num_bytes += num_bytes
-        while self._num_bytes > _AHEAD_BYTES:
-            first, size = self._copies.popleft()
-            first.synchronize()
-            self._num_bytes -= size
 
 
 @dataclass(eq=False)
@@ -131,9 +105,7 @@ class Loader:
         while (loads := waiting.get()) is not None:
             begun = time.perf_counter()
             opened = [one for load in loads if (one := self._open(load)) is not None]
-            under_way = _UnderWay()
-            layers = _grouped(opened) if self._by_copies else map(_alone, range(_depth(opened)))
-            num_bytes = sum(self._read(opened, some, under_way) for some in layers)
+            num_bytes = self._send(opened) if self._by_copies else self._read_all(opened)
             for one in opened:
                 self._close(one)
             well = [one for one in opened if one.load.state == "done"]
@@ -166,26 +138,61 @@ class Loader:
         size, slot, run = load.record.layer_bytes, None, None
         if self.host is not None and self.guard.name != self.host.name:
             slot = self.host.reserve(reader.record)
-        if slot is None:
+        if isinstance(reader, HostReader):
+            size = 0
+        elif slot is None:
             run = self.staging.take(2 * size)
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
         return _Opened(load, reader, slot, run, scratch.view(2, size))
 
-    def _read(self, opened: list[_Opened], layers: range, under_way: _UnderWay) -> int:
-        """Bring some layers of all loads; returns their bytes."""
+    def _read_all(self, opened: list[_Opened]) -> int:
+        """Bring all layers of all loads, the first ones first; returns their bytes."""
+        return sum(self._read(opened, layer) for layer in range(_depth(opened)))
+
+    def _read(self, opened: list[_Opened], layer: int) -> int:
+        """Bring one layer of all loads; returns its bytes."""
         num_bytes = 0
         for one in opened:
             if one.load.state != "loading":
                 continue
             try:
-                content = one.read(layers)
-                if one.load.deliver(layers.start, content):
-                    num_bytes += content.numel()
-                    under_way.add(one.load.event(-1), content.numel())
+                content = one.reader.read(layer, one.room(layer))
+                num_bytes += content.numel() * one.load.deliver(layer, content[None])
             except Exception as error:
                 self.guard.fail(error)
                 one.load.fail()
         return num_bytes
+
+    def _send(self, opened: list[_Opened]) -> int:
+        """Bring all layers of loads from the host's memory to a GPU, in few copies that are asked
+        for a little ahead; returns their bytes."""
+        runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
+        apart = [one for one in opened if runs[one.load] is None]
+        sources = {
+            one.load: (run, one.reader.layers.data_ptr())
+            for one in opened
+            if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
+        }
+        under_way: deque[torch.cuda.Event] = deque()
+        num_bytes = 0
+        for layers, some in _parcels(list(sources)):
+
+            def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
+                behind = [] if layers.start else [x.fence for x in loads if x.fence is not None]
+                return self.copy.write_runs(layers, [sources[x] for x in loads], behind)
+
+            try:
+                sent, event = send(some, layers, write)
+            except Exception as error:
+                self.guard.fail(error)
+                for load in some:
+                    load.fail()
+                continue
+            num_bytes += sum(load.record.layer_bytes for load in sent) * len(layers)
+            under_way += [] if event is None else [event]
+            if len(under_way) > _AHEAD:
+                under_way.popleft().synchronize()
+        return num_bytes + self._read_all(apart)
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -212,22 +219,20 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
     return shares
 
 
-def _grouped(opened: Sequence[_Opened]) -> Iterator[range]:
-    """The layers in the order in which they come, those that come together as one range.
+def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
+    """Layers and loads that are sent together, in the order in which a step wants them.
 
-    A copy costs its asking, so of short documents several layers come at a time; but the first ones
+    A copy costs its asking, so of short documents several layers go at a time; but the first ones
     alone, since a step waits for them, and the last ones, since it still has to compute them."""
-    start, num_layers = 0, _depth(opened)
-    largest = max((one.load.record.layer_bytes for one in opened), default=1)
+    start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
+    largest = max((load.record.layer_bytes for load in loads), default=1)
     while start < num_layers:
         left = num_layers - start
-        size = max(1, min(start, left // 2, _COPY_BYTES // largest))
-        yield range(start, start + size)
-        start += size
-
-
-def _alone(layer: int) -> range:
-    return range(layer, layer + 1)
+        layers = range(start, start + max(1, min(start, left // 2, _PARCEL_BYTES // largest)))
+        at_a_time = max(1, 2 * _PARCEL_BYTES // (largest * len(layers)))
+        for first in range(0, len(loads), at_a_time):
+            yield layers, list(loads[first : first + at_a_time])
+        start = layers.stop
 
 
 def _depth(opened: Sequence[_Opened]) -> int:

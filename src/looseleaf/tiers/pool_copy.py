@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Shaped, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.base import Record
 from looseleaf.tiers.files import dtype_name
-from looseleaf.tiers.strided import Rows, copy_to_device
+from looseleaf.tiers.strided import MOST_PITCH, Rows, copy_to_device, runtime_copy
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -29,6 +29,8 @@ class PoolCopy:
         self.pool = pool
         # as words: numpy has no bfloat16
         self._kv = pool.kv.view(_WORDS[pool.kv.itemsize])
+        # bytes from K to V, and from there to the K of the next layer
+        self._plane = pool.num_pages * pool.kv[0, 0, 0].numel() * pool.kv.itemsize
         self._arrays: npt.NDArray[np.generic] | None = None
         self._stream: torch.cuda.Stream | None = None
         if pool.kv.is_cuda:
@@ -77,31 +79,56 @@ class PoolCopy:
         with torch.cuda.device(self._kv.device), torch.cuda.stream(self._stream):
             if behind is not None:
                 self._stream.wait_event(behind)
+            layers = self._kv[first : first + count]
             if isinstance(index, slice):
                 # a run of pages is a run of memory in every layer: no kernel has to do anything
-                self._write_run(first, index, words)
+                targets = layers[:, :, index].flatten(0, 1).unbind(0)
+                for target, source in zip(targets, words.flatten(0, 1).unbind(0), strict=True):
+                    target.copy_(source, non_blocking=True)
             else:
-                layers = self._kv[first : first + count]
                 numbers = torch.tensor(index).pin_memory().to(layers.device, non_blocking=True)
                 layers.index_copy_(2, numbers, words.to(layers.device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
         return event
 
-    def _write_run(
+    def run_of(self, pages: Sequence[int]) -> range | None:
+        """``pages`` if they are neighbours, rising, and the pool is a GPU's that takes copies of
+        runs; else None."""
+        if self._stream is None or runtime_copy() is None or self._plane > MOST_PITCH:
+            return None
+        run = range(pages[0], pages[0] + len(pages))
+        return run if list(pages) == list(run) else None
+
+    def write_runs(
         self,
-        first: int,
-        pages: slice,
-        words: Shaped[Tensor, "layers 2 run kv_heads page_size head_dim"],
-    ) -> None:
+        layers: range,
+        sources: Sequence[tuple[range, int]],
+        behind: Sequence[torch.cuda.Event],
+    ) -> torch.cuda.Event:
+        """Copy ``layers`` of several segments into the runs of pages that `run_of` gave, each from
+        the address at which its first layer lies, once all of ``behind`` have come. The event says
+        when they are there."""
         assert self._stream is not None
-        target = self._kv[first : first + len(words), :, pages].flatten(0, 1)
-        source, size = words.flatten(0, 1), words.itemsize
-        width, pitch = source.stride(0) * size, target.stride(0) * size
-        places = Rows(target.data_ptr(), pitch), Rows(source.data_ptr(), width)
-        if not copy_to_device(*places, width, len(source), self._stream):
-            for rows, given in zip(target.unbind(0), source.unbind(0), strict=True):
-                rows.copy_(given, non_blocking=True)
+        device = self._kv.device
+        if torch.cuda.current_device() != device.index:
+            torch.cuda.set_device(device)
+        for event in behind:
+            self._stream.wait_event(event)
+        target = self._kv.data_ptr() + layers.start * 2 * self._plane
+        page = self._plane // self.pool.num_pages
+        for run, source in sources:
+            width = len(run) * page
+            copy_to_device(
+                Rows(target + run.start * page, self._plane),
+                Rows(source + layers.start * 2 * width, width),
+                width,
+                2 * len(layers),
+                self._stream.cuda_stream,
+            )
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def read(
         self, record: Record, pages: Sequence[int], into: UInt8[Tensor, "layers layer_bytes"]

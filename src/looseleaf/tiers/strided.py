@@ -1,13 +1,14 @@
-"""Copies between memory of the host and the same stretch of many layers, in one call.
+"""Copies from pinned memory to the same stretch of many layers, in one call of the CUDA runtime.
 
 A run of pages lies in every layer of the pool, at the same distance from one to the next: rows of a
-matrix for the CUDA runtime, and one copy of many for PyTorch."""
+matrix for the runtime, and one copy of many for PyTorch. The call is made with the interpreter's
+lock held: it takes microseconds, and to get the lock back from a thread that launches a step takes
+a hundred times as long."""
 
 import ctypes
 import logging
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +18,7 @@ _TO_DEVICE = 1
 MOST_PITCH = (1 << 31) - 1
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows of bytes: the first begins at ``address``, each next one ``pitch`` bytes behind it."""
 
     address: int
@@ -26,11 +26,11 @@ class Rows:
 
 
 @cache
-def _runtime() -> Any:
+def runtime_copy() -> Any:
     """The call of the runtime that PyTorch has loaded; None where it is not to be found."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
-        call = ctypes.CDLL(f"libcudart.so.{major}").cudaMemcpy2DAsync
+        call = ctypes.PyDLL(f"libcudart.so.{major}").cudaMemcpy2DAsync
     except (OSError, AttributeError) as error:
         _log.warning("documents come to the GPU in more copies, and more slowly: %s", error)
         return None
@@ -39,20 +39,10 @@ def _runtime() -> Any:
     return call
 
 
-def copy_to_device(
-    target: Rows, source: Rows, width: int, height: int, stream: torch.cuda.Stream
-) -> bool:
-    """Ask for a copy of ``height`` rows on ``stream``, from pinned memory; False if this can't be
-    done in one call.
+def copy_to_device(target: Rows, source: Rows, width: int, height: int, stream: int) -> None:
+    """Ask for a copy of ``height`` rows of ``width`` bytes on a ``stream`` (its handle).
 
     Raises RuntimeError if the runtime refuses."""
-    call = _runtime()
-    if call is None or max(target.pitch, source.pitch) > MOST_PITCH:
-        return False
-    error = call(
-        target.address, target.pitch, source.address, source.pitch, width, height, _TO_DEVICE,
-        stream.cuda_stream,
-    )  # fmt: skip
+    error = runtime_copy()(*target, *source, width, height, _TO_DEVICE, stream)
     if error:
         raise RuntimeError(f"cudaMemcpy2DAsync failed with error {error}")
-    return True

@@ -5,6 +5,7 @@ indexes. A side-car is a named set of arrays; it is written behind its segment i
 found again after a restart, and dropped with the segment. It is never a fault not to find one."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +71,8 @@ class Tiers:
         self.host = hosts[0] if hosts else None
         self.staging = Arena(int(config.staging_gib * _GIB), pinned=self.copy.on_gpu)
         self.speeds = {tier.name: TierSpeed() for tier in tiers}
+        # a quarter of the cores: it is the system and zlib that work, not Python
+        num_threads = max(2, min(8, (os.cpu_count() or 2) // 4))
         self._loaders = {
             guard.name: Loader(
                 guard,
@@ -78,6 +81,7 @@ class Tiers:
                 self.host,
                 config.tier_timeout,
                 self.speeds[guard.name].observe,
+                num_threads,
             )
             for guard in self.guards
         }
@@ -165,7 +169,7 @@ class Tiers:
         for guard in self.guards:
 
             def act(tier: Tier) -> None:
-                for num_bytes, seconds in probe(tier):
+                for num_bytes, seconds in probe(tier, self.copy.pool.kv.device):
                     self.speeds[tier.name].observe(num_bytes, seconds)
 
             guard.call(act, None)

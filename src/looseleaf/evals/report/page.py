@@ -11,6 +11,13 @@ from looseleaf.evals.report.quality import budget_charts, quality_charts, qualit
 from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Row, origin_of, read_rows
 from looseleaf.evals.report.sharing import hits_charts, lazy_charts, rate_charts, relay_charts
+from looseleaf.evals.report.speed import (
+    attention_tables,
+    fuse_charts,
+    select_charts,
+    serving_tables,
+    tiers_charts,
+)
 from looseleaf.evals.report.tables import Table
 
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
@@ -23,6 +30,11 @@ _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = 
         "relay": ("A prompt that all requests share", relay_charts),
         "lazy": ("Documents stored once", lazy_charts),
         "rate": ("First tokens while requests arrive", rate_charts),
+        "fuse": ("First tokens by what is computed again", fuse_charts),
+        "tiers": ("First tokens by where documents are", tiers_charts),
+        "select": ("Decoding that reads less", select_charts),
+        "attention": ("Attention beside its roofline", lambda rows: ()),
+        "serving": ("A server beside its floors", lambda rows: ()),
     }
 )
 _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxyType(
@@ -30,6 +42,8 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxy
         "evals": lambda rows: [quality_table(rows)],
         "roll_call": lambda rows: list(reading_tables(rows)),
         "interview": lambda rows: list(reading_tables(rows)),
+        "attention": lambda rows: list(attention_tables(rows)),
+        "serving": lambda rows: list(serving_tables(rows)),
     }
 )
 _STYLE = """

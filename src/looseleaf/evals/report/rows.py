@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,13 @@ _ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "tra
 _MEASURED = frozenset(
     ("value", "low", "high", "gain", "gain_low", "gain_high", "median", "reused", "relay_faster",
      "once_faster", "items", "seeds", "against", "predicted",
-     "p95", "times_full")
+     "p95", "times_full", "times_prefix", "times_best", "seconds", "seconds_low", "seconds_high",
+     "load_seconds", "load_predicted", "total_predicted", "loaded_from", "mib",
+     "ms", "ms_low", "ms_high",
+     "load_ms", "compute_ms", "over_slower", "computed_again", "least", "most", "speedup", "mb",
+     "repetitions", "floor", "share_of_roofline", "copy_tb_per_s", "matrix_tflop_per_s", "flops",
+     "bytes", "error_share_of_budget", "looseleaf", "looseleaf_low", "looseleaf_high",
+     "roofline_share", "terabytes_per_second", "teraflops")
 )  # fmt: skip
 _SETTING = re.compile(r"^(.*?),? (?:ratio|tokens|budget|share|top) ([\d.]+)(.*)$")
 
@@ -77,6 +83,28 @@ def policy_of(row: Row) -> tuple[str, float] | None:
     """An arm's name without its budget, and the budget: ``("links", 0.15)``; None without one."""
     found = _SETTING.match(row["arm"])
     return (found[1] + found[3], float(found[2])) if found else None
+
+
+def grouped(
+    rows: Sequence[Row], group: Callable[[Row], str], value: Callable[[Row], float]
+) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    """A series for each arm, over the names of groups in the order in which they come."""
+    groups = list(dict.fromkeys(group(row) for row in rows))
+    series = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        at = tuple(float(groups.index(group(row))) for row in own)
+        series.append(Series(arm, at, tuple(value(row) for row in own)))
+    return tuple(series), tuple(groups)
+
+
+def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Series, ...]:
+    """A series for each arm, over the numbers in column ``x``."""
+    series = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        points = sorted((float(row[x]), value(row)) for row in rows if row["arm"] == arm)
+        series.append(Series(arm, tuple(p[0] for p in points), tuple(p[1] for p in points)))
+    return tuple(series)
 
 
 def by_machine(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:

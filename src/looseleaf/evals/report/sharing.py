@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
-from looseleaf.evals.report.rows import Row, Series, by_machine
+from looseleaf.evals.report.rows import Row, Series, by_machine, grouped, over
 
 _CACHES = {
     "once": "stored once",
@@ -71,15 +71,13 @@ def _speed_ups(name: str, copies: Sequence[Row]) -> Chart:
 def _service(name: str, rows: Sequence[Row]) -> Chart:
     # a rate at another latency is the same bar, measured before
     newest = {(_line(row), row["prefix"], row["arm"]): row for row in rows}
-    names = list(dict.fromkeys((line, prefix) for line, prefix, _ in newest))
-    series = []
-    for arm in dict.fromkeys(arm for *_, arm in newest):
-        own = [(names.index(key[:2]), row) for key, row in newest.items() if key[2] == arm]
-        at = tuple(float(number) for number, _ in own)
-        series.append(Series(arm, at, tuple(float(row["median"]) for _, row in own)))
-    groups = tuple(f"{line}, {prefix}" for line, prefix in names)
+    series, groups = grouped(
+        [*newest.values()],
+        lambda row: f"{_line(row)}, {row['prefix']}",
+        lambda row: float(row["median"]),
+    )
     title = f"Requests behind one prefix, {rows[0]['model']}, {rows[0]['hardware']}"
-    return Chart(name, title, "requests/s", tuple(series), groups)
+    return Chart(name, title, "requests/s", series, groups)
 
 
 def _line(row: Row) -> str:
@@ -96,30 +94,37 @@ def lazy_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _by_skew(name: str, what: str, rows: Sequence[Row]) -> Chart:
-    skews = list(dict.fromkeys(row["alpha"] for row in rows))
-    series = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        chosen = [row for row in rows if row["arm"] == arm]
-        at = tuple(float(skews.index(row["alpha"])) for row in chosen)
-        series.append(Series(arm, at, tuple(float(row["value"]) for row in chosen)))
-    groups = tuple("uniform" if float(skew) == 0 else f"α {skew}" for skew in skews)
+    series, groups = grouped(
+        rows,
+        lambda row: "uniform" if float(row["alpha"]) == 0 else f"α {row['alpha']}",
+        lambda row: float(row["value"]),
+    )
     title = f"{what.capitalize()}, {rows[0]['model']}, {rows[0]['hardware']}"
-    return Chart(name, title, rows[0]["unit"], tuple(series), groups)
+    return Chart(name, title, rows[0]["unit"], series, groups)
 
 
 def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: what a first token takes at rising rates."""
+    """For each machine: what a first token takes at rising rates, and for how many documents of
+    which length."""
     for machine, own in by_machine(rows):
+        where = f"{own[0]['model']}, {own[0]['hardware']}"
         arriving = [row for row in own if row["measurement"] == "first token"]
-        if not arriving:
-            continue
-        series = []
-        for arm in dict.fromkeys(row["arm"] for row in arriving):
-            points = sorted(
-                (float(r["rate"]), float(r["value"])) for r in arriving if r["arm"] == arm
-            )
-            series.append(Series(arm, *(tuple(column) for column in zip(*points, strict=True))))
-        yield Chart(
-            f"rate_{machine}", f"First tokens, {own[0]['model']}, {own[0]['hardware']}", "ms, mean",
-            tuple(series), x_label="requests/s", log_x=True, log_y=True,
-        )  # fmt: skip
+        if arriving:
+            yield Chart(
+                f"rate_{machine}", f"First tokens, {where}", "ms, mean",
+                over(arriving, "rate", lambda row: float(row["value"])),
+                x_label="requests/s", log_x=True, log_y=True,
+            )  # fmt: skip
+        sized = [row for row in own if _size(row)]
+        series, groups = grouped(sized, _size, lambda row: float(row["value"]))
+        if len(groups) > 1:
+            title = f"First tokens by documents and their tokens, {where}"
+            yield Chart(f"rate_sizes_{machine}", title, "ms, mean", series, groups, log_y=True)
+
+
+def _size(row: Row) -> str:
+    """How many documents of how many tokens, for first tokens that no rate is about."""
+    what = row["measurement"].removeprefix("first token")
+    if what != " alone" and not what.endswith("at once"):
+        return ""
+    return f"{row['per_request']} × {row['document_tokens']}" + what.removeprefix(" alone")

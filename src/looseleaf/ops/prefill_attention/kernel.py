@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops import hopper_attention
+from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.kernel import load_rotated, table
@@ -35,9 +36,9 @@ def _prefill_attention_kernel(
     page_indices, mask_words, row_positions,
     stride_q_row, stride_q_head, stride_q_d,
     stride_page, stride_page_head, stride_slot, stride_d,
-    stride_out_row, stride_out_head, stride_lse_row, stride_table, stride_positions,
-    softmax_scale, soft_cap, window,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    stride_out_row, stride_out_part, stride_out_head, stride_lse_row, stride_lse_part,
+    stride_table, stride_positions, softmax_scale, soft_cap, window,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -46,7 +47,7 @@ def _prefill_attention_kernel(
     tile = tl.load(num_tiles) - 1 - tl.program_id(1)
     if tile < 0:
         return
-    kv_head = tl.program_id(0)
+    kv_head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     first_row = tl.load(tile_row_indptr + tile)
     num_packed = (tl.load(tile_row_indptr + tile + 1) - first_row) * GROUP
     request = tl.load(tile_request + tile)
@@ -90,6 +91,11 @@ def _prefill_attention_kernel(
                     plain_end = plain_end // BLOCK_N * BLOCK_N
             if mask_words is not None:
                 first_word = tl.load(span_mask + span)
+            if PARTS > 1:
+                num_blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
+                end = tl.minimum(end, begin + num_blocks * (part + 1) // PARTS * BLOCK_N)
+                begin += num_blocks * part // PARTS * BLOCK_N
+                plain_end = tl.minimum(tl.maximum(plain_end, begin), tl.maximum(end, begin))
             if begin < end:
                 # a row before the frame sees nothing in it, and has no angle there
                 b_q = load_rotated(
@@ -106,18 +112,17 @@ def _prefill_attention_kernel(
                         distance = frame_position[:, None] - (start + o_n)[None, :]
                     o_page = page * stride_page
                     o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+                    m_kv = m_d
                     if mask_words is not None:
                         # a span's bitmap is that of all its rows: it hides a key from everyone
                         shown = is_shown(mask_words, first_word, start + o_n)
                         m_kv = shown[:, None] & m_d
-                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    elif HEAD_DIM == BLOCK_D:
+                    if HEAD_DIM == BLOCK_D and mask_words is None:
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
                     else:
-                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
                     scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
                     if mask_words is not None:
                         scores = tl.where(shown[None, :], scores, float("-inf"))
@@ -156,9 +161,9 @@ def _prefill_attention_kernel(
                     acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
-        p_out = out + row * stride_out_row + head * stride_out_head
+        p_out = out + row * stride_out_row + part * stride_out_part + head * stride_out_head
         tl.store(p_out[:, None] + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
-        tl.store(lse + row * stride_lse_row + head, b_lse, mask=m_row)
+        tl.store(lse + row * stride_lse_row + part * stride_lse_part + head, b_lse, mask=m_row)
 
 
 def prefill_attention_triton(
@@ -194,21 +199,32 @@ def prefill_attention_triton(
     block_m, block_n, num_warps, num_stages = tile
     # how many rows a tile has is on the device only: blocks past the grid are looped over
     row_programs = min(group, triton.cdiv(rows * group, block_m))
-    _prefill_attention_kernel[(num_kv_heads, tiles, row_programs)](
+    parts = spans.parts
+    if parts > 1:
+        out = torch.zeros(rows, parts, *q.shape[1:], dtype=torch.float32, device=q.device)
+        lse = torch.full(out.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+    stride_part, stride_lse_part = (out.stride(1), lse.stride(1)) if parts > 1 else (0, 0)
+    _prefill_attention_kernel[(num_kv_heads * parts, tiles, row_programs)](
         q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
         spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
         spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_explicit,
         spans.span_mask, spans.page_indices,
         spans.mask_words if spans.mask_words.numel() else None, spans.row_positions,
-        *q.stride(), *k_pages.stride(), *out.stride()[:2], lse.stride(0),
-        rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
+        *q.stride(), *k_pages.stride(), out.stride(0), stride_part, out.stride(-2),
+        lse.stride(0), stride_lse_part, rotation.cos.stride(0),
+        slot_positions.stride(0) if slot_positions is not None else 0,
         rule.softmax_scale, rule.soft_cap, rule.window,
-        GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
-        INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-        WIDENED=k_pages.dtype is FP8, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        PARTS=parts, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
+        PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0,
+        WINDOWED=rule.window != 0, WIDENED=k_pages.dtype is FP8,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True,
     )  # fmt: skip
-    return AttnState(out, lse)
+    if parts == 1:
+        return AttnState(out, lse)
+    indptr = torch.arange(0, rows * parts + 1, parts, dtype=torch.int32, device=q.device)
+    states = AttnState(out.flatten(0, 1), lse.flatten(0, 1))
+    return merge_states(states, indptr, out=torch.empty_like(q))
 
 
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:

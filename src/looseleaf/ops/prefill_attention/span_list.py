@@ -27,7 +27,9 @@ class SpanList:
     - ``span_length[s]``: how many keys (slots, for an explicit span) the span has
     - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
     - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
-      begins; a set bit hides the key from this request"""
+      begins; a set bit hides the key from this request
+
+    Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time."""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]
@@ -41,3 +43,4 @@ class SpanList:
     page_indices: Int[Tensor, " page_capacity"]
     mask_words: Int[Tensor, " words"]
     row_positions: Int[Tensor, " rows"]
+    parts: int = 1

@@ -1,0 +1,108 @@
+"""Charts of ``tiers.csv``, ``fuse.csv`` and ``select.csv``, and tables of ``attention.csv`` and
+``serving.csv``: times."""
+
+from collections.abc import Iterator, Sequence
+
+from looseleaf.evals.report.charts import Chart
+from looseleaf.evals.report.rows import Row, by_machine, grouped, over
+from looseleaf.evals.report.tables import Table
+
+
+def tiers_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine: first tokens by tier, for shares computed again, and by the controller."""
+    for machine, own in by_machine(rows):
+        # a sweep has an arm for each share
+        named = [
+            row | {"arm": f"{float(row['ratio']):.0%}" if row["arm"] == "sweep" else row["arm"]}
+            for row in own
+        ]
+        series, groups = grouped(
+            named, lambda row: row["tier"], lambda row: 1e3 * float(row["seconds"])
+        )
+        title = f"First tokens by tier, {own[0]['model']}, {own[0]['hardware']}"
+        yield Chart(f"tiers_{machine}", title, "ms", series, groups)
+
+
+def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine and size: first tokens by policy and place; batch after batch."""
+    for machine, every in by_machine(rows):
+        for sizes in dict.fromkeys((row["documents"], row["document_tokens"]) for row in every):
+            own = [row for row in every if (row["documents"], row["document_tokens"]) == sizes]
+            where = f"{sizes[0]} documents of {sizes[1]}, {own[0]['model']}, {own[0]['hardware']}"
+            name = f"{machine}_{sizes[0]}_{sizes[1]}"
+            first = [row for row in own if row["measurement"] == "first token"]
+            if first:
+                series, groups = grouped(
+                    first, lambda row: row["place"], lambda row: float(row["ms"])
+                )
+                title = f"First tokens, {where}"
+                yield Chart(f"fuse_{name}", title, "ms", series, groups, log_y=True)
+            batches = [row for row in own if row["measurement"].startswith("batch")]
+            if batches:
+                yield Chart(
+                    f"fuse_batches_{name}", f"Batch after batch, {where}", "ms",
+                    over(batches, "batch", lambda row: float(row["ms"])),
+                    x_label="batch", log_y=True,
+                )  # fmt: skip
+
+
+def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine and policy: attention and whole tokens, by context and by batch."""
+    for machine, every in by_machine(rows):
+        for kind in dict.fromkeys((row["what"], row["shape"], row["select"]) for row in every):
+            own = [row for row in every if (row["what"], row["shape"], row["select"]) == kind]
+            what, shape, select = kind
+            word = f"{machine}_{what}_{shape}_{select}".replace(", ", "_").replace(" ", "_")
+            for x, fixed in (("context", "batch"), ("batch", "context")):
+                # of the other number that which was measured most often
+                counts = [row[fixed] for row in own]
+                usual = max(dict.fromkeys(counts), key=counts.count)
+                chosen = [row for row in own if row[fixed] == usual]
+                if len({row[x] for row in chosen}) > 1:
+                    title = f"{what.capitalize()}, {select}, {fixed} {usual}, {own[0]['hardware']}"
+                    yield Chart(
+                        f"select_{word}_{x}", title, "ms",
+                        over(chosen, x, lambda row: float(row["ms"])),
+                        x_label=x, log_x=True, log_y=True,
+                    )  # fmt: skip
+
+
+def attention_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Microseconds of a layer: a line for each case, a column for each arm."""
+    for _, own in by_machine(rows):
+        arms = list(dict.fromkeys(row["arm"] for row in own))
+        cells = {(row["measurement"], row["arm"]): row for row in own}
+        yield Table(
+            f"Attention of a layer, us (share of the roofline), {own[0]['hardware']}",
+            ("", *arms),
+            tuple(
+                (case, *(_microseconds(cells.get((case, arm))) for arm in arms))
+                for case in dict.fromkeys(row["measurement"] for row in own)
+            ),
+        )
+
+
+def _microseconds(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return f"{float(row['median']):.1f} ({float(row['share_of_roofline']):.0%})"
+
+
+def serving_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """What a server does beside the least that it could take."""
+    for _, own in by_machine(rows):
+        yield Table(
+            f"Serving, {own[0]['hardware']}",
+            ("", "model", "unit", "Looseleaf", "lowest", "highest", "floor", "share of roofline"),
+            tuple(
+                (
+                    row["measurement"],
+                    row["model"],
+                    row["unit"],
+                    *(row[f"looseleaf{end}"] for end in ("", "_low", "_high")),
+                    row["floor"],
+                    row["roofline_share"],
+                )
+                for row in own
+            ),
+        )
