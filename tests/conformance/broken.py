@@ -30,8 +30,8 @@ BREAKS = {
     ),
     "Hopper's kernel is off by one in a frame": (
         "hopper_attention",
-        "position = gl.maximum(true_q - offset, 0)",
-        "position = gl.maximum(true_q - offset + 1, 0)",
+        "gl.maximum(true_q - offset, 0)",
+        "gl.maximum(true_q - offset + 1, 0)",
     ),
 }
 """What is wrong: the operator, what its kernel says, and what the broken one says."""

@@ -32,7 +32,7 @@ def planned(case: Case, shape: AttentionShape, *, finishing: bool) -> WorkList:
     costs = costs_that_widen(shape.head_dim)
     heads = shape.num_qo_heads, shape.num_kv_heads
     planner = Planner(shape.page_size, *heads, DEVICE, costs, finishing=finishing)
-    work = planner.plan(case.rows, planner.group(case.rows, grouping=True), ()).work
+    work = planner.plan(case.rows, planner.group(case.rows, grouping=True), (), finish=True).work
     assert work is not None
     assert work.finishing is finishing
     return work
@@ -81,6 +81,17 @@ def test_rows_with_much_of_their_own_are_read_by_launches() -> None:
     planner = Planner(16, 32, 8, DEVICE, costs, finishing=True)
     for tail, finishing in ((256, True), (257, False)):
         rows = shared(shape, 24, 2048, tail=tail).rows
-        work = planner.plan(rows, planner.group(rows, grouping=True), ()).work
+        work = planner.plan(rows, planner.group(rows, grouping=True), (), finish=True).work
         assert work is not None
         assert work.finishing is finishing
+
+
+def test_states_that_others_join_hold_all_that_a_row_reads() -> None:
+    shape = AttentionShape(32, 8, 64, 16, 1, torch.float32)
+    planner = Planner(16, 32, 8, DEVICE, costs_that_widen(64), finishing=True)
+    rows = shared(shape, 24, 2048).rows
+    groups = planner.group(rows, grouping=True)
+    work = planner.plan(rows, groups, ()).work
+    assert work is not None
+    assert not work.finishing
+    assert int(work.row_state_indptr[-1]) == len(work.entry_row)

@@ -217,7 +217,8 @@ class PagedAttention:
         works: list[ListedWork] = []
         for reading in readings:
             if reading.key not in made:
-                work = self.planner.host_work(reading.rows, reading.groups, chunks)
+                finish = not reading.selected
+                work = self.planner.host_work(reading.rows, reading.groups, chunks, finish=finish)
                 selected, choice = choosing_on_device(reading.selected), None
                 if work is None or (reading.selected and selected is None):
                     return None
@@ -274,7 +275,7 @@ class PagedAttention:
             finish = not reading.selected
             plan = self.planner.plan(reading.rows, reading.groups, chunks, finish=finish)
             return _LayerPlan(plan, reading.selected)
-        host = self.planner.host_work(reading.rows, reading.groups, finish=False)
+        host = self.planner.host_work(reading.rows, reading.groups)
         assert host is not None, "rows that decode have a work list"
         device, num_rows = self.pool.kv.device, len(reading.rows)
         host, choice = choose_in(host, selected, num_rows)

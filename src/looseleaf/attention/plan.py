@@ -138,7 +138,7 @@ class Planner:
         groups: Groups,
         chunks: Sequence[PrefillChunk],
         *,
-        finish: bool = True,
+        finish: bool = False,
     ) -> AttentionPlan:
         """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``; ``finish`` as
         in `host_work`."""
@@ -159,11 +159,11 @@ class Planner:
         groups: Groups,
         chunks: Sequence[PrefillChunk] = (),
         *,
-        finish: bool = True,
+        finish: bool = False,
     ) -> HostWork | None:
         """The work list of all rows of the step; None if the new rows are to be read by spans.
 
-        Without ``finish`` the states of a row hold all that it reads."""
+        Without ``finish`` the states of a row hold all that it reads: others may join them."""
         if chunks and not self._by_work_list(chunks):
             return None
         positions = [row.position for row in rows]

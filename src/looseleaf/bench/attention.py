@@ -149,7 +149,7 @@ class Bench:
         finishing = not invariant
         planner = replace(self.planner, batch_invariant=invariant, costs=costs, finishing=finishing)
         groups = planner.group(case.rows, grouping=grouping)
-        return planner.plan(case.rows, groups, case.chunks)
+        return planner.plan(case.rows, groups, case.chunks, finish=True)
 
     def layer(
         self,
