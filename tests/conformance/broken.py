@@ -37,12 +37,17 @@ BREAKS = {
 """What is wrong: the operator, what its kernel says, and what the broken one says."""
 
 
+def kernel_source(operator: str) -> str:
+    """The file of an operator's kernel."""
+    path = Path(__file__).parents[2] / "src" / "looseleaf" / "ops" / operator / "kernel.py"
+    return path.read_text(encoding="utf-8")
+
+
 def break_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path, what: str) -> None:
     """Put the broken kernel in the right one's place until the test ends."""
     operator, right, wrong = BREAKS[what]
     module = import_module(f"looseleaf.ops.{operator}.kernel")
-    assert module.__file__ is not None
-    source = Path(module.__file__).read_text(encoding="utf-8")
+    source = kernel_source(operator)
     assert source.count(right) == 1, f"{operator} has another kernel now: state how to break it"
     path = folder / f"broken_{operator}.py"
     path.write_text(source.replace(right, wrong), encoding="utf-8")

@@ -11,7 +11,7 @@ from looseleaf.conformance import Answers, LawVerdict, Subject, check_laws
 from looseleaf.conformance.operators import ORDERS, Stage, segments_at_offsets
 from looseleaf.engine.runner import Runner
 from tests.checkpoints import make_checkpoint
-from tests.conformance.broken import break_kernel
+from tests.conformance.broken import BREAKS, break_kernel, kernel_source
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +69,11 @@ def test_a_broken_prefill_kernel_fails_law_2(
     found = segments_at_offsets(subject(folder))
     # few new rows are read by the kernel that decodes
     assert [finding.holds for finding in found] == [True, False]
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_what_is_broken_on_purpose_is_still_there(what: str) -> None:
+    """Kernels that only a card runs change too."""
+    operator, right, wrong = BREAKS[what]
+    source = kernel_source(operator)
+    assert source.count(right) == 1 and right != wrong
