@@ -2,12 +2,15 @@
 
 import dataclasses
 import gc
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from looseleaf.bench.ceilings import Ceilings
-from looseleaf.bench.serving import LINES, ServingSizes, ServingVariant, Workbench, measure
+from looseleaf.bench.serving import LINES, Row, ServingSizes, ServingVariant, Workbench, measure
 from looseleaf.cli.bench import serving
 from looseleaf.errors import InvalidOption
 
@@ -32,6 +35,22 @@ def test_only_the_lines_that_are_named_are_measured() -> None:
 def test_the_command_offers_every_line() -> None:
     option = next(param for param in serving.params if param.name == "lines")
     assert list(option.type.choices) == list(LINES)
+
+
+def test_an_interrupted_run_keeps_the_lines_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
+
+    def interrupted(*_: object) -> Iterator[Row]:
+        yield from done
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("looseleaf.bench.serving.measure", interrupted)
+    path = tmp_path / "serving.csv"
+    result = CliRunner().invoke(serving, ["--shape", "tiny", "--output", str(path)])
+    assert result.exit_code == 1
+    assert len(path.read_text().splitlines()) == 2
 
 
 def test_what_is_there_before_measuring_is_not_collected_meanwhile() -> None:

@@ -176,15 +176,19 @@ def serving(
     sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
-    rows = []
-    for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines):
-        rows.append(row)
-        click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
     shown = (
         "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
         "roofline_share",
     )  # fmt: skip
-    report(rows, f"serving: {shape}", shown, output, "serving")
+    rows = []
+    try:
+        for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines):
+            rows.append(row)
+            click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
+    finally:
+        # who interrupts it keeps what was measured
+        if rows:
+            report(rows, f"serving: {shape}", shown, output, "serving")
 
 
 @bench.command()
