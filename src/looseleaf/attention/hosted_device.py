@@ -88,7 +88,8 @@ class HostedDevice:
         """The step that was loaded is on its way."""
         if self._busy is None or self._done is not None:
             return
-        self._done = torch.cuda.Event()
+        # who waits for it sleeps: the threads that search need every core
+        self._done = torch.cuda.Event(blocking=True)
         self._done.record(torch.cuda.current_stream(self.device))
 
     def settle(self) -> None:

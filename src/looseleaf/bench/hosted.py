@@ -242,6 +242,8 @@ class _Arm:
         assert graphs is not None, "a GPU replays graphs"
         logits = graphs.run(RowInputs(table, None), [row], (), None)
         assert logits is not None, "one row is for a graph"
+        # as an engine does before its next step
+        self.hosted.settle()
         int(logits.argmax())
 
     def _ask(self, made: MadeKeys) -> Tensor:
