@@ -7,21 +7,22 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+TASKS = ("chain", "lookup", "bridge")
 SELECTORS = ("links", "question", "deviation", "oracle", "first", "random")
 LEVELS = {
     "full attention": "full prefill",
     "documents reused": "full reuse",
-    "map-reduce": "MapReduce, MapRerank",
+    "map-reduce": "MapReduce",
     "ape": "APE",
 }
 
 
-def chain_points(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """For each arm of the chain task (share computed again, exact match), both means over hops."""
+def points_of(path: Path, task: str) -> dict[str, list[tuple[float, float]]]:
+    """For each arm of a task (share computed again, exact match), both means over settings."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["task"] == "chain":
+            if row["task"] == task:
                 found[row["arm"]][row["metric"]].append(float(row["value"]))
     points = defaultdict(list)
     for arm, metrics in found.items():
@@ -32,27 +33,33 @@ def chain_points(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def draw(source: Path, target: Path) -> None:
-    """One line a selector; arms without a budget are level lines."""
+    """A panel a task, one line a selector; arms without a budget are level lines."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points = chain_points(source)
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for name in SELECTORS:
-        if name in points:
-            share, right = zip(*points[name], strict=True)
-            axes.plot([100 * x for x in share], [100 * y for y in right], marker="o", label=name)
-    for (name, label), style in zip(LEVELS.items(), ("-", "--", ":", "-."), strict=True):
-        if name in points:
-            axes.axhline(100 * points[name][0][1], color="gray", linestyle=style, label=label)
-    axes.set_xlabel("document tokens computed again, %")
-    axes.set_ylabel("exact match, %")
-    axes.set_xlim(0, 27)
-    axes.set_ylim(-2, 103)
-    axes.legend(fontsize=8, ncol=2, loc="center right")
-    axes.grid(alpha=0.3)
+    figure, panels = pyplot.subplots(
+        1, len(TASKS), figsize=(11, 4), sharey=True, width_ratios=(2, 1, 1)
+    )
+    for task, axes in zip(TASKS, panels, strict=True):
+        points = points_of(source, task)
+        for name in SELECTORS:
+            if name in points:
+                share, right = zip(*points[name], strict=True)
+                axes.plot(
+                    [100 * x for x in share], [100 * y for y in right], marker="o", label=name
+                )
+        for (name, label), style in zip(LEVELS.items(), ("-", "--", ":", "-."), strict=True):
+            if name in points:
+                axes.axhline(100 * points[name][0][1], color="gray", linestyle=style, label=label)
+        axes.set_title(task)
+        axes.set_xlim(0, 27)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("document tokens computed again, %", fontsize=10)
+    panels[0].set_ylabel("exact match, %")
+    panels[0].set_ylim(-2, 103)
+    panels[0].legend(fontsize=8, ncol=2, loc="center right")
     figure.tight_layout()
     figure.savefig(target, dpi=110)
 
