@@ -56,9 +56,9 @@ def test_a_wrong_answer_is_not_timed(monkeypatch):
 
     host_work = Planner.host_work
 
-    def broken(self, rows, groups, chunks=()):
+    def broken(self, rows, groups, chunks=(), **how):
         rows = forgetful(rows)
-        return host_work(self, rows, self.group(rows, grouping=False), chunks)
+        return host_work(self, rows, self.group(rows, grouping=False), chunks, **how)
 
     monkeypatch.setattr(honest, broken)
     monkeypatch.setattr("looseleaf.bench.attention.cases", lambda config: [case])
