@@ -31,7 +31,8 @@ from training.data import (
 
 _TOKENS_PER_SENTENCE = 13
 _TOKENS_PER_QUESTION = 38  # with its answer
-_ASKED_SHARE = 0.2  # of a sample's tokens that are questions and answers
+_ASKED_SHARE = 0.2  # of a sample's tokens that are questions and answers, at most
+_LEAST_SHARE = 0.02
 _PAGE = 24  # sentences, as in the needles of the evaluation
 
 
@@ -43,7 +44,9 @@ def draw_long(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         length = rng.randint(least, most)
     else:
         length = round(math.exp(rng.uniform(math.log(least), math.log(most))))
-    asked = max(1, round(_ASKED_SHARE * length / _TOKENS_PER_QUESTION))
+    # half of them leave nearly all of the length to the documents
+    share = _ASKED_SHARE if rng.random() < 0.5 else rng.uniform(_LEAST_SHARE, _ASKED_SHARE)
+    asked = max(1, round(share * length / _TOKENS_PER_QUESTION))
     draw = _needles if rng.random() < 0.5 else _many_documents
     world, documents = draw(writer, seed, length - asked * _TOKENS_PER_QUESTION, asked, rng)
     questions = _turns(world, stage, asked, rng)
