@@ -36,7 +36,14 @@ FAR = replace(GROW, name="far", long_samples=3, long_tokens=(1_200, 18_500), unt
 LAST = replace(FAR, name="last", long_samples=3, long_tokens=(2_000, 19_000), fused=0.4, until=1.0)
 LENGTHEN: tuple[Stage, ...] = (GROW, FAR, LAST)
 FORETOLD: tuple[Stage, ...] = (
-    replace(LAST, name="foretold", foretold=True, chains=0.35, long_tokens=(5_000, 19_800)),
+    replace(
+        LAST,
+        name="foretold",
+        foretold=True,
+        chains=0.35,
+        long_samples=2,
+        long_tokens=(12_000, 19_900),
+    ),
 )
 # and what `block` is then tuned on
 FAR_BLOCK = replace(
