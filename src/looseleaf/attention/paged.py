@@ -136,7 +136,11 @@ class PagedAttention:
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
         self._readings = Readings(
-            self.pool, self.rotation, self.rules, lambda rows: group(rows, grouping=self.grouping)
+            self.pool,
+            self.rotation,
+            self.rules,
+            lambda rows: group(rows, grouping=self.grouping),
+            self.planner.page_array,
         )
         self.hosted: HostedAttention | HostedDevice | None = None
         if self._cpu is not None:

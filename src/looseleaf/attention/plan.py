@@ -219,9 +219,9 @@ class Planner:
         return self._settled[1]
 
     def _flat(self, items: Sequence[Item]) -> FlatItems:
-        return FlatItems.create(items, [self._page_array(item.pages) for item in items])
+        return FlatItems.create(items, [self.page_array(item.pages) for item in items])
 
-    def _page_array(self, pages: Sequence[int]) -> IntArray:
+    def page_array(self, pages: Sequence[int]) -> IntArray:
         """``pages`` as an array, kept from step to step: lists of pages only grow."""
         if len(pages) < _WORTH_KEEPING:
             return int32(pages)

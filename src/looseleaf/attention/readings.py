@@ -20,6 +20,7 @@ from looseleaf.attention.selected import attend_chosen, merged
 from looseleaf.attention.selection import (
     Candidates,
     CandidateTable,
+    PageArray,
     PagePolicy,
     SelectingRow,
     make_table,
@@ -169,6 +170,7 @@ class Readings:
     rotation: Rotation
     rules: Sequence[ScoreRule]
     group: Grouping
+    array_of: PageArray
     hosted: HostedAttention | None = None
     selected: list[SelectedRows] = field(default_factory=list)
     _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
@@ -238,8 +240,8 @@ class Readings:
             summaries = self.summaries(policy)
             if summaries is not None:
                 for row in rows:
-                    summaries.write(*summarised(row, self.pool.page_size))
-            kept = self._tables[policy] = names, make_table(rows, self.pool)
+                    summaries.write(*summarised(row, self.pool.page_size, self.array_of))
+            kept = self._tables[policy] = names, make_table(rows, self.pool, self.array_of)
         return kept[1]
 
     def _grouped(

@@ -25,6 +25,9 @@ from looseleaf.kv.summaries import PageSummaries, Summary
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
+PageArray = Callable[[Sequence[int]], IntArray]
+"""Pages as an array, kept from step to step."""
+
 
 class Choice(NamedTuple):
     """What the rows of one policy read of their candidates in one layer.
@@ -259,7 +262,7 @@ class Candidates:
         return visible
 
 
-def make_table(rows: Sequence[SelectingRow], pool: PagePool) -> CandidateTable:
+def make_table(rows: Sequence[SelectingRow], pool: PagePool, array_of: PageArray) -> CandidateTable:
     """The table of ``rows``, each of which has a candidate."""
     size = pool.page_size
     most = max(row.num_candidates for row in rows)
@@ -269,7 +272,7 @@ def make_table(rows: Sequence[SelectingRow], pool: PagePool) -> CandidateTable:
     for index, row in enumerate(rows):
         start = 0
         for span in row.spans:
-            pages = candidate_pages(row, span)
+            pages = candidate_pages(row, span, array_of)
             stop = start + len(pages)
             columns[0, index, start:stop] = pages
             columns[1, index, start:stop] = np.arange(len(pages)) * size
@@ -288,18 +291,21 @@ def make_table(rows: Sequence[SelectingRow], pool: PagePool) -> CandidateTable:
     return CandidateTable(arrays, pool.kv.device)
 
 
-def candidate_pages(row: SelectingRow, span: ReadSpan) -> Sequence[int]:
+def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> IntArray:
     """The pages of one of the row's spans that are candidates."""
-    return span.pages[: row.sealed] if span.pages is row.tail.pages else span.pages
+    pages = array_of(span.pages)
+    return pages[: row.sealed] if span.pages is row.tail.pages else pages
 
 
-def summarised(row: SelectingRow, page_size: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+def summarised(
+    row: SelectingRow, page_size: int, array_of: PageArray
+) -> tuple[IntArray, npt.NDArray[np.int64]]:
     """The row's candidates and how many keys each of them holds."""
-    pages: list[int] = []
-    counts = []
+    pages, counts = [], []
     for span in row.spans:
-        some = candidate_pages(row, span)
-        pages += some
-        left = span.length - np.arange(len(some)) * page_size
+        pages.append(candidate_pages(row, span, array_of))
+        left = span.length - np.arange(len(pages[-1])) * page_size
         counts.append(np.clip(left, 1, page_size))
-    return pages, np.concatenate(counts) if counts else np.zeros(0, np.int64)
+    if not pages:
+        return int32([]), np.zeros(0, np.int64)
+    return np.concatenate(pages), np.concatenate(counts)

@@ -6,6 +6,7 @@ and a page that was handed out again since has none, however often its number co
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ class PageSummaries:
         """The summaries of one layer, a view; only those that were written mean anything."""
         return self._table[layer]
 
-    def write(self, pages: Sequence[int], num_keys: Array) -> int:
+    def write(self, pages: Sequence[int] | npt.NDArray[np.integer[Any]], num_keys: Array) -> int:
         """Summaries of ``pages``, which are final and hold so many keys, where they are missing.
 
         Returns how many were made."""
