@@ -124,6 +124,15 @@ def test_a_slot_is_nobody_elses_and_states_survive_growth() -> None:
     assert states.num_taken == 0
 
 
+def test_a_new_output_has_seen_nothing_of_what_another_read_in_its_slot() -> None:
+    states = RevisionStates(StateShape(2, 2, 1, 4, torch.device("cpu")), window=2)
+    states.make_room(20)
+    slot = states.take()
+    states.registers[:, slot] = 255
+    states.free(slot)
+    assert states.take() == slot and not states.registers[:, slot].any()
+
+
 def booked(reads: list[list[int]], sealed: list[int]) -> list[float]:
     """The exposure of eight steps that read these of six pages."""
     registers, exposure = torch.zeros(1, 1, 6, dtype=torch.uint8), Exposure()

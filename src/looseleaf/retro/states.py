@@ -59,7 +59,7 @@ class RevisionStates:
         return self.registers.shape[1] - len(self._free)
 
     def take(self) -> int:
-        """A slot for an output; what stands in it is of no meaning."""
+        """A slot for an output: its pages were read by nobody, and its states mean nothing."""
         if not self._free:
             slots = self.registers.shape[1]
             more = max(4, slots)
@@ -69,6 +69,7 @@ class RevisionStates:
             self._free = list(range(slots + more - 1, slots - 1, -1))
         slot = self._free.pop()
         self.booked[:, slot] = -1
+        self.registers[:, slot] = 0
         return slot
 
     def free(self, slot: int) -> None:

@@ -56,7 +56,7 @@ def _page_scores_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     TWO: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
-    MANY_SPANS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr,
+    MANY_SPANS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, ITEM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
@@ -74,7 +74,7 @@ def _page_scores_kernel(
         at = tl.maximum(position - tl.load(span_offset + row * most_spans), 0)
         if AHEAD:
             _fetch_ahead(
-                vectors + kv_head * stride_head, stride_page * 2, pages + o_row, begin, count,
+                vectors + kv_head * stride_head, stride_page * ITEM, pages + o_row, begin, count,
                 tl.num_programs(2) * BLOCK_P, BLOCK_P,
             )  # fmt: skip
         await_previous(CHAINED)
@@ -155,6 +155,7 @@ def page_scores_triton(
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         MANY_SPANS=most_spans > 1, RUN=run, AHEAD=chained and vectors[0, 0].nbytes == 512,
+        ITEM=vectors.itemsize,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=_BLOCK_P,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         num_warps=4, num_stages=5 if vectors.itemsize == 2 else 1, enable_fp_fusion=True,
