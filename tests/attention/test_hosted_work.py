@@ -1,7 +1,9 @@
 """Hosted reads done in C by waiting threads: beside the ones that PyTorch does."""
 
+import gc
 import threading
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -124,6 +126,18 @@ def test_a_later_step_moves_on_and_rows_that_left_read_nothing() -> None:
         torch.testing.assert_close(out[read_rows], expected.out[read_rows], rtol=0, atol=2e-5)
         empty = work.states[-2 * HEADS :].view(2, HEADS)[len(positions) :]
         assert torch.isneginf(empty).all()
+
+
+def test_a_segment_that_nobody_reads_any_more_is_let_go() -> None:
+    segment, work = segment_of(300, "flat"), work_of(1)
+    work.load([310], [(HostedRead(segment, 0, 10),)])
+    assert work.holds(segment)
+    gone = ref(segment)
+    work.load((), ())
+    assert not work.holds(segment)
+    del segment
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("kind", ["flat", "graph"])

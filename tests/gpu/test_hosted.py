@@ -66,6 +66,11 @@ def test_a_document_longer_than_the_pool_is_answered() -> None:
     small.host(TEXT, index=IndexConfig("graph"))
     assert small.generate([prompt()], GREEDY, select=ALL)[0].token_ids == expected
     small.engine.check()
+    (key,) = small.engine.hosting._segments
+    assert small.engine.hosting.forget(key)
+    again = small.host(TEXT, index=IndexConfig("flat"))
+    assert again.index is not None and again.index.config.kind == "flat"
+    assert small.generate([prompt()], GREEDY, select=ALL)[0].token_ids == expected
 
 
 def test_rows_with_and_without_hosted_documents_share_a_step() -> None:

@@ -17,6 +17,7 @@ from looseleaf.attention.hosted import HostedCounters, HostedRead
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
 from looseleaf.index.crew import Crew
+from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
@@ -77,6 +78,13 @@ class HostedDevice:
         work.host.load(positions, reads, sampled)
         self._busy = work
         return work
+
+    def forget(self, segment: HostedSegment) -> None:
+        """Let go of a segment, once the step that reads it has."""
+        for work in self._works.values():
+            if work.host.holds(segment):
+                self.settle()
+                work.host.load((), ())
 
     @property
     def seconds(self) -> float:

@@ -118,6 +118,10 @@ class HostedWork:
             task = self._tasks[sampled[0] % len(self._tasks)][0]
             task.sampled = sampled[1] % self.q.shape[1]
 
+    def holds(self, segment: HostedSegment) -> bool:
+        """Whether what was loaded reads ``segment``, which lives as long as it may be read."""
+        return any(read.segment is segment for read in self._loaded)
+
     def run(self, layer: int) -> None:
         """Run a layer on the CPU, for queries that are there."""
         self.crew.run(self.layers[layer])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.hosted import HostedCounters, attend_segment, merge_all
+from looseleaf.attention.hosted_device import HostedDevice
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig, ModelConfig
 from looseleaf.engine.request import PromptParts, Request
@@ -115,7 +116,10 @@ class Hosting:
         """Drop a document from memory and from the tier; whoever reads it now goes on."""
         if self.tier is not None:
             self.tier.delete([_stored(key)])
-        return self._segments.pop(key, None) is not None
+        segment, hosted = self._segments.pop(key, None), self.attention.hosted
+        if segment is not None and isinstance(hosted, HostedDevice):
+            hosted.forget(segment)
+        return segment is not None
 
     def add(
         self,
