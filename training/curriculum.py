@@ -42,7 +42,7 @@ FORETOLD: tuple[Stage, ...] = (
         foretold=True,
         chains=0.35,
         long_samples=2,
-        long_tokens=(12_000, 19_900),
+        long_tokens=(14_000, 19_900),
     ),
 )
 # and what `block` is then tuned on

@@ -44,8 +44,8 @@ def draw_long(writer: SampleWriter, seed: int, stage: Stage) -> Sample:
         length = rng.randint(least, most)
     else:
         length = round(math.exp(rng.uniform(math.log(least), math.log(most))))
-    # half of them leave nearly all of the length to the documents
-    share = _ASKED_SHARE if rng.random() < 0.5 else rng.uniform(_LEAST_SHARE, _ASKED_SHARE)
+    # often so few that nearly all of the length is left to the documents
+    share = _ASKED_SHARE * (_LEAST_SHARE / _ASKED_SHARE) ** rng.random()
     asked = max(1, round(share * length / _TOKENS_PER_QUESTION))
     draw = _needles if rng.random() < 0.5 else _many_documents
     world, documents = draw(writer, seed, length - asked * _TOKENS_PER_QUESTION, asked, rng)
