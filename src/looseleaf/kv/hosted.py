@@ -75,6 +75,10 @@ class HostedSegment:
             assert self.index is not None
             tokens = self.index.indexed
             values = self.kv[layer, 1, kv_head, tokens.start : tokens.stop]
-            # of the dtype that keys are compared in
-            self._vectors[layer, kv_head] = KeyVectors.create(values, self.index.config.keys)
+            # of the dtype that keys are compared in; a look at each of them would keep a
+            # first request waiting for seconds
+            dtype = self.index.config.keys
+            stored = dtype == "stored"
+            made = KeyVectors(values, len(values)) if stored else KeyVectors.create(values, dtype)
+            self._vectors[layer, kv_head] = made
         return self._vectors[layer, kv_head]
