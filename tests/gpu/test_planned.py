@@ -19,11 +19,6 @@ from looseleaf.bench.attention_cases import (
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
-from looseleaf.ops.prefill_attention import (
-    prefill_attention,
-    prefill_attention_beside,
-    serves_beside,
-)
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import work_list
@@ -141,28 +136,3 @@ def tiled(work: WorkList, block_m: int) -> WorkList:
     """All items by one tile, as a planner would have them launched."""
     indptr = torch.cat([torch.zeros_like(work.num_items), work.num_items])
     return replace(work, tile_indptr=indptr, tiles=(Tile(block_m, 64, 4, 2, 1),))
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("page_size", [16, 32, 64])
-def test_queries_turned_beside_give_the_same_answers(head_dim: int, page_size: int) -> None:
-    shape = attention_shape("gqa-4", head_dim, page_size)
-    for case in (
-        behind_documents(shape, 900, 3, 333),
-        behind_documents(shape, 517, 5, 64),
-        causal(shape, 700),
-    ):
-        bench = bench_of(case, shape)
-        plan, q = bench.plan(case), bench.query(case)
-        assert plan.spans is not None
-        k_pages, v_pages = bench.pools[0]
-        if not serves_beside(k_pages, bench.rule, plan.spans):
-            pytest.skip("not a GPU of that generation")
-        truth = Truth(bench.pools[0], bench.rotation, bench.rule)
-        with poisoned():
-            state = prefill_attention_beside(
-                q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule
-            )
-        assert check(case, q, state.out, truth) <= 1
-        usual = prefill_attention(q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule)
-        torch.testing.assert_close(state.lse, usual.lse, rtol=1e-3, atol=1e-3)

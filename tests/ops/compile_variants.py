@@ -171,8 +171,8 @@ def compiled_gated() -> Iterator[Compiled]:
 
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
-    """The kernel of the generation: decode with one computing group and with two, prefill with two,
-    and with another that turns queries beside them."""
+    """The kernel of the generation: decode with one computing group and with two, prefill with
+    two."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -183,7 +183,6 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
             (11, Grid(1, 1)),
             (11, Grid(1, 2)),
             (10, Grid(1, 2)),
-            (10, Grid(1, 2, beside=True)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
     yield from kernels

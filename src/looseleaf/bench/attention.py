@@ -36,11 +36,7 @@ from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention import partial_attention
-from looseleaf.ops.prefill_attention import (
-    prefill_attention,
-    prefill_attention_beside,
-    serves_beside,
-)
+from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.rope import build_rotation
 from looseleaf.types import Rotation, ScoreRule
 
@@ -245,9 +241,6 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         "looseleaf": bench.arm(q, plan),
         "without frames": bench.arm(q, plan, bench.flat),
     }
-    if not case.rows and _can_turn_beside(bench, plan):
-        layers = range(bench.shape.layers)
-        arms["turned beside"] = lambda: [_beside(bench, q, plan, layer) for layer in layers]
     if case.rows:
         layers = range(bench.shape.layers)
         # tiles of other pages, as the engine plans them
@@ -261,18 +254,6 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         if bench.measured is not None:
             arms["measured costs"] = bench.arm(q, bench.plan(case, costs=bench.measured))
     return arms
-
-
-def _can_turn_beside(bench: Bench, plan: AttentionPlan) -> bool:
-    spans = plan.spans
-    return spans is not None and serves_beside(bench.pools[0][0], bench.rule, spans)
-
-
-def _beside(bench: Bench, q: Tensor, plan: AttentionPlan, layer: int) -> Tensor:
-    """A layer's prefill with queries turned beside."""
-    assert plan.spans is not None, "a step of new rows"
-    k_pages, v_pages = bench.pools[layer]
-    return prefill_attention_beside(q, k_pages, v_pages, plan.spans, bench.rotation, bench.rule).out
 
 
 def _peer_arms(

@@ -21,7 +21,6 @@ from looseleaf.ops.hopper_fetch.kernel import (
     num_slots_of,
     num_units_of,
     rows_of,
-    turn_beside,
     unit_of,
 )
 from looseleaf.ops.hopper_tiles.kernel import (
@@ -104,22 +103,21 @@ def _bounds(
 @gluon.jit
 def _compute(
     data,
-    WORKER: gl.constexpr, DECODE: gl.constexpr, BESIDE: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    WORKER: gl.constexpr, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNED_STAGES: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr,
     AWAITED: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists = data
     q, stride_row, stride_head, stride_d, scale = queries
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     HALVES: gl.constexpr = HEAD_DIM // HALF
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    count, spans_read = 0, 0
+    count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
@@ -130,15 +128,14 @@ def _compute(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS, S_ROW
             )
             true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
-            if not BESIDE:
-                m_q, place_q, row_q, head_q = rows_of(
-                    lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
-                    gl.SliceLayout(1, LOAD),
-                )  # fmt: skip
-                vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
-                true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
-                if not AWAITED:
-                    gdc_wait()
+            m_q, place_q, row_q, head_q = rows_of(
+                lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
+                gl.SliceLayout(1, LOAD),
+            )  # fmt: skip
+            vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
+            true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
+            if not AWAITED:
+                gdc_wait()
             peak = gl.full([ROWS], float("-inf"), gl.float32, layout=S_ROW)
             total = gl.zeros([ROWS], gl.float32, layout=S_ROW)
             low = gl.zeros([ROWS, HALF], gl.float32, layout=O_LAYOUT)
@@ -152,32 +149,23 @@ def _compute(
                         lists, span, place_s, true_s, m_s, (first_page, num_pages, num_slots),
                         first, last, block, DECODE, GROUP, WORKERS, PAGE_SIZE,
                     )  # fmt: skip
-                    turned = spans_read % TURNED_STAGES
-                    if BESIDE:
-                        q_place = (turned * WORKERS + WORKER) * HALVES
-                        mbarrier.wait(q_full.index(turned), (spans_read // TURNED_STAGES) & 1)
+                    q_place = WORKER * HALVES
+                    if DECODE:
+                        offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
                     else:
-                        q_place = WORKER * HALVES
-                        if DECODE:
-                            offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
-                        else:
-                            offset = gl.load(lists[5] + span)
-                        turn_rows(
-                            q_tiles, q_place, 1, vector, stride_d, gl.maximum(true_q - offset, 0),
-                            m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
-                        )  # fmt: skip
-                        fence_async_shared()
-                        wait_for_group()
+                        offset = gl.load(lists[5] + span)
+                    turn_rows(
+                        q_tiles, q_place, 1, vector, stride_d, gl.maximum(true_q - offset, 0),
+                        m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
+                    )  # fmt: skip
+                    fence_async_shared()
+                    wait_for_group()
                     low, high, peak, total, count = fold_span(
-                        q_tiles, q_place, k_tiles, v_tiles, (k_full, k_empty, v_full, v_empty),
+                        q_tiles, q_place, k_tiles, v_tiles, barriers,
                         low, high, peak, total, count, lists,
                         (first_page, num_slots, plain_end, bound, last_bound),
                         DECODE, HEAD_DIM, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
-                    if BESIDE:
-                        wait_for_group()
-                        mbarrier.arrive(q_empty.index(turned), count=1)
-                        spans_read += 1
             _store_states(
                 outputs, lists, (low, high, peak, total), first, local, num_packed, kv_head,
                 DECODE, GROUP, HALVES, S_ROW, O_LAYOUT,
@@ -200,63 +188,37 @@ def _hopper_attention_kernel(
     k_desc, v_desc, q, out, lse, cos, sin, page_indices, lists,
     stride_row, stride_head, stride_d, stride_out, stride_out_head, stride_lse, stride_table,
     scale,
-    DECODE: gl.constexpr, BESIDE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    TURNED_STAGES: gl.constexpr, AWAITED: gl.constexpr,
+    AWAITED: gl.constexpr,
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     HALVES: gl.constexpr = HEAD_DIM // HALF
-    TILES: gl.constexpr = WORKERS * HALVES * (TURNED_STAGES if BESIDE else 1)
     dtype = k_desc.dtype
-    q_tiles = gl.allocate_shared_memory(dtype, [TILES, ROWS, HALF], SHARED)
+    q_tiles = gl.allocate_shared_memory(dtype, [WORKERS * HALVES, ROWS, HALF], SHARED)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
-    q_full, q_empty = _ring(TURNED_STAGES, WORKERS)
     k_full, k_empty = _ring(STAGES, WORKERS)
     v_full, v_empty = _ring(STAGES, WORKERS)
     fence_async_shared()
     wait_for_group()
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    barriers = (k_full, k_empty, v_full, v_empty)
     rotation = (cos, sin, stride_table)
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
-    of_keys = (k_full, k_empty, v_full, v_empty)
-    fetched = (k_desc, v_desc, k_tiles, v_tiles, of_keys, page_indices, lists)
+    fetched = (k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists)
     queries = (q, stride_row, stride_head, stride_d, scale)
     data = (queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists)
-    if BESIDE:
+    if WORKERS == 2:
         gl.warp_specialize(
             [
                 (_compute, (
-                    data, 0, DECODE, BESIDE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, TURNED_STAGES, AWAITED,
+                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (_compute, (
-                    data, 1, DECODE, BESIDE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, TURNED_STAGES, AWAITED,
-                )),
-                (turn_beside, (
-                    (queries, rotation, q_tiles, q_full, q_empty, lists),
-                    DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED,
-                    SHARED, WORKERS, TURNED_STAGES, AWAITED,
-                )),
-                (fetch, (
-                    fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
-                    WORKERS, KEYS, STAGES, AWAITED,
-                )),
-            ],
-            [4, 4, 1], [208, 64, 32],
-        )  # fmt: skip
-    elif WORKERS == 2:
-        gl.warp_specialize(
-            [
-                (_compute, (
-                    data, 0, DECODE, BESIDE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, TURNED_STAGES, AWAITED,
-                )),
-                (_compute, (
-                    data, 1, DECODE, BESIDE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, TURNED_STAGES, AWAITED,
+                    data, 1, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (fetch, (
                     fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
@@ -269,8 +231,8 @@ def _hopper_attention_kernel(
         gl.warp_specialize(
             [
                 (_compute, (
-                    data, 0, DECODE, BESIDE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, TURNED_STAGES, AWAITED,
+                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (fetch, (
                     fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
@@ -289,34 +251,22 @@ def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
 
 
 class Grid(NamedTuple):
-    """How many programs with how many computing groups.
-
-    ``awaited``: the kernel before this one has waited for whatever wrote the queries and the pages
-    before it let this one start. ``beside``: of two groups neither turns its rows, another does it
-    beside them, a frame ahead."""
+    """How many programs with how many computing groups; ``awaited``: the kernel before this one is
+    of the same kind and has waited for whatever wrote the queries and the pages."""
 
     programs: int
     num_groups: int
     awaited: bool = False
-    beside: bool = False
 
 
-class Sizes(NamedTuple):
-    """Keys of a tile, tiles in the rings of keys, of values and of turned queries, and registers of
-    a thread, None for all there are."""
+def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
+    """Keys of a tile, tiles in a ring and registers of a thread, None for all there are.
 
-    keys: int
-    stages: int
-    turned_stages: int
-    registers: int | None = None
-
-
-def sizes(head_dim: int, num_groups: int, turned_stages: int) -> Sizes:
-    """With one computing group two programs share a multiprocessor, with two there is one."""
-    if num_groups == 1:
-        return Sizes(64, 3 if head_dim == 128 else 4, turned_stages, 128)
-    # what a second tile of queries takes is room for keys
-    return Sizes(128, 3 if turned_stages < 2 else 2, turned_stages)
+    With one computing group two programs share a multiprocessor, with two there is one.
+    """
+    if num_groups == 2:
+        return 128, 3, None
+    return 64, 3 if head_dim == 128 else 4, 128
 
 
 def launch(
@@ -337,17 +287,14 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    decode = len(lists) == 11
-    # rows that decode have one frame a unit
-    size = sizes(head_dim, grid.num_groups, 2 if grid.beside and not decode else 1)
+    keys, stages, registers = sizes(head_dim, grid.num_groups)
     _hopper_attention_kernel[(grid.programs,)](
         _descriptor(k_pages, page_size), _descriptor(v_pages, page_size), q, out, lse,
         *table(rotation), page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
-        DECODE=decode, BESIDE=grid.beside, NUM_KV_HEADS=num_kv_heads,
+        DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
-        KEYS=size.keys, STAGES=size.stages, TURNED_STAGES=size.turned_stages,
-        AWAITED=grid.awaited,
-        num_warps=4, maxnreg=size.registers, enable_fp_fusion=True, launch_pdl=True,
+        KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
+        num_warps=4, maxnreg=registers, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Device functions of the Hopper kernel: the units that its programs walk over, and those of its
-warps that bring tiles: one fetches, and a group may turn queries.
+"""Device functions of the Hopper kernel: the units that its programs walk over, and what its
+fetching warp does.
 
 A unit is a KV head of an item of a work list, or of a tile of a span list. Lists are tuples of
 arrays, eleven of a work list and ten of a span list, as `looseleaf.ops.hopper_attention` has them.
@@ -7,14 +7,10 @@ arrays, eleven of a work list and ten of a span list, as `looseleaf.ops.hopper_a
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS, turn_rows, wait_for_group
+from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS
 
 # what Triton 3.6 calls by other names than later versions
 OLD_NAMES = gl.constexpr(not hasattr(gl.shared_memory_descriptor, "reinterpret"))
@@ -165,57 +161,3 @@ def fetch(
     if AWAITED:
         # who waits for this kernel must not find the one before it unfinished
         gdc_wait()
-
-
-@gluon.jit
-def turn_beside(
-    data,
-    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
-    INTERLEAVED: gl.constexpr, SHARED: gl.constexpr, WORKERS: gl.constexpr,
-    TURNED_STAGES: gl.constexpr, AWAITED: gl.constexpr,
-):  # fmt: skip
-    """A group that turns rows to the next span while the computing groups are busy with this one, a
-    few at a time: it has few registers."""
-    queries, rotation, q_tiles, q_full, q_empty, lists = data
-    q, stride_row, stride_head, stride_d, scale = queries
-    PART: gl.constexpr = 16
-    PARTS: gl.constexpr = ROWS // PART
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    HALVES: gl.constexpr = HEAD_DIM // HALF
-    tiles = seen_as(q_tiles, TURNED_STAGES * WORKERS * HALVES * PARTS, PART, SHARED)
-    spans_read = 0
-    num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
-    if not AWAITED:
-        gdc_wait()
-    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
-        kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
-        for block in range(0, num_packed, WORKERS * ROWS):
-            last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
-            for span in range(begin, end):
-                _, _, num_slots = num_slots_of(lists, span, first, last, DECODE, PAGE_SIZE)
-                if num_slots > 0:
-                    stage, phase = spans_read % TURNED_STAGES, (spans_read // TURNED_STAGES) & 1
-                    mbarrier.wait(q_empty.index(stage), phase ^ 1)
-                    for part in gl.static_range(WORKERS * PARTS):
-                        m_q, place_q, row_q, head_q = rows_of(
-                            lists, first, block + part * PART, num_packed, kv_head, DECODE, GROUP,
-                            PART, gl.SliceLayout(1, LOAD),
-                        )  # fmt: skip
-                        if DECODE:
-                            offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
-                        else:
-                            offset = gl.load(lists[5] + span)
-                        position = gl.load(lists[9] + row_q, mask=m_q, other=0) - offset
-                        group = stage * WORKERS + part // PARTS
-                        tile = group * HALVES * PARTS + part % PARTS
-                        turn_rows(
-                            tiles, tile, PARTS,
-                            q + row_q.to(gl.int64) * stride_row + head_q * stride_head, stride_d,
-                            gl.maximum(position, 0), m_q, scale, rotation,
-                            HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
-                        )  # fmt: skip
-                    fence_async_shared()
-                    wait_for_group()
-                    mbarrier.arrive(q_full.index(stage), count=1)
-                    spans_read += 1

@@ -7,14 +7,12 @@ per span (notes/sharing §1; LazyAttention turns every key tile instead)."""
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.errors import InvalidOption
-from looseleaf.ops import hopper_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.prefill_attention.reference import prefill_attention_reference
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-__all__ = ["SpanList", "prefill_attention", "prefill_attention_beside", "serves_beside"]
+__all__ = ["SpanList", "prefill_attention"]
 
 
 def prefill_attention(
@@ -43,31 +41,3 @@ def prefill_attention(
 
         return prefill_attention_cpu(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
-
-
-def serves_beside(k_pages: Tensor, rule: ScoreRule, spans: SpanList) -> bool:
-    """Whether `prefill_attention_beside` can read these spans: plain rules, a GPU of the Hopper
-    generation."""
-    return hopper_attention.serves(k_pages, rule, spans.mask_words, None)
-
-
-def prefill_attention_beside(
-    q: Float[Tensor, "rows qo_heads head_dim"],
-    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    spans: SpanList,
-    rotation: Rotation,
-    rule: ScoreRule,
-) -> AttnState:
-    """`prefill_attention` with the queries of the next span turned while this one is multiplied.
-
-    Raises InvalidOption where `serves_beside` says no.
-    """
-    if not serves_beside(k_pages, rule, spans):
-        raise InvalidOption(
-            "queries can be turned beside products with plain rules on a Hopper GPU only: "
-            "use prefill_attention"
-        )
-    from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
-
-    return prefill_attention_triton(q, k_pages, v_pages, spans, rotation, rule, beside=True)

@@ -174,7 +174,6 @@ def prefill_attention_triton(
     rotation: Rotation,
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
-    beside: bool = False,
 ) -> AttnState:
     """See `looseleaf.ops.prefill_attention`."""
     rows, num_qo_heads, head_dim = q.shape
@@ -190,7 +189,7 @@ def prefill_attention_triton(
     if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
         from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
-        pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2, beside=beside)
+        pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2)
         lists = _hopper_arrays(spans)
         launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, grid)
         return AttnState(out, lse)
