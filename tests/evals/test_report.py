@@ -142,7 +142,8 @@ def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) ->
     )
     rows = [
         {"measurement": what, "model": "m", "arm": "reuse", "per_request": number,
-         "document_tokens": tokens, "value": 1.0 + number}
+         "document_tokens": tokens, "requests": repetitions, "value": repetitions + number}
+        for repetitions in (5.0, 1.0)
         for what, number, tokens in cells
     ]  # fmt: skip
     append_rows(tmp_path / "rate.csv", rows, ORIGIN)

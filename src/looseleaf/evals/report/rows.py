@@ -89,20 +89,22 @@ def grouped(
     rows: Sequence[Row], group: Callable[[Row], str], value: Callable[[Row], float]
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
     """A series for each arm, over the names of groups in the order in which they come."""
+    # what was measured again, by other counts, is one bar: the newest
+    newest = {(row["arm"], group(row)): row for row in rows}
     groups = list(dict.fromkeys(group(row) for row in rows))
     series = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        own = [row for row in rows if row["arm"] == arm]
-        at = tuple(float(groups.index(group(row))) for row in own)
-        series.append(Series(arm, at, tuple(value(row) for row in own)))
+        own = {name: row for (whose, name), row in newest.items() if whose == arm}
+        at = tuple(float(groups.index(name)) for name in own)
+        series.append(Series(arm, at, tuple(value(row) for row in own.values())))
     return tuple(series), tuple(groups)
 
 
 def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Series, ...]:
-    """A series for each arm, over the numbers in column ``x``."""
+    """A series for each arm, over the numbers in column ``x``, the newest row at each."""
     series = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        points = sorted((float(row[x]), value(row)) for row in rows if row["arm"] == arm)
+        points = sorted({float(row[x]): value(row) for row in rows if row["arm"] == arm}.items())
         series.append(Series(arm, tuple(p[0] for p in points), tuple(p[1] for p in points)))
     return tuple(series)
 
