@@ -1,10 +1,12 @@
 """``looseleaf bench hits``, ``relay`` and ``lazy`` as a user calls them."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from looseleaf.errors import InvalidOption
 from tests.cli.conftest import Run
 
 
@@ -42,3 +44,17 @@ def test_sizes_that_make_no_sense_are_refused(
     run: Run, command: tuple[object, ...], reason: str
 ) -> None:
     assert reason in run("bench", *command).sentence()
+
+
+def test_a_run_that_is_cut_keeps_the_rows_that_it_had(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*arguments: object) -> Iterator[dict[str, object]]:
+        yield {"measurement": "first token", "arm": "once", "value": 2.0, "unit": "ms"}
+        raise InvalidOption("the machine went away")
+
+    monkeypatch.setattr("looseleaf.bench.lazy.measure", cut)
+    output = tmp_path / "lazy.csv"
+    assert run("bench", "lazy", "--device", "cpu", "--output", output).code != 0
+    (row,) = csv.DictReader(output.read_text(encoding="utf-8").splitlines())
+    assert (row["arm"], row["value"]) == ("once", "2.0")

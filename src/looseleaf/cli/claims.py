@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, keeper, report
 from looseleaf.errors import InvalidOption
 
 _DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
@@ -85,6 +85,7 @@ def relay(
     """A prompt that all requests share: attention, throughput, request rate (RelayAttention)."""
     from looseleaf.bench.random_model import model_shape
     from looseleaf.bench.relay import PARTS, RelayConfig, measure, small
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
@@ -104,9 +105,9 @@ def relay(
         raise InvalidOption(
             "--prefix, --batch, --shots, --requests and --repetitions must be positive"
         )
-    rows = _collect(measure(config, parts or PARTS))
+    rows = _collect(measure(config, parts or PARTS), output, "relay")
     shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
-    report(rows, "relay", shown, output, "relay")
+    show_table(rows, "relay", shown)
 
 
 @click.command()
@@ -123,6 +124,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     """First tokens, throughput and a breakdown, documents stored once or often (LazyAttention)."""
     from looseleaf.bench.lazy import LazyConfig, measure, small
     from looseleaf.bench.random_model import model_shape
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
@@ -138,9 +140,9 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     if min(config.alphas) < 0:
         raise InvalidOption("--alpha must be 0 (uniform) or more")
     config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
-    rows = _collect(measure(config))
+    rows = _collect(measure(config), output, "lazy")
     shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
-    report(rows, f"lazy: {config.shape}", shown, output, "lazy")
+    show_table(rows, f"lazy: {config.shape}", shown)
 
 
 @click.command()
@@ -166,6 +168,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
     """First tokens while requests arrive, by what is computed of their documents (CacheBlend)."""
     from looseleaf.bench.random_model import model_shape
     from looseleaf.bench.rate import PARTS, RateConfig, measure, small
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import pick_device
 
     chosen = pick_device(device)
@@ -181,7 +184,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         raise InvalidOption(
             "--document-tokens must be at least 16, --arrivals and --repetitions at least 1"
         )
-    rows = _collect(measure(config, parts or PARTS))
+    rows = _collect(measure(config, parts or PARTS), output, "rate")
     shown = (
         "measurement",
         "per_request",
@@ -193,7 +196,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         "p95",
         "times_full",
     )
-    report(rows, f"rate: {config.shape}", shown, output, "rate")
+    show_table(rows, f"rate: {config.shape}", shown)
 
 
 def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,11 +204,12 @@ def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sizes.items() if value is not None and value != ()}
 
 
-def _collect(measured: Iterable[Any]) -> list[Any]:
-    """All rows, each told as it comes."""
-    rows = []
+def _collect(measured: Iterable[Any], output: Path | None, name: str) -> list[Any]:
+    """All rows, each told and kept as it comes."""
+    rows, keep = [], keeper(output, name)
     for row in measured:
         rows.append(row)
+        keep(row)
         figure = row.get("value", row.get("median"))
         click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
     return rows
