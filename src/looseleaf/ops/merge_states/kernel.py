@@ -121,7 +121,7 @@ def merge_states_triton(
     else:
         carried_strides = (0, 0, 0, 0)
     # a carried state may come from another stream than the states
-    chained = chains(out) and carried is None
+    chained = chains(out) and carried is None and kept is None
     _merge_states_kernel[(rows, heads)](
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
         row_state_indptr.contiguous(),

@@ -21,20 +21,6 @@ _PROGRAMS = 264
 
 
 @triton.jit
-def _fetch_ahead(vectors, row_vectors, pages, begin, count, step, BLOCK_P: tl.constexpr):
-    """Have all vectors of a program brought to the second cache, a line of 128 bytes at a time,
-    while the kernel before still runs. ``row_vectors`` are the bytes of a page's vectors."""
-    for first in range(begin, count, step):
-        ordinal = tl.minimum(first + tl.arange(0, BLOCK_P), count - 1)
-        page = tl.load(pages + ordinal).to(tl.int64)
-        line = tl.arange(0, 4) * 128
-        place = vectors.to(tl.int64) + page[:, None] * row_vectors + line[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place], tl.int32, False, 1
-        )
-
-
-@triton.jit
 def _wanted(b_q, m_row, b_first, b_second, TWO: tl.constexpr):
     """The largest product of turned rows [M, D] with each page [P]."""
     if TWO:
@@ -56,7 +42,7 @@ def _page_scores_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     TWO: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
-    MANY_SPANS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, ITEM: tl.constexpr,
+    MANY_SPANS: tl.constexpr, RUN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
@@ -72,11 +58,6 @@ def _page_scores_kernel(
         head = (kv_head * GROUP + o_m).to(tl.int64)
         p_q = q + query_row * stride_q_row + head * stride_q_head
         at = tl.maximum(position - tl.load(span_offset + row * most_spans), 0)
-        if AHEAD:
-            _fetch_ahead(
-                vectors + kv_head * stride_head, stride_page * ITEM, pages + o_row, begin, count,
-                tl.num_programs(2) * BLOCK_P, BLOCK_P,
-            )  # fmt: skip
         await_previous(CHAINED)
         if not MANY_SPANS:
             b_q = load_rotated(
@@ -154,8 +135,7 @@ def page_scores_triton(
         NUM_KV_HEADS=heads, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
-        MANY_SPANS=most_spans > 1, RUN=run, AHEAD=chained and vectors[0, 0].nbytes == 512,
-        ITEM=vectors.itemsize,
+        MANY_SPANS=most_spans > 1, RUN=run,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=_BLOCK_P,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         num_warps=4, num_stages=5 if vectors.itemsize == 2 else 1, enable_fp_fusion=True,

@@ -6,7 +6,6 @@ import triton.language as tl
 from jaxtyping import Int
 from torch import Tensor
 
-from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.ops.select_pages.candidate_list import CandidateList, ChosenPages, SeenPages
 from looseleaf.ops.select_pages.kernel import store_items
 
@@ -18,13 +17,11 @@ def _revise_pages_kernel(
     each, most_spans, newest_items, room, num_parts, least_pages,
     first_page, first_item, first_entry,
     NUM_KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, MANY_SPANS: tl.constexpr,
-    CHAINED: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    start_next(CHAINED)
     index, head = tl.program_id(0), tl.program_id(1)
     row, age = index // each, index % each + 1
     there = (tl.load(rows + index) >= 0) & (row < tl.load(num_rows))
-    await_previous(CHAINED)
     if there:
         item = (row * NUM_KV_HEADS + head) * (newest_items + 1)
         start = tl.load(item_page_indptr + item)
@@ -64,7 +61,6 @@ def revise_pages_triton(
     work, heads, most_spans = newest.work, seen.booked.shape[1], candidates.span_offset.shape[1]
     if not len(rows):
         return
-    chained = chains(rows)
     block = max(32, triton.next_power_of_2(newest.room))
     _revise_pages_kernel[(len(rows), heads)](
         rows, candidates.num_rows, candidates.span_offset, candidates.span_bound,
@@ -73,8 +69,8 @@ def revise_pages_triton(
         work.entry_mask, len(rows) // len(candidates.row), most_spans, newest.num_items,
         past.room, past.num_parts, past.least_pages,
         past.first_page, past.first_item, past.first_entry,
-        NUM_KV_HEADS=heads, BLOCK=block, MANY_SPANS=most_spans > 1, CHAINED=chained,
+        NUM_KV_HEADS=heads, BLOCK=block, MANY_SPANS=most_spans > 1,
         BLOCK_PARTS=max(2, triton.next_power_of_2(past.num_parts)),
         BLOCK_SPANS=max(32, triton.next_power_of_2(most_spans)),
-        num_warps=4 if block <= 1024 else 8, enable_fp_fusion=True, launch_pdl=chained,
+        num_warps=4 if block <= 1024 else 8, enable_fp_fusion=True,
     )  # fmt: skip

@@ -167,14 +167,14 @@ def _mark(registers, ordinal, taken, first_new, count, to, chosen_seen, again, B
     was = tl.load(registers + ordinal, mask=taken, other=0).to(tl.int32)
     tl.store(chosen_seen + to, tl.where(again, 255, was), mask=taken)
     tl.debug_barrier()
-    if not again:
-        for start in range(0, count, BLOCK):
-            some = start + tl.arange(0, BLOCK)
-            register = tl.load(registers + some, mask=some < count, other=0).to(tl.int32)
-            marked = (register << 1) | (some >= first_new).to(tl.int32)
-            tl.store(registers + some, marked.to(tl.uint8), mask=some < count)
-        tl.debug_barrier()
-        tl.store(registers + ordinal, ((was << 1) | 1).to(tl.uint8), mask=taken)
+    for start in range(0, count, BLOCK):
+        some = start + tl.arange(0, BLOCK)
+        m_some = (some < count) & (not again)
+        register = tl.load(registers + some, mask=m_some, other=0).to(tl.int32)
+        marked = (register << 1) | (some >= first_new).to(tl.int32)
+        tl.store(registers + some, marked.to(tl.uint8), mask=m_some)
+    tl.debug_barrier()
+    tl.store(registers + ordinal, ((was << 1) | 1).to(tl.uint8), mask=taken & (not again))
 
 
 @triton.jit
@@ -215,6 +215,8 @@ def _select_pages_kernel(
         to = first_page + tl.cumsum(ones, 0) - ones
         page = tl.load(pages + o_row + ordinal, mask=taken, other=0)
         position = tl.load(starts + o_row + ordinal, mask=taken, other=0)
+        # every warp has read the runs that stand where the pages go
+        tl.debug_barrier()
         tl.store(page_indices + to, page, mask=taken)
         tl.store(page_positions + to, position, mask=taken)
         in_span = tl.zeros((BLOCK_SPANS,), tl.int32)
@@ -227,6 +229,8 @@ def _select_pages_kernel(
             p_booked = booked + slot * NUM_KV_HEADS + head
             # a step that was computed in vain is marked already
             again = tl.load(p_booked) == here
+            # every warp has looked before one of them books the step
+            tl.debug_barrier()
             tl.store(p_booked, here.to(tl.int64))
             own = registers + slot * stride_slot + head * stride_register_head
             o_new = tl.arange(0, MOST_NEW)
@@ -259,7 +263,8 @@ def select_pages_triton(
     most_spans, most_runs = candidates.span_offset.shape[1], scores.maxima.shape[2]
     work = into.work
     assert all(x.is_contiguous() for x in (*scores[:2], candidates.pages)), "lists are contiguous"
-    chained, run = chains(scores.each), scores.run
+    # where rows are revised kernels follow each other plainly: started early, they read too soon
+    chained, run = chains(scores.each) and seen is None, scores.run
     block = triton.next_power_of_2(most if run == 1 else min(most, into.room * run))
     kept: tuple[Tensor | None, ...] = (None,) * 8
     strides: tuple[int, ...] = (0, 0)
