@@ -53,7 +53,7 @@ def test_layers_of_the_reference_model_are_its_own() -> None:
     assert layers[0].keys.shape == (120, 64) and layers[0].queries.shape == (550, 64)
     assert not torch.equal(layers[0].keys, layers[1].keys)
     with pytest.raises(InvalidOption, match="more than"):
-        next(reference_layers(texts, 10_000, (0,), 5))
+        next(reference_layers(texts, 30_000, (0,), 5))
     with pytest.raises(InvalidOption, match="give more"):
         next(reference_layers(texts[:1], 4000, (0,), 5))
     with pytest.raises(InvalidOption, match="unknown index 'tree'"):

@@ -57,14 +57,14 @@ def as_users_run_it() -> Iterator[None]:
     config.update("jaxtyping_disable", False)
 
 
-def failing(folder: str, **options: Any) -> list[int]:
-    """The numbers of the laws that fail on a CPU in fp32."""
+def failing(folder: str, may_raise: tuple[int, ...] = (), **options: Any) -> list[int]:
+    """The numbers of the laws that fail on a CPU in fp32; those of ``may_raise`` may raise."""
     subject = Subject(folder, {"device": "cpu", "dtype": "float32", **options}, 160)
     found = check_laws(Answers(subject))
     assert [law.number for law in found] == [law.number for law in LAWS]
     failed = [law for law in found if law.status == "failed"]
     # a number was too large; nothing was raised
-    assert not any(law.reason for law in failed), failed
+    assert not any(law.reason for law in failed if law.number not in may_raise), failed
     return [law.number for law in failed]
 
 
@@ -97,7 +97,8 @@ def test_a_merge_that_forgets_weights_breaks_law_1(
 ) -> None:
     """In the engine's own reading; the operator by itself is right."""
     monkeypatch.setattr(cpu_step, "merge_states", average)
-    found = failing(checkpoint(), cpu_kernels="torch")
+    # what is not finite is no query for an index either
+    found = failing(checkpoint(), may_raise=(5,), cpu_kernels="torch")
     assert found[0] == 1
 
 

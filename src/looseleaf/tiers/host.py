@@ -199,10 +199,8 @@ class HostReader:
     def record(self) -> Record:
         return self.stored.slot.record
 
-    def read(
-        self, layer: int, into: UInt8[Tensor, " layer_bytes"]
-    ) -> UInt8[Tensor, " layer_bytes"]:
-        """The layer where it is; ``into`` is left alone."""
+    def read(self, layer: int, into: UInt8[Tensor, " none"]) -> UInt8[Tensor, " layer_bytes"]:
+        """The layer where it is; ``into``, which may be empty, is left alone."""
         return self.stored.slot.layers[layer]
 
     @property
