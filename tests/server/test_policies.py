@@ -29,7 +29,7 @@ CASES = [
     ("links", Fuse("links")),
     (
         {"selector": "links", "ratio": 0.4, "watched_share": 0.5},
-        Fuse("links", 0.4, None, None, 0.5),
+        Fuse("links", 0.4, watched_share=0.5),
     ),
     ({"selector": "question", "threshold": 0.05}, Fuse("question", threshold=0.05)),
     ({"selector": "first", "tokens": 3}, Fuse("first", tokens=3)),
