@@ -19,8 +19,11 @@ def made() -> MadeKeys:
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
-def test_every_kind_searches_as_long_as_the_recall_takes(made: MadeKeys, kind: str) -> None:
-    config = IndexConfig(kind)  # type: ignore[arg-type]
+@pytest.mark.parametrize("keys", ["stored", "int8"])
+def test_every_kind_searches_as_long_as_the_recall_takes(
+    made: MadeKeys, kind: str, keys: str
+) -> None:
+    config = IndexConfig(kind, keys=keys)  # type: ignore[arg-type]
     exact = made.exact(config, 20, CPU)
     built = build_layer(
         made, HEADS, config, exact=exact, wanted=0.9, device=CPU, workers=2, threads=1
@@ -36,7 +39,8 @@ def test_every_kind_searches_as_long_as_the_recall_takes(made: MadeKeys, kind: s
     for layer, head in units:
         assert torch.equal(segment.kv[layer, 0, head], made.keys[head])
         assert units[layer, head] is units[layer % 2, head]
-    assert len({unit.keys.vectors.data_ptr() for unit in units.values()}) == 4
+    for vectors in (lambda unit: unit.keys.vectors, lambda unit: unit.keys.source.vectors):
+        assert len({vectors(unit).data_ptr() for unit in units.values()}) == 4
     if kind == "graph":
         assert len({unit.links.data_ptr() for unit in units.values()}) == 4  # type: ignore[attr-defined]
 

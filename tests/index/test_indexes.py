@@ -38,7 +38,7 @@ def made(
 def recall(
     index: KVIndex, queries: torch.Tensor, count: int = 50, effort: int | None = None
 ) -> float:
-    exact = nearest_keys(queries, index.keys.gather(slice(0, None)), count)
+    exact = nearest_keys(queries, index.keys.source.gather(slice(0, None)), count)
     return recall_of(search(index, queries, count, effort), exact)
 
 
@@ -46,7 +46,9 @@ def recall(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_index_finds_nearly_what_a_full_scan_finds(kind: str, dtype: str) -> None:
     index, queries = made(kind, dtype=dtype)
-    assert recall(index, queries) > (0.999 if kind == "flat" else 0.9)
+    # of the best 50 of a copy some are not the best 50
+    least = {"int8": 0.98, "bfloat16": 0.99}.get(dtype, 0.999)
+    assert recall(index, queries) > (least if kind == "flat" else 0.9)
 
 
 @pytest.mark.parametrize("kind", ["ivf", "graph"])
@@ -67,7 +69,7 @@ def test_c_and_torch_find_the_same_keys_and_states(
     keys, queries = layer(600, 300, head_dim)
     config = IndexConfig(kind=kind, keys=dtype, degree=8)  # type: ignore[arg-type]
     vectors = KeyVectors.create(keys, config.keys)
-    values = KeyVectors.create(keys.flip(0), config.keys)
+    values = KeyVectors.create(keys.flip(0))
     index = build_index(vectors, config, queries)
     asked = ([index] * 20, queries[:20], 40)
     load_index_library("search.c", vectors)
@@ -79,6 +81,9 @@ def test_c_and_torch_find_the_same_keys_and_states(
     assert state is not None and slow_state is not None
     torch.testing.assert_close(state.out, slow_state.out, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state.lse, slow_state.lse, rtol=1e-5, atol=1e-4)
+    # what is found counts as it is stored, however it was compared
+    exact = (keys[hits.ids.long()] @ queries[:20, :, None])[..., 0]
+    torch.testing.assert_close(hits.scores, exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,7 +151,7 @@ def test_inserted_keys_are_found_exactly(kind: str, dtype: str) -> None:
     for part in new.split(7):
         index.insert(part)
     hits = search(index, queries[:40], 50)
-    exact = nearest_keys(queries[:40], index.keys.gather(slice(0, None)), 50)
+    exact = nearest_keys(queries[:40], index.keys.source.gather(slice(0, None)), 50)
     inserted = exact.ids >= 2000
     assert bool(inserted.any(1).all())
     for row in range(40):

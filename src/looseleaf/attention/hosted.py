@@ -204,7 +204,7 @@ class HostedAttention:
             self._number += 1
             if self._number % step:
                 continue
-            exact = (index.keys.gather(slice(0, None)) @ queries[n]).topk(counts[n]).values
+            exact = (index.keys.source.gather(slice(0, None)) @ queries[n]).topk(counts[n]).values
             slack = 1e-4 * exact[-1].abs() + 1e-6
             found = int((scores[n] >= exact[-1] - slack).sum())
             self.counters.sampled += 1

@@ -1,14 +1,15 @@
 """Reads of hosted segments by decoding rows on a GPU: queries down, states up, within a stream.
 
-A layer is a copy, a function of the host and a copy back, on a stream beside the one that reads the
-pool; so the GPU's part and the CPU's run at once, the merge waits for both, and all of it can be
-captured in a graph. Prompts read the keys themselves, tile by tile (`looseleaf.attention.hosted`).
+A layer is a copy, a word to a thread that waits for it, its answer and a copy back, on a stream
+beside the one that reads the pool; so the GPU's part and the CPU's run at once, the merge waits for
+both, and all of it can be captured in a graph. Prompts read the keys themselves, tile by tile
+(`looseleaf.attention.hosted`).
 """
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from looseleaf.attention.hosted import HostedCounters, HostedRead
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
-from looseleaf.index.crew import Crew
+from looseleaf.index.crew import Bell, Crew
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -54,11 +55,18 @@ class HostedDevice:
                     self.rotation.cos.cpu(), self.rotation.sin.cpu(), self.rotation.interleaved
                 )
                 self._crew, self._tables = Crew(self.threads), PlaceTables(self.heads[0])
+                # an engine that is let go may have a step on its way
+                self._bell = self._crew.listen(
+                    torch.zeros(16, dtype=torch.int64, pin_memory=True),
+                    partial(torch.cuda.synchronize, self.device),
+                )
                 self._rotation = host
                 self._side = torch.cuda.Stream(self.device)
             q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
             work = HostedWork(self._crew, self._tables, self._rotation, self.rules, q)
-            self._works[rows] = DeviceWork(work, self._side, work.states.to(self.device))
+            self._works[rows] = DeviceWork(
+                work, self._side, self._bell, work.states.to(self.device)
+            )
         return self._works[rows]
 
     def load(
@@ -114,6 +122,7 @@ class DeviceWork:
 
     host: HostedWork
     side: torch.cuda.Stream
+    bell: Bell
     states: Tensor
     _sent: Tensor | None = None
 
@@ -125,7 +134,7 @@ class DeviceWork:
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
             self.host.q[: len(q)].copy_(sent, non_blocking=True)
-            _launch(self.side, self.host.crew.function, self.host.layers[layer])
+            _ring(self.side, self.bell, self.host.layers[layer])
             self.states.copy_(self.host.states, non_blocking=True)
 
     def join(self) -> AttnState:
@@ -145,12 +154,18 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _launch(stream: torch.cuda.Stream, function: int, argument: ctypes.Structure) -> None:
-    """Call a C function of the host when the stream comes to it."""
-    failed = _driver().cuLaunchHostFunc(
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_void_p(function),
-        ctypes.c_void_p(ctypes.addressof(argument)),
+def _ring(stream: torch.cuda.Stream, bell: Bell, layer: ctypes.Structure) -> None:
+    """Have a layer done when the stream comes to it, and let the stream wait until it is.
+
+    A function of the host in its place would be called by a thread that sleeps."""
+    driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
+    rung, done = ctypes.c_uint64(bell.rung), ctypes.c_uint64(bell.done)
+    plain, equal = ctypes.c_uint(0), ctypes.c_uint(1)
+    address = ctypes.c_uint64(ctypes.addressof(layer))
+    failed = (
+        driver.cuStreamWriteValue64_v2(on, rung, address, plain)
+        or driver.cuStreamWaitValue32_v2(on, done, ctypes.c_uint32(1), equal)
+        or driver.cuStreamWriteValue32_v2(on, done, ctypes.c_uint32(0), plain)
     )
     if failed:
-        raise EngineFault(f"the CUDA driver took no host function (error {failed})")
+        raise EngineFault(f"the CUDA driver writes no words of the host's memory (error {failed})")

@@ -57,7 +57,7 @@ class PlaceTables:
             if head % group == 0:
                 ends = torch.cat((kv[:, head // group, : tokens.start],
                                   kv[:, head // group, tokens.stop :]), 1)  # fmt: skip
-                k, v = (KeyVectors.create(part.clone(), index.config.keys) for part in ends)
+                k, v = (KeyVectors(part.clone(), ends.shape[1]) for part in ends)
             values = segment.values(layer, head // group)
             heads.append(HeadKeys(index.at(layer, head), values, (k, v)))
         return ReadPlaces(heads)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from looseleaf.bench.hosted_layers import Built, MadeKeys, build_layer, fill, ho
 from looseleaf.bench.random_model import MODEL_SHAPES, random_weights
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
-from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, IndexKind, ModelConfig
+from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, ModelConfig
+from looseleaf.config.index import IndexKeys, IndexKind
 from looseleaf.engine.rows import RowInputs
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption
@@ -39,15 +41,16 @@ _ASKED = 128
 
 @dataclass(frozen=True)
 class HostedBench:
-    """What is measured: ``kinds`` of index, and dense decoding where ``dense`` says so, over
-    ``contexts``; ``num_layers`` of the shape's, which read ``copies`` places of memory in turn;
-    ``distinct`` made KV heads; ``count`` keys found by
-    each query head with ``recall``, ends besides, by ``threads`` threads of the host."""
+    """What is measured: ``kinds`` of index (with ``-int8`` behind it, one that compares such copies
+    of the keys), and dense decoding where ``dense`` says so, over ``contexts``; ``num_layers`` of
+    the shape's, which read ``copies`` places of memory in turn; ``distinct`` made KV heads;
+    ``count`` keys found by each query head with ``recall``, ends besides, by ``threads`` threads of
+    the host."""
 
     shape: str
     layer: str
     contexts: Sequence[int]
-    kinds: Sequence[IndexKind]
+    kinds: Sequence[str]
     dense: bool
     num_layers: int
     distinct: int
@@ -124,7 +127,7 @@ def _measure_context(
     for kind in bench.kinds:
         on_stage(f"{context} tokens, {kind}: building")
         built[kind] = build_layer(
-            made, heads, replace(config, kind=kind), exact=exact, wanted=bench.recall,
+            made, heads, _config(config, kind), exact=exact, wanted=bench.recall,
             device=device, workers=min(4, bench.distinct), threads=bench.threads,
         )  # fmt: skip
         on_stage(f"{context} tokens, {kind}: built in {built[kind].seconds:.1f} s, first step")
@@ -136,6 +139,11 @@ def _measure_context(
     taken = measure_in_turn({name: arm.run for name, arm in arms.items()}, bench.repetitions)
     for name, arm in arms.items():
         yield _row(bench, name, arm, taken, built) | {"context": context}
+
+
+def _config(base: IndexConfig, name: str) -> IndexConfig:
+    kind, _, keys = name.partition("-")
+    return replace(base, kind=cast(IndexKind, kind), keys=cast(IndexKeys, keys or "stored"))
 
 
 def _row(

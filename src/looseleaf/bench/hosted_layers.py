@@ -182,15 +182,20 @@ def host_layers(made: MadeKeys, kv: Tensor, built: Built, heads: Heads) -> Hoste
     tokens, units = one.indexed, {}
     for layer, head in heads.units(one.config):
         if layer < copies:
-            keys = KeyVectors(kv[layer, 0, head, tokens.start : tokens.stop], len(tokens))
-            units[layer, head] = _copy(one.units[0, head % made.distinct], keys)
+            stored = KeyVectors(kv[layer, 0, head, tokens.start : tokens.stop], len(tokens))
+            units[layer, head] = _copy(one.units[0, head % made.distinct], stored)
         else:
             units[layer, head] = units[layer % copies, head]
     segment.index = SegmentIndex(one.config, heads, num_tokens, units)
     return segment
 
 
-def _copy(index: KVIndex, keys: KeyVectors) -> KVIndex:
+def _copy(index: KVIndex, stored: KeyVectors) -> KVIndex:
+    keys, known = stored, index.keys
+    if known.exact is not None:
+        narrow = host_zeros(known.vectors.shape, known.vectors.dtype).copy_(known.vectors)
+        scales = None if known.scales is None else known.scales.clone()
+        keys = KeyVectors(narrow, len(known), scales, exact=stored)
     made = type(index)(keys, index.built, index.config, index.effort)
     if isinstance(index, GraphIndex) and isinstance(made, GraphIndex):
         made.links = host_zeros(index.links.shape, torch.int32).copy_(index.links)

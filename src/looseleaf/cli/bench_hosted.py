@@ -2,12 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from looseleaf.cli.bench_report import OUTPUT, append
-from looseleaf.config import IndexKind
 
 
 @click.command()
@@ -24,8 +23,9 @@ from looseleaf.config import IndexKind
     "--context", "contexts", multiple=True, type=int, help="tokens of the document [default: 16384]"
 )
 @click.option(
-    "--index", "kinds", multiple=True, type=click.Choice(["flat", "ivf", "graph"]),
-    help="indexes to measure [default: all]",
+    "--index", "kinds", multiple=True,
+    type=click.Choice([kind + keys for keys in ("", "-int8") for kind in ("flat", "ivf", "graph")]),
+    help="indexes to measure [default: those that compare the keys themselves]",
 )  # fmt: skip
 @click.option("--dense/--no-dense", default=True, help="beside all keys in the GPU's pool")
 @click.option("--distinct", default=8, show_default=True, help="KV heads that are made apart")
@@ -55,7 +55,7 @@ def hosted(
     shape = MODEL_SHAPES.get(options["shape"])
     bench = HostedBench(
         contexts=contexts or (16384,),
-        kinds=cast(tuple[IndexKind, ...], kinds or ("flat", "ivf", "graph")),
+        kinds=kinds or ("flat", "ivf", "graph"),
         num_layers=layers or (shape.num_layers if shape else 1),
         count=found,
         **options,

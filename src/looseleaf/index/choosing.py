@@ -65,7 +65,7 @@ def choose_index(
         raise InvalidOption("to measure an index takes at least two queries")
     step = max(2, len(queries) // _HELD_OUT)
     held = torch.arange(len(queries)) % step == 0
-    found = nearest_keys(queries[held].to(device), keys.wide(device), config.top)
+    found = nearest_keys(queries[held].to(device), keys.source.wide(device), config.top)
     exact = NearestKeys(found.ids.cpu(), found.scores.cpu())
     best: tuple[float, KVIndex] | None = None
     trials = []

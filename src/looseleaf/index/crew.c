@@ -1,7 +1,7 @@
 /* A crew of threads that is always there, and the host's part of a step that it does.
 
    A parallel region would find its threads again at every call, and only on the thread that made
-   them; CUDA calls from a thread of its own. Here whoever calls works too. Threads that found
+   them. Here whoever calls works too: Python, or a thread that listens to what a device writes. Threads that found
    nothing to do look on for a while, for the next layer is not far, and then sleep. Nothing here
    knows Python, vectors or CUDA. */
 
@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
+
+enum { LONGEST_NAP = 2000000 }; /* nanoseconds */
 
 typedef void (*Unit)(void *task, int64_t number);
 
@@ -28,6 +30,8 @@ typedef struct {
     pthread_cond_t called;
     int64_t threads;
     pthread_t *others;
+    struct Bell *bell;
+    pthread_t listener;
 } Crew;
 
 /* Some units over one task, each for any thread. */
@@ -47,6 +51,14 @@ typedef struct {
     int64_t nanoseconds; /* how long it took, summed over calls */
 } Layer;
 
+/* Where a device rings: it writes the layer whose queries are there, and waits until it is done. Both
+   lie in memory that both see, apart from each other. */
+typedef struct Bell {
+    _Atomic(Layer *) rung;
+    char between[56];
+    _Atomic uint32_t done;
+} Bell;
+
 static int64_t now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -62,7 +74,7 @@ static inline void pause_briefly(void) {
 }
 
 /* Do units of run `number` until none is left. A unit is taken by moving the ticket on, which fails
-   once the run is over: so what is read of the run before is the run's. */
+   once the run is closed: so what was read of it is the run's. */
 static void work(Crew *crew, uint32_t number) {
     for (;;) {
         uint64_t ticket = atomic_load(&crew->ticket);
@@ -111,7 +123,9 @@ static void wake(Crew *crew) {
 /* All units of a part; one call at a time. */
 static void run_part(Crew *crew, const Part *part) {
     if (!part->total) return;
-    uint32_t number = (uint32_t)(atomic_load(&crew->ticket) >> 32) + 1;
+    uint32_t number = (uint32_t)(atomic_load(&crew->ticket) >> 32) + 2;
+    /* closed while it changes: who still holds a ticket of the run before must not take a unit of this one */
+    atomic_store(&crew->ticket, (uint64_t)(number - 1) << 32 | UINT32_MAX);
     crew->unit = part->unit;
     crew->task = part->task;
     crew->total = part->total;
@@ -125,13 +139,42 @@ static void run_part(Crew *crew, const Part *part) {
     }
 }
 
-/* The host function of a layer. */
+/* The host's part of a layer. */
 void looseleaf_run_layer(void *arg) {
     Layer *layer = arg;
     int64_t begun = now();
     for (int64_t n = 0; n < layer->num_lse; n++) layer->lse[n] = -INFINITY;
     for (int64_t n = 0; n < layer->num_parts; n++) run_part(layer->crew, &layer->parts[n]);
     layer->nanoseconds += now() - begun;
+}
+
+/* Calls for a device. After a while of quiet it naps, for a little of the time that it was quiet. */
+static void *listen(void *arg) {
+    Crew *crew = arg;
+    int64_t heard = now();
+    for (int64_t looks = 1; !atomic_load(&crew->stopped); looks++) {
+        Layer *layer = atomic_load(&crew->bell->rung);
+        if (layer) {
+            atomic_store(&crew->bell->rung, NULL);
+            looseleaf_run_layer(layer);
+            atomic_store(&crew->bell->done, 1);
+            heard = now();
+        } else {
+            pause_briefly();
+            int64_t quiet = looks % 64 ? 0 : now() - heard;
+            struct timespec nap = {0, quiet / 64 < LONGEST_NAP ? quiet / 64 : LONGEST_NAP};
+            /* a step follows the last sooner than that */
+            if (quiet > 16 * crew->patience) nanosleep(&nap, NULL);
+        }
+    }
+    return NULL;
+}
+
+/* Begin to listen to `bell`, which is all zeros; 0 if the system gives no thread. */
+int32_t looseleaf_listen(Crew *crew, Bell *bell) {
+    crew->bell = bell;
+    if (pthread_create(&crew->listener, NULL, listen, crew)) crew->bell = NULL;
+    return crew->bell != NULL;
 }
 
 /* NULL if there is no memory; fewer threads than asked for where the system gives no more. */
@@ -158,6 +201,7 @@ void looseleaf_end_crew(Crew *crew) {
     atomic_store(&crew->stopped, 1);
     pthread_cond_broadcast(&crew->called);
     pthread_mutex_unlock(&crew->lock);
+    if (crew->bell) pthread_join(crew->listener, NULL);
     for (int64_t n = 0; n < crew->threads; n++) pthread_join(crew->others[n], NULL);
     pthread_cond_destroy(&crew->called);
     pthread_mutex_destroy(&crew->lock);

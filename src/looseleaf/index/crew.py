@@ -2,8 +2,12 @@
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import resources
+from typing import NamedTuple
+
+from torch import Tensor
 
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.native_build import load_library
@@ -37,6 +41,14 @@ class CrewLayer(ctypes.Structure):
     )
 
 
+class Bell(NamedTuple):
+    """Addresses: where a device writes the address of a `CrewLayer` whose queries are there, 64
+    bits, and where 1 stands, 32 bits, once its states are."""
+
+    rung: int
+    done: int
+
+
 class Crew:
     """``threads`` threads, the caller's among them; they end with this object.
 
@@ -51,14 +63,21 @@ class Crew:
             raise NativeUnavailable("no memory for threads: end other programs")
         self.pointer = ctypes.c_void_p(begun)
         self._library = library
-        weakref.finalize(self, library.looseleaf_end_crew, self.pointer)
+        self._end = weakref.finalize(self, library.looseleaf_end_crew, self.pointer)
 
-    @property
-    def function(self) -> int:
-        """The address of the C function that runs the `CrewLayer` at its argument."""
-        address = ctypes.cast(self._library.looseleaf_run_layer, ctypes.c_void_p).value
-        assert address is not None
-        return address
+    def listen(self, bell: Tensor, settle: Callable[[], None]) -> "Bell":
+        """Run every layer whose address is written to the `Bell` in ``bell``, int64 ``[16]``, all
+        zeros, which device and host see; one more thread than before calls. ``settle`` waits for
+        the device, before the threads end: one that waits for them would wait forever.
+
+        Raises NativeUnavailable if the system gives no thread."""
+        at = bell.data_ptr()
+        if not self._library.looseleaf_listen(self.pointer, ctypes.c_void_p(at)):
+            raise NativeUnavailable("no thread for what a GPU asks: end other programs")
+        # the memory must be there as long as the thread
+        self._end.detach()
+        self._end = weakref.finalize(self, _end, self._library, self.pointer, bell, settle)
+        return Bell(at, at + 64)
 
     def layers(self, count: int, lse: int, num_lse: int) -> "ctypes.Array[CrewLayer]":
         """``count`` layers without parts, over states whose lse stands at address ``lse``."""
@@ -70,6 +89,15 @@ class Crew:
     def run(self, layer: CrewLayer) -> None:
         """Run a layer on this thread and the others, outside of Python's lock."""
         self._library.looseleaf_run_layer(ctypes.byref(layer))
+
+
+def _end(
+    library: ctypes.CDLL, crew: ctypes.c_void_p, bell: Tensor, settle: Callable[[], None]
+) -> None:
+    # a device that failed asks for nothing any more
+    with suppress(RuntimeError):
+        settle()
+    library.looseleaf_end_crew(crew)
 
 
 def set_parts(layer: CrewLayer, parts: Sequence[Part]) -> "ctypes.Array[Part]":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexKeys
 from looseleaf.errors import InvalidOption
+from looseleaf.ops.host_memory import host_zeros
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -20,13 +21,16 @@ class KeyVectors:
     """``count`` keys: key i is row ``rows[i]`` of ``vectors`` (row i without ``rows``).
 
     ``vectors`` is ``[rows, head_dim]``, neighbours in the last dim; int8 ones come with ``scales``,
-    fp32 ``[keys]``. Room behind the last key lets `append` write without a copy.
+    fp32 ``[keys]``. ``exact`` are the keys that these are a narrower copy of: comparisons read the
+    copy, and what is found gets the scores of ``exact``. Room behind the last key lets `append`
+    write without a copy.
     """
 
     vectors: Tensor
     count: int
     scales: Float[Tensor, " room"] | None = None
     rows: Int[Tensor, " keys"] | None = None
+    exact: "KeyVectors | None" = None
 
     @classmethod
     def create(
@@ -42,13 +46,14 @@ class KeyVectors:
             vectors = vectors.contiguous()
         chosen = vectors if rows is None else vectors[rows]
         _require_finite(chosen)
+        stored = cls(vectors, len(chosen), rows=rows)
         if dtype == "stored":
-            return cls(vectors, len(chosen), rows=rows)
+            return stored
         if dtype == "int8":
-            return cls(*_quantise(chosen))
+            return cls(*_quantise(chosen), exact=stored)
         cast = chosen.to(_DTYPES[dtype])
         _require_finite(cast, f" in {dtype}: use bfloat16 or float32")
-        return cls(cast.contiguous(), len(cast))
+        return cls(cast.contiguous(), len(cast), exact=stored)
 
     def __len__(self) -> int:
         return self.count
@@ -58,11 +63,17 @@ class KeyVectors:
         return self.vectors.shape[-1]
 
     @property
+    def source(self) -> "KeyVectors":
+        """The keys that these are a copy of, or these."""
+        return self.exact or self
+
+    @property
     def num_copied_bytes(self) -> int:
-        """Bytes of the quantised copy; 0 for keys that are read where they lie."""
-        if self.scales is None:
+        """Bytes of the copy; 0 for keys that are read where they lie."""
+        if self.exact is None:
             return 0
-        return self.count * (self.head_dim + 4)
+        scale = 0 if self.scales is None else self.scales.element_size()
+        return self.count * (self.head_dim * self.vectors.element_size() + scale)
 
     def gather(self, ids: Tensor | slice) -> Float[Tensor, "keys head_dim"]:
         """The keys of ``ids`` as fp32."""
@@ -89,6 +100,8 @@ class KeyVectors:
         if self.scales is not None:
             narrow, _, scales = _quantise(new)
         _require_finite(narrow, f" in {narrow.dtype}: use bfloat16 or float32")
+        if self.exact is not None:
+            self.exact.append(new)
         last = self.count + len(new)
         if last > len(self.vectors):
             self.vectors = _grown(self.vectors[: self.count], last)
@@ -108,7 +121,9 @@ def _grown(tensor: Tensor, least: int) -> Tensor:
 
 def _quantise(keys: Tensor) -> tuple[Tensor, int, Tensor]:
     scales = keys.float().abs().amax(1).clamp_min(1e-30) / 127
-    return (keys.float() / scales[:, None]).round().to(torch.int8), len(keys), scales
+    narrow = host_zeros(keys.shape, torch.int8)
+    narrow.copy_((keys.float() / scales[:, None]).round())
+    return narrow, len(keys), scales
 
 
 def _require_finite(keys: Tensor, where: str = "") -> None:

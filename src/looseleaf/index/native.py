@@ -24,26 +24,35 @@ class KeysPointer(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("stride", ctypes.c_int64),
+        ("exact", ctypes.c_void_p),
+        ("exact_rows", ctypes.c_void_p),
+        ("exact_stride", ctypes.c_int64),
     )
 
     @classmethod
     def of(cls, keys: KeyVectors) -> "KeysPointer":
         """The keys as C reads them."""
-        return cls(
+        made = cls(
             keys.vectors.data_ptr(),
             None if keys.scales is None else keys.scales.data_ptr(),
             None if keys.rows is None else keys.rows.data_ptr(),
             len(keys),
             keys.vectors.stride(0),
         )
+        if (exact := keys.exact) is not None:
+            made.exact, made.exact_stride = exact.vectors.data_ptr(), exact.vectors.stride(0)
+            made.exact_rows = None if exact.rows is None else exact.rows.data_ptr()
+        return made
 
 
 def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
-    """The C file ``name`` of this folder for keys of this dim and dtype.
+    """The C file ``name`` of this folder for keys of this dim and dtype, and what they are copies
+    of, if they are.
 
     Raises NativeUnavailable if it can't be compiled."""
-    if keys.vectors.dtype not in KEY_TYPES:
-        raise NativeUnavailable(f"no C search over keys of {keys.vectors.dtype}")
+    for dtype in (keys.vectors.dtype, keys.source.vectors.dtype):
+        if dtype not in KEY_TYPES:
+            raise NativeUnavailable(f"no C search over keys of {dtype}")
     folder = resources.files("looseleaf.index")
     files = ("vectors.h", *_BEFORE.get(name, ()), name)
     source = "".join(folder.joinpath(file).read_text() for file in files)
@@ -51,6 +60,7 @@ def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
     defines = {
         "DIM": dim,
         "KEY_TYPE": KEY_TYPES[keys.vectors.dtype],
+        "VALUE_TYPE": KEY_TYPES[keys.source.vectors.dtype],
         "LANES": math.gcd(dim, vector_lanes()),
     }
     return load_library(source, tuple(defines.items()))

@@ -7,8 +7,8 @@
 /* One KV head of a layer of a segment, as one query head reads it. */
 typedef struct {
     const Index *index;   /* none: `always` is all there is */
-    const Keys *values;   /* of the indexed keys */
-    const Keys *always[2]; /* keys and values that every row reads */
+    const Keys *values;   /* of the indexed keys, of VALUE_TYPE */
+    const Keys *always[2]; /* keys and values that every row reads, likewise */
     int64_t effort, top;  /* the index is so thorough as to find `top` keys */
 } Place;
 
@@ -19,7 +19,7 @@ typedef struct {
 } Read;
 
 typedef struct {
-    const void *q; /* rows of heads of DIM, as the model made them: type as KEY_TYPE */
+    const void *q; /* rows of heads of DIM, as the model made them: type as VALUE_TYPE */
     int64_t q_type, heads;
     const float *cos, *sin; /* [positions, half] */
     int64_t half, interleaved;
@@ -66,12 +66,11 @@ static void join(State *state, const float *scores, const int32_t *ids, int64_t 
     for (int i = 0; i < VECS; i++) sum[i] = load_floats(state->sum + i * LANES) * before;
     for (int64_t n = 0; n < count; n++) {
         int64_t id = ids ? ids[n] : first + n;
-        if (ids && n + 8 < count) fetch_ahead(values, ids[n + 8]);
-        const stored_t *value = key_at(values, id);
+        if (ids && n + 8 < count) fetch_value(key_as(VALUE_TYPE, values, ids[n + 8]));
+        const char *value = key_as(VALUE_TYPE, values, id);
         float weight = expf(scores[n] - top);
         total += weight;
-        if (values->scales) weight *= values->scales[id];
-        for (int i = 0; i < VECS; i++) sum[i] += load_key(value + i * LANES) * weight;
+        for (int i = 0; i < VECS; i++) sum[i] += load_as(VALUE_TYPE, value, i * LANES) * weight;
     }
     memcpy(state->sum, sum, sizeof sum);
     state->top = top;
@@ -83,17 +82,20 @@ static void join_all(State *state, const Keys *const pair[2], const float *query
     float scores[TILE];
     for (int64_t first = 0; first < pair[0]->count; first += TILE) {
         int64_t count = pair[0]->count - first < TILE ? pair[0]->count - first : TILE;
-        for (int64_t n = 0; n < count; n++) scores[n] = score_key(pair[0], query, first + n) * scale;
+        for (int64_t n = 0; n < count; n++)
+            scores[n] = score_as(VALUE_TYPE, query, key_as(VALUE_TYPE, pair[0], first + n)) * scale;
         join(state, scores, NULL, first, count, pair[1]);
     }
 }
 
 static void measure(Task *task, const Index *index, const float *query, int64_t want, const float *scores) {
-    Search exact = {.index = index, .query = query};
-    int64_t scanned = 0, found = 0;
-    exact.scanned = &scanned;
+    const Keys *keys = &index->keys;
+    int64_t found = 0;
     Best best = {malloc(sizeof(Hit) * (size_t)(want + 1)), 0, want};
-    scan(&exact, 0, index->keys.count, &best);
+    for (int64_t n = 0; n < keys->count; n++) {
+        float score = keys->exact ? score_as(VALUE_TYPE, query, exact_key(keys, n)) : score_key(keys, query, n);
+        offer(&best, (Hit){score, (int32_t)n});
+    }
     float last = best.hits[0].score;
     free(best.hits);
     for (int64_t n = 0; n < want; n++) found += scores[n] >= last - 1e-4f * fabsf(last) - 1e-6f;

@@ -55,7 +55,7 @@ class ReadTask(ctypes.Structure):
 @dataclass(frozen=True)
 class HeadKeys:
     """What one query head reads of a layer of a segment: by ``index``, which has ``values``, and
-    always. All vectors are of one dtype."""
+    always. All that is not compared only is of one dtype."""
 
     index: KVIndex | None
     values: KeyVectors | None
@@ -68,7 +68,8 @@ class ReadPlaces:
     Raises NativeUnavailable if C can't be compiled for their dim and dtype."""
 
     def __init__(self, heads: Sequence[HeadKeys]) -> None:
-        library = load_index_library("reads.c", heads[0].always[0])
+        index = heads[0].index
+        library = load_index_library("reads.c", index.keys if index else heads[0].always[0])
         unit = ctypes.cast(library.looseleaf_read, ctypes.c_void_p).value
         assert unit is not None
         self.unit = unit

@@ -25,7 +25,7 @@ typedef struct {
     float *scores;
     int64_t *scanned; /* keys and centroids */
     /* attention over the hits; no `values`, none */
-    const Keys *values;
+    const Keys *values; /* of VALUE_TYPE */
     float scale;
     float *out, *lse;
 } Search;
@@ -51,7 +51,7 @@ static void scan_clusters(const Search *search, Best *best) {
     for (int64_t p = 0; p < nearest.count; p++) {
         int32_t c = nearest.hits[p].id;
         for (int32_t m = index->starts[c]; m < index->starts[c + 1]; m++) {
-            if (m + 4 < index->starts[c + 1]) fetch_ahead(&index->keys, index->members[m + 4]);
+            if (m + 4 < index->starts[c + 1]) fetch_key(&index->keys, index->members[m + 4]);
             Hit hit = {score_key(&index->keys, search->query, index->members[m]), index->members[m]};
             offer(best, hit);
         }
@@ -60,16 +60,32 @@ static void scan_clusters(const Search *search, Best *best) {
     free(nearest.hits);
 }
 
-/* The place of a hit in a sorted list, or -1 behind its end. */
-static inline int64_t place_of(const Hit *sorted, int64_t count, int64_t capacity, Hit hit) {
-    if (count == capacity && !before(hit, sorted[count - 1])) return -1;
-    int64_t low = 0, high = count;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (before(sorted[middle], hit)) low = middle + 1;
-        else high = middle;
+/* Candidates, best first. `marks` are twice their keys, and one more if they were looked behind. */
+typedef struct {
+    float *scores;
+    int32_t *marks;
+    int64_t count, capacity;
+} Queue;
+
+/* Take a hit in; its place, or the capacity if it is no better than any. */
+static inline int64_t take_in(Queue *queue, Hit hit) {
+    float *scores = queue->scores;
+    int32_t *marks = queue->marks;
+    int64_t count = queue->count, last = queue->capacity - 1;
+    if (count > last) {
+        if (hit.score < scores[last] || (hit.score == scores[last] && hit.id >= marks[last] / 2)) return last + 1;
+        count = last;
     }
-    return low;
+    /* all are compared, many at once: a search by halves would be guessed wrong at every step */
+    int32_t place = 0;
+    for (int64_t n = 0; n < count; n++)
+        place += (scores[n] > hit.score) | ((scores[n] == hit.score) & ((marks[n] >> 1) < hit.id));
+    memmove(scores + place + 1, scores + place, sizeof(float) * (size_t)(count - place));
+    memmove(marks + place + 1, marks + place, sizeof(int32_t) * (size_t)(count - place));
+    scores[place] = hit.score;
+    marks[place] = 2 * hit.id;
+    queue->count = count + 1;
+    return place;
 }
 
 static inline void fetch_links(const Index *index, int64_t key) {
@@ -78,18 +94,32 @@ static inline void fetch_links(const Index *index, int64_t key) {
 }
 
 /* Candidates whose links are followed at once: one alone leaves the memory idle while it waits for
-   the links, and then for the first key. */
-enum { WIDE = 4 };
+   the links. Keys that are on their way while others are compared: of more a processor can't keep
+   track, and waits for them before it compares. */
+enum { WIDE = 4, AHEAD = 8 };
 
-/* Links that were not seen before; their keys are on their way when they are scored. */
-static int64_t follow(const Index *index, const int32_t *links, int64_t count, uint64_t *seen, int32_t *fresh) {
-    int64_t news = 0;
-    for (int64_t n = 0; n < count && links[n] >= 0; n++) {
-        uint64_t bit = 1ull << (links[n] % 64), *word = &seen[links[n] / 64];
-        if (*word & bit) continue;
-        *word |= bit;
-        fetch_ahead(&index->keys, links[n]);
-        fresh[news++] = links[n];
+/* Links that were not seen before. `seen` has 32 keys a word. */
+static int64_t follow(const int32_t *links, int64_t count, uint32_t *seen, int32_t *fresh) {
+    int64_t news = 0, n = 0;
+#if LANES == 16
+    for (; n + 16 <= count; n += 16) {
+        __m512i some = _mm512_loadu_si512(links + n);
+        __mmask16 there = _mm512_cmpge_epi32_mask(some, _mm512_setzero_si512());
+        __m512i words = _mm512_mask_i32gather_epi32(some, there, _mm512_srli_epi32(some, 5), seen, 4);
+        __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_and_si512(some, _mm512_set1_epi32(31)));
+        __mmask16 unseen = _mm512_mask_testn_epi32_mask(there, words, bits);
+        _mm512_mask_compressstoreu_epi32(fresh + news, unseen, some);
+        for (int64_t last = news + __builtin_popcount(unseen); news < last; news++)
+            seen[fresh[news] >> 5] |= 1u << (fresh[news] & 31);
+        if (there != 0xffff) return news;
+    }
+#endif
+    for (; n < count && links[n] >= 0; n++) {
+        uint32_t was = seen[links[n] >> 5], bit = 1u << (links[n] & 31);
+        seen[links[n] >> 5] = was | bit;
+        /* without a branch, which nothing could guess */
+        fresh[news] = links[n];
+        news += !(was & bit);
     }
     return news;
 }
@@ -98,46 +128,39 @@ static int64_t follow(const Index *index, const int32_t *links, int64_t count, u
 static void walk(const Search *search, Best *best) {
     const Index *index = search->index;
     int64_t effort = search->effort > search->want ? search->effort : search->want;
-    Hit *found = malloc(sizeof(Hit) * (size_t)effort);
-    uint8_t *done = malloc((size_t)effort);
-    uint64_t *seen = calloc((size_t)(index->built / 64 + 1), sizeof(uint64_t));
+    uint32_t *seen = calloc((size_t)(index->built / 32 + 1), sizeof(uint32_t));
     int64_t most = index->degree * WIDE > index->num_entries ? index->degree * WIDE : index->num_entries;
-    int32_t *fresh = malloc(sizeof(int32_t) * (size_t)(most + 1));
+    /* scores and keys of the candidates, then of those that are compared next */
+    int32_t *room = malloc(sizeof(int32_t) * (size_t)(2 * effort + most + 16));
+    Queue queue = {(float *)room, room + effort, 0, effort};
+    int32_t *fresh = queue.marks + effort;
     /* none before `first` is left to look behind */
-    int64_t count = 0, first = 0, news = follow(index, index->entries, index->num_entries, seen, fresh);
+    int64_t first = 0, news = follow(index->entries, index->num_entries, seen, fresh), fetched = 0;
     while (news) {
         *search->scanned += news;
         for (int64_t n = 0; n < news; n++) {
-            Hit hit = {score_key(&index->keys, search->query, fresh[n]), fresh[n]};
-            int64_t place = place_of(found, count, effort, hit);
-            if (place < 0) continue;
-            int64_t moved = (count < effort ? count : effort - 1) - place;
-            memmove(found + place + 1, found + place, sizeof(Hit) * (size_t)moved);
-            memmove(done + place + 1, done + place, (size_t)moved);
-            found[place] = hit;
-            done[place] = 0;
-            if (count < effort) count++;
+            for (; fetched < news && fetched <= n + AHEAD; fetched++) fetch_key(&index->keys, fresh[fetched]);
+            int64_t place = take_in(&queue, (Hit){score_key(&index->keys, search->query, fresh[n]), fresh[n]});
             if (place < first) first = place;
         }
-        for (news = 0; !news;) {
+        for (news = fetched = 0; !news;) {
             int32_t next[WIDE];
             int64_t chosen = 0;
-            for (; first < count && chosen < WIDE; first++) {
-                if (done[first]) continue;
-                done[first] = 1;
-                next[chosen++] = found[first].id;
-                fetch_links(index, found[first].id);
+            for (; first < queue.count && chosen < WIDE; first++) {
+                if (queue.marks[first] % 2) continue;
+                next[chosen++] = queue.marks[first]++ / 2;
+                fetch_links(index, next[chosen - 1]);
             }
             if (!chosen) break;
-            for (int64_t n = 0; n < chosen; n++)
-                news += follow(index, index->links + next[n] * index->degree, index->degree, seen, fresh + news);
+            for (int64_t n = 0; n < chosen; n++) {
+                news += follow(index->links + next[n] * index->degree, index->degree, seen, fresh + news);
+                for (; fetched < news && fetched < AHEAD; fetched++) fetch_key(&index->keys, fresh[fetched]);
+            }
         }
     }
-    for (int64_t n = 0; n < count; n++) offer(best, found[n]);
-    free(found);
-    free(done);
+    for (int64_t n = 0; n < queue.count; n++) offer(best, (Hit){queue.scores[n], queue.marks[n] / 2});
     free(seen);
-    free(fresh);
+    free(room);
 }
 
 static void attend(const Search *search, const Hit *hits, int64_t count) {
@@ -145,18 +168,28 @@ static void attend(const Search *search, const Hit *hits, int64_t count) {
     memset(sum, 0, sizeof sum);
     float top = count ? hits[0].score * search->scale : -INFINITY, total = 0.0f;
     for (int64_t n = 0; n < count; n++) {
-        if (n + 4 < count) fetch_ahead(search->values, hits[n + 4].id);
-        const stored_t *value = key_at(search->values, hits[n].id);
+        if (n + 4 < count) fetch_value(key_as(VALUE_TYPE, search->values, hits[n + 4].id));
+        const char *value = key_as(VALUE_TYPE, search->values, hits[n].id);
         float weight = expf(hits[n].score * search->scale - top);
         total += weight;
-        float scale = search->values->scales ? search->values->scales[hits[n].id] : 1.0f;
-        for (int i = 0; i < VECS; i++) sum[i] += load_key(value + i * LANES) * (weight * scale);
+        for (int i = 0; i < VECS; i++) sum[i] += load_as(VALUE_TYPE, value, i * LANES) * weight;
     }
     for (int i = 0; i < VECS; i++) {
         sum[i] *= count ? 1.0f / total : 0.0f;
         memcpy(search->out + i * LANES, &sum[i], sizeof sum[i]);
     }
     *search->lse = count ? top + logf(total) : -INFINITY;
+}
+
+/* Keys that were found as copies get the scores of what they are copies of. */
+static void judge(const Keys *keys, const float *query, Best *best) {
+    for (int64_t n = 0; n < best->count; n++) fetch_value(exact_key(keys, best->hits[n].id));
+    int64_t found = best->count;
+    for (best->count = 0; best->count < found;) {
+        Hit hit = best->hits[best->count];
+        hit.score = score_as(VALUE_TYPE, query, exact_key(keys, hit.id));
+        offer(best, hit);
+    }
 }
 
 static void run(const Search *search) {
@@ -169,6 +202,7 @@ static void run(const Search *search) {
     else if (index->means) scan_clusters(search, &best);
     else walk(search, &best);
     scan(search, built, index->keys.count, &best);
+    if (index->keys.exact) judge(&index->keys, search->query, &best);
     settle(&best);
     for (int64_t n = 0; n < search->want; n++) {
         search->ids[n] = n < best.count ? best.hits[n].id : -1;

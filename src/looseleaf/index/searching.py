@@ -109,7 +109,7 @@ def search_each(
         efforts = [effort] * len(indexes) if isinstance(effort, int) else list(effort)
     if library is None:
         return _search_torch(indexes, wide, (wanted, efforts), values, softmax_scale)
-    same = {(index.keys.vectors.dtype, index.keys.head_dim) for index in indexes}
+    same = {(i.keys.vectors.dtype, i.keys.source.vectors.dtype, i.keys.head_dim) for i in indexes}
     if len(same) > 1:
         raise InvalidOption(f"one call searches keys of one dtype and dim, not {same}")
     return _search_native(library, indexes, wide, (wanted, efforts, threads), values, softmax_scale)
@@ -158,9 +158,10 @@ def _rows(tensor: Tensor) -> np.ndarray:
 
 def _require_values(indexes: Sequence[KVIndex], values: Sequence[KeyVectors]) -> None:
     for index, of_keys in zip(indexes, values, strict=True):
-        if len(of_keys) < len(index.keys) or of_keys.vectors.dtype != index.keys.vectors.dtype:
+        dtype = index.keys.source.vectors.dtype
+        if len(of_keys) < len(index.keys) or of_keys.vectors.dtype != dtype:
             raise InvalidOption(
-                f"{len(index.keys)} keys of {index.keys.vectors.dtype} need as many values of that "
+                f"{len(index.keys)} keys of {dtype} need as many values of that "
                 f"dtype, not {len(of_keys)} of {of_keys.vectors.dtype}"
             )
 
@@ -208,6 +209,10 @@ def _search_one(
     candidates = torch.cat((candidates, new))
     scores = keys.gather(candidates) @ query
     order = np.lexsort((candidates.numpy(), -scores.numpy()))[:count].copy()
+    if keys.exact is not None:
+        candidates = candidates[order]
+        scores = keys.exact.gather(candidates) @ query
+        order = np.lexsort((candidates.numpy(), -scores.numpy()))
     ids = torch.full((count,), -1, dtype=torch.int32)
     best = torch.full((count,), -torch.inf)
     ids[: len(order)], best[: len(order)] = candidates[order].int(), scores[order]

@@ -1,32 +1,33 @@
 /* Inner products of fp32 queries with keys of any stored type, and how hits are ordered.
 
-   Compiled for one DIM, KEY_TYPE and LANES, the widest vector that the processor has and DIM is a
-   multiple of. A key that is named by its ordinal lies at row `rows[ordinal]` of `vectors`, or at
-   `ordinal` itself where there is no table: so one copy of the keys serves every index over them. */
+   Compiled for one DIM, LANES, KEY_TYPE and VALUE_TYPE: the widest vector that the processor has and
+   DIM is a multiple of, the type of keys that are compared, and of all that is read exactly. A key
+   that is named by its ordinal lies at row `rows[ordinal]` of `vectors`, or at `ordinal` itself where
+   there is no table: so one copy of the keys serves every index over them. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if KEY_TYPE == 0
-typedef float stored_t;
-#elif KEY_TYPE == 1
-typedef uint16_t stored_t; /* bfloat16: the upper half of a float */
-#elif KEY_TYPE == 2
-typedef _Float16 stored_t;
-#else
-typedef int8_t stored_t; /* times the scale of its key */
+#if LANES == 16 /* only x86 has as many; compilers widen into so long vectors by halves */
+#include <immintrin.h>
 #endif
+
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8 }; /* int8: times the scale of its key */
+#define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 enum { VECS = DIM / LANES };
 
 typedef struct {
-    const stored_t *vectors;
+    const void *vectors;
     const float *scales;
     const int64_t *rows;
     int64_t count, stride;
+    /* what they are a copy of, as VALUE_TYPE: none, if they are no copy */
+    const void *exact;
+    const int64_t *exact_rows;
+    int64_t exact_stride;
 } Keys;
 
 typedef struct {
@@ -34,28 +35,47 @@ typedef struct {
     int32_t id;
 } Hit;
 
-static inline vec load_key(const stored_t *p) {
-#if KEY_TYPE == 0
+/* The type is known to the compiler here and below. */
+#define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == INT8 ? 1 : 2)
+
+/* Number n of what begins at `first`. */
+INLINE const char *number(int type, const void *first, int64_t n) {
+    return (const char *)first + n * SIZE(type);
+}
+
+/* LANES numbers from number n on. */
+INLINE vec load_as(int type, const char *vector, int64_t n) {
+    const char *p = number(type, vector, n);
+#if LANES == 16
+    if (type == BFLOAT16)
+        return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+    if (type == FLOAT16) return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+    if (type == INT8) return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#else
+    typedef uint16_t halves_t __attribute__((vector_size(2 * LANES)));
+    typedef _Float16 floats_t __attribute__((vector_size(2 * LANES)));
+    typedef int8_t bytes_t __attribute__((vector_size(LANES)));
+    typedef uint32_t words_t __attribute__((vector_size(4 * LANES)));
+    typedef int32_t ints_t __attribute__((vector_size(4 * LANES)));
+    halves_t halves;
+    floats_t floats;
+    bytes_t bytes;
+    if (type == BFLOAT16) {
+        memcpy(&halves, p, sizeof halves);
+        return (vec)(__builtin_convertvector(halves, words_t) << 16);
+    }
+    if (type == FLOAT16) {
+        memcpy(&floats, p, sizeof floats);
+        return __builtin_convertvector(floats, vec);
+    }
+    if (type == INT8) {
+        memcpy(&bytes, p, sizeof bytes);
+        return __builtin_convertvector(__builtin_convertvector(bytes, ints_t), vec);
+    }
+#endif
     vec wide;
     memcpy(&wide, p, sizeof wide);
     return wide;
-#elif KEY_TYPE == 1
-    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-    halves narrow;
-    memcpy(&narrow, p, sizeof narrow);
-    return (vec)(__builtin_convertvector(narrow, words) << 16);
-#else
-    typedef stored_t narrow_t __attribute__((vector_size(sizeof(stored_t) * LANES)));
-    narrow_t narrow;
-    memcpy(&narrow, p, sizeof narrow);
-#if KEY_TYPE == 3
-    typedef int32_t words __attribute__((vector_size(4 * LANES)));
-    return __builtin_convertvector(__builtin_convertvector(narrow, words), vec);
-#else
-    return __builtin_convertvector(narrow, vec);
-#endif
-#endif
 }
 
 static inline vec load_floats(const float *p) {
@@ -67,19 +87,12 @@ static inline vec load_floats(const float *p) {
 /* The sum of the lanes, by halves of halves. */
 static inline float sum_vec(vec x) {
 #if LANES == 16
-    typedef float half __attribute__((vector_size(32)));
-    half low, high;
-    memcpy(&low, &x, sizeof low);
-    memcpy(&high, (char *)&x + sizeof low, sizeof high);
-    low += high;
+    return _mm512_reduce_add_ps((__m512)x);
 #elif LANES == 8
-    vec low = x;
-#endif
-#if LANES >= 8
     typedef float quarter __attribute__((vector_size(16)));
     quarter a, b;
-    memcpy(&a, &low, sizeof a);
-    memcpy(&b, (char *)&low + sizeof a, sizeof b);
+    memcpy(&a, &x, sizeof a);
+    memcpy(&b, (char *)&x + sizeof a, sizeof b);
     a += b;
     return (a[0] + a[2]) + (a[1] + a[3]);
 #else
@@ -89,12 +102,9 @@ static inline float sum_vec(vec x) {
 #endif
 }
 
-static inline int64_t row_of(const Keys *keys, int64_t ordinal) {
-    return keys->rows ? keys->rows[ordinal] : ordinal;
-}
-
-static inline const stored_t *key_at(const Keys *keys, int64_t ordinal) {
-    return keys->vectors + row_of(keys, ordinal) * keys->stride;
+INLINE const char *key_as(int type, const Keys *keys, int64_t ordinal) {
+    int64_t row = keys->rows ? keys->rows[ordinal] : ordinal;
+    return number(type, keys->vectors, row * keys->stride);
 }
 
 static inline float score_floats(const float *query, const float *vector) {
@@ -103,30 +113,49 @@ static inline float score_floats(const float *query, const float *vector) {
     return sum_vec(sum);
 }
 
-static inline float score_key(const Keys *keys, const float *query, int64_t ordinal) {
-    const stored_t *key = key_at(keys, ordinal);
-#if KEY_TYPE == 3 /* compilers widen bytes better in a plain loop */
-    float score = 0.0f;
+INLINE float score_as(int type, const float *query, const char *key) {
+#if LANES != 16
+    if (type == INT8) { /* compilers widen bytes better in a plain loop */
+        float score = 0.0f;
 #pragma omp simd reduction(+ : score)
-    for (int i = 0; i < DIM; i++) score += query[i] * (float)key[i];
-#else
-    vec sum = load_floats(query) * load_key(key);
-    for (int i = 1; i < VECS; i++) sum += load_floats(query + i * LANES) * load_key(key + i * LANES);
-    float score = sum_vec(sum);
+        for (int i = 0; i < DIM; i++) score += query[i] * (float)((const int8_t *)key)[i];
+        return score;
+    }
 #endif
+    vec sum = load_floats(query) * load_as(type, key, 0);
+    for (int i = 1; i < VECS; i++) sum += load_floats(query + i * LANES) * load_as(type, key, i * LANES);
+    return sum_vec(sum);
+}
+
+static inline float score_key(const Keys *keys, const float *query, int64_t ordinal) {
+    float score = score_as(KEY_TYPE, query, key_as(KEY_TYPE, keys, ordinal));
     return keys->scales ? score * keys->scales[ordinal] : score;
 }
 
-static inline void fetch_ahead(const Keys *keys, int64_t ordinal) {
-    const char *p = (const char *)key_at(keys, ordinal);
-    for (size_t i = 0; i < DIM * sizeof(stored_t); i += 64) __builtin_prefetch(p + i);
+/* What a key that was found says exactly. */
+static inline const char *exact_key(const Keys *keys, int64_t ordinal) {
+    int64_t row = keys->exact_rows ? keys->exact_rows[ordinal] : ordinal;
+    return number(VALUE_TYPE, keys->exact, row * keys->exact_stride);
+}
+
+INLINE void fetch_lines(const char *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+static inline void fetch_key(const Keys *keys, int64_t ordinal) {
+    fetch_lines(key_as(KEY_TYPE, keys, ordinal), DIM * SIZE(KEY_TYPE));
+    if (keys->scales) __builtin_prefetch(keys->scales + ordinal);
+}
+
+static inline void fetch_value(const char *value) {
+    fetch_lines(value, DIM * SIZE(VALUE_TYPE));
 }
 
 static inline void widen(const Keys *keys, int64_t ordinal, float *out) {
-    const stored_t *key = key_at(keys, ordinal);
+    const char *key = key_as(KEY_TYPE, keys, ordinal);
     float scale = keys->scales ? keys->scales[ordinal] : 1.0f;
     for (int i = 0; i < VECS; i++) {
-        vec wide = load_key(key + i * LANES) * scale;
+        vec wide = load_as(KEY_TYPE, key, i * LANES) * scale;
         memcpy(out + i * LANES, &wide, sizeof wide);
     }
 }

@@ -75,10 +75,5 @@ class HostedSegment:
             assert self.index is not None
             tokens = self.index.indexed
             values = self.kv[layer, 1, kv_head, tokens.start : tokens.stop]
-            # of the dtype that keys are compared in; a look at each of them would keep a
-            # first request waiting for seconds
-            dtype = self.index.config.keys
-            stored = dtype == "stored"
-            made = KeyVectors(values, len(values)) if stored else KeyVectors.create(values, dtype)
-            self._vectors[layer, kv_head] = made
+            self._vectors[layer, kv_head] = KeyVectors(values, len(values))
         return self._vectors[layer, kv_head]
