@@ -1,18 +1,21 @@
 """Steps over numbers at fixed addresses, as graphs replay them, on a device that has no graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from looseleaf import LLM, Document, SamplingParams, Select
+from looseleaf import LLM, Document, Fuse, SamplingParams, Select
 from looseleaf.attention.device_choice import HostChoice
 from looseleaf.config import Revise
 from looseleaf.engine.graphs import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
+from looseleaf.engine.pass_graphs import PassGraphs, Within, stretches
 from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 
@@ -44,6 +47,30 @@ class Steps(StepGraphs):
         logits = self._forward(key, lists, None).clone()
         replay: Any = Replay(self, key, lists, logits)
         return _Graph(replay, lists, logits)
+
+
+class Passes(PassGraphs):
+    """The same of passes that blend, and of steps that follow their documents."""
+
+    def __post_init__(self) -> None:
+        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64)
+
+    def _cut(self, run: Callable[[Within], Tensor], depth: int) -> Any:
+        self._inputs.zero_()
+        self._inputs[1].fill_(-1)
+        result = run(lambda attend: attend).clone()
+        return result, [PassAgain(run, result)], [depth - 1]
+
+
+@dataclass
+class PassAgain:
+    """What the graphs of a pass do."""
+
+    run: Callable[[Within], Tensor]
+    result: Tensor
+
+    def replay(self) -> None:
+        self.result.copy_(self.run(lambda attend: attend))
 
 
 PROMPTS = [
@@ -84,3 +111,43 @@ def test_steps_that_choose_and_revise_replay_with_the_same_answers(checkpoint: F
 def test_the_list_of_a_gpu_chooses_and_revises_as_the_cpu_does(checkpoint: Folder) -> None:
     outputs = make_llm(checkpoint()).generate(PROMPTS, PARAMS, **POLICIES)
     assert_alike(answers(checkpoint, True)[0], [o.outputs[0] for o in outputs])
+
+
+BLENDED = [
+    [Document(words(1, 40)), Document(words(2, 41)), Document(words(4, 33)), words(3, 30)],
+    [words(5, 9), Document(words(2, 41)), words(6, 3), Document(words(1, 40)), words(7, 9)],
+    [Document(words(4, 33)), words(8, 5)],
+]
+
+
+def blended(folder: Folder, passes: bool) -> tuple[list[Any], LLM]:
+    llm = make_llm(folder())
+    config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 96})
+    llm.engine = load_engine(folder(), config, implementation="reference")
+    if passes:
+        runner = llm.engine.runner
+        again = Passes(runner.model, runner.attention)
+        llm.engine.runner = replace(runner, passes=again)
+    params, found = replace(PARAMS, max_tokens=3), []
+    # the same prompts at once and alone, so that what a pass leaves behind meets the next one
+    for fuse in (Fuse("random", ratio=0.3), Fuse("question", ratio=0.2), Fuse("links", ratio=0.3)):
+        found += llm.generate(BLENDED, params, fuse=fuse)
+        found += llm.generate(BLENDED[1:2], params, fuse=fuse)
+    assert_idle(llm)
+    return [output.outputs[0] for output in found], llm
+
+
+def test_passes_that_blend_replay_with_the_same_answers(checkpoint: Folder) -> None:
+    mine, llm = blended(checkpoint, True)
+    assert_alike(mine, blended(checkpoint, False)[0])
+    passes = llm.engine.runner.passes
+    # two passes of each policy, as many of evidence, and those of scouts
+    assert passes is not None and passes.replays > 10
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 7, 32, 80])
+def test_graphs_of_a_pass_share_its_layers_and_are_short_at_both_ends(layers: int) -> None:
+    starts = [*stretches(layers), layers]
+    lengths = [b - a for a, b in pairwise(starts)]
+    assert starts[0] == 0 and min(lengths) >= 1 and max(lengths) <= 8
+    assert lengths[0] == lengths[-1] == 1

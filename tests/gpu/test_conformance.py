@@ -7,6 +7,7 @@ import torch
 
 from looseleaf.conformance import Answers, Subject, check_laws
 from looseleaf.engine.loading import reference_model
+from looseleaf.rope import laws as rope_laws
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.conformance.broken import break_kernel
 
@@ -49,3 +50,13 @@ def test_a_broken_kernel_fails_the_law_that_it_breaks(
     subject = Subject(str(reference_model("block")), {"device": "cuda", "dtype": dtype}, 256)
     (found,) = check_laws(Answers(subject), (law,))
     assert (found.status, found.reason) == ("failed", "")
+
+
+def test_rope_with_a_wrong_scaling_breaks_law_8(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(rope_laws._LAWS, "llama3", rope_laws._default)
+    folder = str(make_checkpoint(tmp_path, "llama", "llama3"))
+    subject = Subject(folder, {"device": "cuda", "dtype": "float32"}, 200)
+    read, logits = check_laws(Answers(subject), (2, 8))
+    assert read.status == "passed" and (logits.status, logits.reason) == ("failed", "")

@@ -60,3 +60,26 @@ def test_fused_answers_are_those_of_the_cpu(tmp_path, family):
             for output in (gpu, cpu)
         )
         assert (got - wanted).abs().max() < 1e-3, fuse
+
+
+def test_passes_replay_what_they_are_without_graphs(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
+    fuses = [Fuse(name, ratio=0.3) for name in ("random", "question", "links")]
+    found = []
+    for graphs in (True, False):
+        options = {"device": "cuda", "dtype": "float32", "num_pages": 256, "cuda_graphs": graphs}
+        llm = LLM(folder, **options)
+        # twice, so that graphs meet what they left behind
+        found.append([llm.generate([PROMPT], params, fuse=f)[0] for f in [*fuses, *fuses]])
+        llm.engine.check()
+        passes = llm.engine.runner.passes
+        assert (passes is not None) == graphs
+        # each policy's own, what shows it its tokens, and scouts
+        assert passes is None or passes.replays >= 2 * (3 + 2)
+    for one, two in zip(*found, strict=True):
+        assert one.token_ids == two.token_ids
+        chosen = [[d.recomputed for d in output.reuse.documents] for output in (one, two)]
+        assert chosen[0] == chosen[1]
+        for a, b in zip(one.outputs[0].logprobs, two.outputs[0].logprobs, strict=True):
+            assert abs(a[0].logprob - b[0].logprob) < 1e-4

@@ -6,61 +6,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
-from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.lists import work_list
 from looseleaf.testing.numerics import HEAD_DIMS, ragged_scene
+from looseleaf.testing.numerics_table import HEADS, LARGE, ROWS, decoded, lists_of
 from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Scene, Shape
-from looseleaf.types import AttnState
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
 )
 
-# as in test_planned.py, whose kernels are compiled already
-HEADS = {"gqa-1": (8, 8), "gqa-4": (32, 8), "gqa-8": (32, 4)}
-LARGE = Shape(
-    device="cuda", dtype=torch.bfloat16, num_documents=4, longest_document=900, longest_tail=90
-)
-
-
-def decoded(scene: Scene, work: WorkList) -> AttnState:
-    # no patches here: planned lists go without slot positions to the kernels of the generation
-    with poisoned():
-        states = partial_attention(
-            scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule
-        )
-        out = torch.empty_like(scene.q)
-        return merge_states(states, work.row_state_indptr, out=out)
-
-
-def lists_of(scene: Scene) -> list[WorkList]:
-    """Grouped or not, cut or not, by the portable tile and by those of planned lists."""
-    plain = [work_list(scene), work_list(scene, grouped=False, pages_per_item=7)]
-    planned = [
-        replace(
-            plain[0],
-            tile_indptr=torch.cat([torch.zeros_like(plain[0].num_items), plain[0].num_items]),
-            tiles=(Tile(block_m, 64, 4, 2, 1),),
-        )
-        for block_m in (64, 128)
-    ]
-    return [*plain, *planned]
-
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("rows", [1, 3, 16, 33, 100, 256])
+@pytest.mark.parametrize("rows", ROWS)
 def test_the_error_is_within_the_budget_of_the_data(heads: str, head_dim: int, rows: int) -> None:
     num_qo_heads, num_kv_heads = HEADS[heads]
     shape = replace(LARGE, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     scene = ragged_scene(rows, shape, rows)
     truth, plain = dense_attention(scene), plain_attention(scene)
-    for work in lists_of(scene):
+    for work in lists_of(scene).values():
         assert_state_within_budget(decoded(scene, work), truth, plain, shape.dtype)
 
 

@@ -19,9 +19,10 @@ from looseleaf.bench.attention_cases import (
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
+from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import work_list
+from looseleaf.testing.lists import planned, span_list, work_list
 from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Shape
@@ -134,5 +135,48 @@ def test_planned_tiles_read_nothing_that_no_row_sees(block_m: int, per_head: boo
 
 def tiled(work: WorkList, block_m: int) -> WorkList:
     """All items by one tile, as a planner would have them launched."""
-    indptr = torch.cat([torch.zeros_like(work.num_items), work.num_items])
-    return replace(work, tile_indptr=indptr, tiles=(Tile(block_m, 64, 4, 2, 1),))
+    return planned(work, Tile(block_m, 64, 4, 2, 1))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_rows_around_replaced_tokens_are_within_the_budget(head_dim: int, page_size: int) -> None:
+    """By the kernel of the generation, which is told how much of a patch each row sees."""
+    shape = Shape(
+        device="cuda",
+        dtype=torch.bfloat16,
+        num_qo_heads=8,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        page_size=page_size,
+        longest_document=700,
+        longest_tail=100,
+        most_rows=300,
+        num_requests=9,
+        masks=True,
+        patches=True,
+    )
+    scene, rows_of, spans_of = SceneBuilder(12, shape).prefill()
+    bounds = torch.zeros(len(scene.q), dtype=torch.int32, device="cuda")
+    for rows, placements in zip(rows_of, spans_of, strict=True):
+        for placement in placements:
+            segment = placement.segment
+            if segment.explicit:
+                at = torch.tensor(scene.row_positions, device="cuda")[rows] - placement.offset
+                bounds[rows] = torch.searchsorted(segment.positions, at, right=True).int()
+            # what is replaced has been a number
+            hidden = torch.tensor(sorted(placement.hidden), dtype=torch.long)
+            pages = torch.tensor(segment.pages)[hidden // page_size].cuda()
+            for held in (scene.k_pages, scene.v_pages):
+                there = held[pages, :, (hidden % page_size).cuda()]
+                held[pages, :, (hidden % page_size).cuda()] = there.nan_to_num(1.0)
+    truth, plain = dense_attention(scene), plain_attention(scene)
+    spans = span_list(scene, rows_of, spans_of, tile_rows=32)
+    known = replace(spans, row_patch_bounds=bounds)
+    for told in (known, spans):
+        with poisoned():
+            actual = prefill_attention(
+                scene.q, scene.k_pages, scene.v_pages, told, scene.rotation, scene.rule,
+                scene.slot_positions, "triton",
+            )  # fmt: skip
+        assert_state_within_budget(actual, truth, plain, torch.bfloat16)

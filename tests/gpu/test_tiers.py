@@ -5,6 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from looseleaf import LLM, Document, SamplingParams
+from looseleaf.kv.pool import PagePool
+from looseleaf.tiers.pool_copy import PoolCopy
 from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -69,3 +71,23 @@ def test_what_lies_behind_the_end_of_a_document_is_not_stored(tmp_path):
     for array in load_file(path).values():
         assert array[-1, :, :behind].abs().sum() > 0
         assert array[-1, :, behind:].abs().sum() == 0
+
+
+def test_documents_that_arrive_do_not_break_a_graph_that_is_captured_meanwhile():
+    pool = PagePool(
+        num_pages=2, page_size=16, num_layers=1, num_kv_heads=1, head_dim=8, dtype=torch.float32,
+        device=torch.device("cuda"),
+    )  # fmt: skip
+    numbers = torch.zeros(8, device="cuda")
+    # as many as there are streams to hand out, and more
+    copies = [PoolCopy(pool) for _ in range(40)]
+    events = [copy.fence() for copy in copies]
+    for _ in range(40):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            numbers.add_(1)
+            for copy, event in zip(copies, events, strict=True):
+                copy._stream.wait_event(event)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert numbers.tolist() == [40.0] * 8

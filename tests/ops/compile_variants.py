@@ -17,6 +17,7 @@ from looseleaf.ops.attention_received.kernel import (
 from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
+from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_many
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
@@ -31,13 +32,13 @@ from looseleaf.ops.prefill_attention.kernel import (
     _prefill_attention_kernel,
     prefill_attention_triton,
 )
-from looseleaf.ops.revise_pages.kernel import _revise_pages_kernel, revise_pages_triton
 from looseleaf.ops.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
 from looseleaf.ops.select_pages.kernel import _select_pages_kernel, select_pages_triton
 from looseleaf.ops.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.split_linear import num_parts
 from looseleaf.ops.split_linear.kernel import _split_linear_kernel, split_linear_triton
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.candidates import (
@@ -72,7 +73,6 @@ KERNELS = (
     _page_scores_kernel,
     _partial_attention_kernel,
     _prefill_attention_kernel,
-    _revise_pages_kernel,
     _rms_norm_kernel,
     _rotate_kernel,
     _select_pages_kernel,
@@ -127,11 +127,16 @@ def _compile_selection(shape: Shape) -> None:
     vectors = torch.zeros(64, NUM_KV_HEADS, width, dtype=shape.dtype)
     how = scene.rotation, scene.rule, shape.page_size
     page_bounds_triton(scene.k_pages[None], torch.ones(len(scene.k_pages), dtype=torch.int64))
-    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how, 4)
+    k, places = scene.q[:, :NUM_KV_HEADS], torch.arange(len(scene.q))
+    new = NewRows(k, k, places, places, scene.k_pages, scene.v_pages)
+    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how, 4, new)
     select_pages_triton(scores, candidates, room_for(candidates, 64, 8), None)
-    newest, past, seen, rows = room_for_windows(candidates, 64, 8, 3)
-    select_pages_triton(scores, candidates, newest, seen)
-    revise_pages_triton(candidates, newest, past, seen, rows)
+    select_pages_triton(scores, candidates, *room_for_windows(candidates, 64, 8, 3))
+    work = work_list(scene)
+    work = replace(work, page_seen=torch.zeros_like(work.page_indices))
+    patch = scene.slot_positions if shape.patches else None
+    rest = scene.rotation, scene.rule, patch
+    partial_attention_triton(scene.q, scene.k_pages, scene.v_pages, work, *rest)
 
 
 def _compile_layer(dtype: torch.dtype) -> None:
@@ -168,11 +173,14 @@ def compiled_gated() -> Iterator[Compiled]:
     with compiling(_gated_linear_kernel) as kernels:
         gated_linear_gluon(x, weight, FEATURES)
     yield from kernels
+    with compiling(_gated_many_kernel) as kernels:
+        gated_linear_many(x, weight)
+    yield from kernels
 
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
-    two."""
+    two, also of rows with patches."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -180,9 +188,10 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     rest = numbers, state, scene.rotation, scene.rule
     with compiling(_hopper_attention_kernel) as kernels:
         for num_lists, grid in (
-            (11, Grid(1, 1)),
-            (11, Grid(1, 2)),
+            (5, Grid(1, 1)),
+            (5, Grid(1, 2)),
             (10, Grid(1, 2)),
+            (12, Grid(1, 2)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
     yield from kernels

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.ops.merge_states import KeptStates, merge_states
+from looseleaf.ops.merge_states import KeptStates, kernel, merge_states
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState
@@ -194,3 +194,24 @@ def test_what_a_row_keeps_is_the_merge_of_its_last_states_and_goes_into_its_answ
         assert torch.allclose(kept.lse[place], own.lse[0], atol=1e-6)
     for place in (1, 3):
         assert torch.equal(kept.out[place], before.out[place])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_several_heads_a_program_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Rows of no, one and several states, and of one state that is empty and holds anything."""
+    out, lse = torch.randn(6, 8, 80, device=DEVICE), torch.randn(6, 8, device=DEVICE)
+    out[3, 5], lse[3, 5] = torch.nan, -torch.inf
+    indptr = torch.tensor([0, 0, 3, 4, 6], dtype=torch.int32, device=DEVICE)
+    found = []
+    for many in (1, 10**6):
+        monkeypatch.setattr(kernel, "_MANY", many)
+        into = torch.full((4, 8, 80), torch.nan, dtype=dtype, device=DEVICE)
+        with poisoned():
+            found.append(
+                merge_states(AttnState(out, lse), indptr, out=into, implementation="triton")
+            )
+    assert torch.equal(found[0].out, found[1].out)
+    assert torch.equal(found[0].lse, found[1].lse)
+    assert not found[0].out[2, 5].any()

@@ -119,6 +119,38 @@ def test_an_item_may_have_any_number_of_rows(implementation: str) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("variant", ["plain", "everything"])
+def test_what_entries_have_seen_and_what_they_have_not_is_all_there_is(
+    implementation: str, variant: str
+) -> None:
+    """Later entries of an item split its pages by a bit; the first one reads all of them."""
+    shape = replace(VARIANTS["everything"], per_head=True) if variant == "everything" else Shape()
+    scene = decode_scene(8, replace(shape, num_documents=1))
+    work = work_list(scene)
+    bit = torch.arange(len(work.page_indices), dtype=torch.int32, device=DEVICE) // 2 % 2
+    one, two, both = (
+        partial_states(scene, replace(work, page_seen=seen), implementation)
+        for seen in (bit, 1 - bit, None)
+    )
+    # what stands behind the bits that are given is new to everybody
+    none = partial_states(scene, replace(work, page_seen=bit[:0]), implementation)
+    assert torch.equal(none.lse, both.lse)
+    indptr = work.item_entry_indptr[: int(work.num_items) + 1].long()
+    later = torch.ones(int(indptr[-1]), dtype=torch.bool, device=DEVICE)
+    later[indptr[:-1][indptr.diff() > 0]] = False
+    states = work.entry_state[: len(later)].long()
+    assert later.any() and (one.lse[states] != both.lse[states])[later].any()
+    joined = torch.logaddexp(one.lse, two.lse)[states]
+    torch.testing.assert_close(joined[later], both.lse[states][later])
+    assert torch.equal(one.lse[states][~later], both.lse[states][~later])
+    weight = (one.lse - torch.logaddexp(one.lse, two.lse)).exp().nan_to_num(0.0)[..., None]
+    out = torch.where(weight > 0, one.out, 0) * weight
+    out += torch.where(weight < 1, two.out, 0) * (1 - weight)
+    there = later[:, None] & (joined > -torch.inf)
+    torch.testing.assert_close(out[states][there], both.out[states][there])
+
+
+@BOTH
 def test_no_items_are_empty_states(implementation: str) -> None:
     scene = decode_scene(7, Shape())
     work = work_list(scene)

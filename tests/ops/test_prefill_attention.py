@@ -79,6 +79,17 @@ def test_keys_read_in_parts_are_keys_read_at_once(variant: str, parts: int) -> N
     torch.testing.assert_close(tuple(apart), tuple(whole))
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_complete_list_needs_nothing_cleared(parts: int) -> None:
+    """Also where a request has rows and nothing to read."""
+    scene, rows_of, spans_of = prefill_scene(4, Shape(num_requests=3))
+    for spans_of_first in (spans_of[0], []):
+        spans = span_list(scene, rows_of, [spans_of_first, *spans_of[1:]], tile_rows=8)
+        cleared = attended(scene, replace(spans, parts=parts), "triton")
+        complete = replace(spans, parts=parts, complete=True)
+        assert torch.equal(attended(scene, complete, "triton").out, cleared.out)
+
+
 @settings(max_examples=20)
 @given(shape=SHAPES, seed=st.integers(0, 2**16), tile_rows=st.integers(1, 12))
 def test_how_rows_are_tiled_changes_nothing(shape: Shape, seed: int, tile_rows: int) -> None:

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
-from looseleaf.attention.selection import Candidates, Choice
 from looseleaf.config import Revise
 from looseleaf.engine.request import Prompt, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
-from looseleaf.sparse import SparsePolicy
 from looseleaf.tiers import LoadFailed
 from tests.engine.harness import Folder, assert_idle, make_llm, words, worst
 from tests.retro.dense import Choose, DenseRetro, Page
@@ -96,33 +94,6 @@ def test_the_engine_revises_like_the_plainest_form(
     assert worst(logits, mine) <= TOLERANCE
 
 
-def test_a_window_of_one_is_the_base_policy_to_the_bit(checkpoint: Folder) -> None:
-    base, revised = (
-        answer(make_llm(checkpoint()), PROMPT, 30, select=SELECT, **more)
-        for more in ({}, {"revise": Revise(1)})
-    )
-    assert base[0] == revised[0] and torch.equal(base[1], revised[1])
-
-
-def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidates) -> Choice:
-    """Every candidate of every row, whatever the budget says."""
-    rows, most = candidates.table.pages.shape
-    heads = candidates.num_kv_heads
-    counts = candidates.table.num_pages[:, None].expand(rows, heads)
-    return Choice(torch.arange(most).expand(rows, heads, most).contiguous(), counts)
-
-
-@pytest.mark.parametrize("window", [2, 9])
-def test_a_full_budget_equals_dense_decode(
-    checkpoint: Folder, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A budget that holds all would not be asked: rows are made to choose, and choose it all."""
-    dense = answer(make_llm(checkpoint()), PROMPT, 30)
-    monkeypatch.setattr(SparsePolicy, "choose", everything)
-    chosen = answer(make_llm(checkpoint()), PROMPT, 30, select=SELECT, revise=Revise(window))
-    assert dense[0] == chosen[0] and worst(dense[1], chosen[1]) <= TOLERANCE
-
-
 def test_revision_changes_what_a_small_budget_answers(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint())
     small = Select("quest", tokens=48, dense_layers=())
@@ -170,19 +141,6 @@ def ask_together(
         (list(p.output().token_ids), torch.stack(logits.pop((p.request.request_id, 0))))
         for p in added
     ]
-
-
-def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder) -> None:
-    prompts = [[words(n, 90)] for n in range(3)]
-    policies = [{"select": SELECT, "revise": Revise(4)}] * 3
-    roomy = ask_together(make_llm(checkpoint(), num_pages=96), prompts, policies, 40)
-    tight = make_llm(checkpoint(), num_pages=20)
-    narrow = ask_together(tight, prompts, policies, 40)
-    assert tight.engine.counters.preemptions > 0
-    for (tokens, _), (others, _) in zip(roomy, narrow, strict=True):
-        assert tokens == others
-    # the last token's logits are of a window that was lived through again
-    assert all(worst(a[1][-1:], b[1][-1:]) <= TOLERANCE for a, b in zip(roomy, narrow, strict=True))
 
 
 def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder) -> None:
@@ -249,7 +207,7 @@ def test_an_adaptive_window_falls_as_the_batch_grows(checkpoint: Folder) -> None
     def watched(work: Any, previous: Any = None) -> Any:
         logits = run(work, previous)
         if work.decode and not work.chunks:
-            rows = {s.revision.window.num_rows for s in work.decode}
+            rows = {max(1, s.revision.window.num_rows) for s in work.decode if s.revision}
             widths.setdefault(len(work.decode), set()).update(rows)
         return logits
 
@@ -259,6 +217,26 @@ def test_an_adaptive_window_falls_as_the_batch_grows(checkpoint: Folder) -> None
         prompts = [[words(n, 100)] for n in range(number)]
         ask_together(llm, prompts, [wide] * number, 6)
     assert max(widths[1]) == 4 and widths[30] == {1}
+
+
+def test_a_window_that_fell_to_one_row_grows_again_as_outputs_end(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint(), num_pages=400)
+    prompts: list[Prompt] = [[words(n, 100)] for n in range(30)]
+    engine: Any = llm.engine
+    params = [
+        SamplingParams(max_tokens=40 if n == 0 else 6, seed=5, ignore_eos=True) for n in range(30)
+    ]
+    wide = {"select": SELECT, "revise": Revise(4, adaptive=True)}
+    added = [
+        engine.add(Request(f"{n}", engine.prompts.from_parts(prompts[n]), params[n], **wide))
+        for n in range(30)
+    ]
+    window, rows = added[0].outputs[0].sequence, []
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        rows.append(window.revision.window.num_rows if window.revision else 0)
+    assert min(rows) <= 0 and max(rows) == 4
 
 
 @pytest.mark.parametrize("select", [None, Select("all")])

@@ -163,7 +163,7 @@ def test_the_window_falls_to_one_as_the_batch_grows() -> None:
 
 def test_a_gpu_bears_many_more_rows_than_a_cpu() -> None:
     cpu, gpu = free_rows(CPU, 4), free_rows(torch.device("cuda"), 2)
-    assert cpu < 32 < 128 < gpu
+    assert cpu < 32 < gpu
 
 
 @pytest.mark.parametrize("window", [0, -1, MAX_WINDOW + 1])

@@ -1,9 +1,10 @@
 """A work list in which rows choose their pages on the device, layer by layer.
 
 What rows read in any case is planned on the host as ever. In front of it stand items without pages
-for what they choose, and for what earlier rows of the same outputs read anew: operators fill them
-in every layer, so that one launch reads all of it and a step has no host work between its layers.
-Everything has a fixed length that `ChosenShape` tells, so that steps replay as graphs."""
+for what they choose: operators fill them in every layer, so that one launch reads all of it and a
+step has no host work between its layers. Earlier rows of an output are entries of the items of its
+newest row: they read its pages with it, less those that they have seen. Everything has a fixed
+length that `ChosenShape` tells, so that steps replay as graphs."""
 
 from dataclasses import dataclass
 
@@ -13,9 +14,8 @@ from looseleaf.attention.lists import HostWork, IntArray, indptr_of, int32, ramp
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.select_pages import ChosenPages
 
-# an item is one row's and one head's; of three pipeline stages each read was twice as slow as of
-# two
-CHOSEN_TILE = Tile(16, 64, 4, 2, 2, chosen=True)
+# keys of a tile: an item is one output's and one head's
+_TILE_KEYS = 64
 # parts of chosen pages for all rows and heads together: about one a processor of a GPU
 _PARTS = 132
 # items that rows read in any case join the launch of chosen ones if none is longer
@@ -24,65 +24,61 @@ _SHORT_PAGES = 8
 
 @dataclass(frozen=True)
 class ChosenShape:
-    """How many ``outputs`` choose at most, each with a ``window`` of rows, for how many KV heads,
-    out of ``most`` candidates of ``most_spans`` spans; ``room`` pages for each row and head."""
+    """How many ``outputs`` choose at most, each with a ``window`` of rows, for how many KV heads of
+    a ``group`` of query heads each, out of ``most`` candidates of ``most_spans`` spans; ``room``
+    pages for each output and head."""
 
     outputs: int
     window: int
     kv_heads: int
+    group: int
     most: int
     most_spans: int
     room: int
     page_size: int
 
     @property
-    def num_items(self) -> int:
-        """Items in front of the list."""
-        return sum(places * (items + 1) for places, items in self._regions)
+    def places(self) -> int:
+        """Outputs times KV heads: each has items of its own."""
+        return self.outputs * self.kv_heads
 
     @property
-    def num_entries(self) -> int:
-        """Entries in front of the list."""
-        return sum(places * items for places, items in self._regions)
+    def num_parts(self) -> int:
+        """Parts of what is chosen at a place."""
+        most = -(-self.room // self._least_pages)
+        return max(1, min(most, _PARTS // max(1, self.places)))
+
+    @property
+    def items_of_place(self) -> int:
+        """Items of a place that have entries."""
+        return self.num_parts + self.most_spans - 1
 
     @property
     def num_pages(self) -> int:
         """Pages in front of the list."""
-        return sum(places for places, _ in self._regions) * self.room
+        return self.places * self.room
 
     @property
-    def items_of_rows(self) -> tuple[int, int]:
-        """Items of a row and head that have entries: of a newest row, and of a past one."""
-        (_, newest), (_, past) = self._regions
-        return newest, past
+    def tile(self) -> Tile:
+        """What reads the items: all rows of an output in one tile."""
+        rows = max(16, power_of_two(self.window * self.group))
+        # with few programs a third stage made each read slower, with many all of them faster
+        stages = 2 if self.places * self.items_of_place <= 2 * _PARTS else 3
+        return Tile(rows, _TILE_KEYS, 4, stages, 3, chosen=True)
 
-    def newest(self, work: WorkList) -> ChosenPages:
+    def chosen(self, work: WorkList) -> ChosenPages:
         """Where `select_pages` writes in a list that `with_room` made."""
-        items = self.items_of_rows[0]
-        return ChosenPages(work, self.room, items - self.most_spans + 1, items, self._least_pages)
-
-    def past(self, work: WorkList) -> ChosenPages:
-        """Where `revise_pages` writes in it."""
-        places, before = self._regions[0]
-        items = self.items_of_rows[1]
-        parts = items - self.most_spans + 1
-        first = places * self.room, places * (before + 1), places * before
-        return ChosenPages(work, self.room, parts, items, self._least_pages, *first)
+        sizes = self.room, self.num_parts, self.items_of_place, self._least_pages, self.window
+        return ChosenPages(work, *sizes)
 
     @property
     def _least_pages(self) -> int:
-        return max(1, CHOSEN_TILE.block_n // self.page_size)
+        return max(1, _TILE_KEYS // self.page_size)
 
-    @property
-    def _regions(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Places, and items of a place that have entries, of newest rows and of past ones."""
-        newest = self.outputs * self.kv_heads
-        past = newest * (self.window - 1)
-        return (newest, self._items(newest)), (past, self._items(past))
 
-    def _items(self, places: int) -> int:
-        most = -(-self.room // self._least_pages)
-        return max(1, min(most, _PARTS // max(1, places))) + self.most_spans - 1
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (count - 1).bit_length()
 
 
 def with_room(
@@ -96,28 +92,20 @@ def with_room(
     """
     if joined:
         work = _for_each_head(work, shape.kv_heads)
-    old = work.arrays
-    regions = list(zip((rows[:, 0], rows[:, 1:].reshape(-1)), shape.items_of_rows, strict=True))
+    old, num = work.arrays, shape.items_of_place
     counts = np.diff(old["row_state_indptr"])
     more = counts.copy()
-    for some, num in regions:
-        more[some[some >= 0]] += num
+    more[rows[rows >= 0]] += num
     states = indptr_of(more)
     chosen_from = states[:-1] + counts
-    heads, entry_row, entry_state, num_entries = (
-        np.concatenate(columns)
-        for columns in zip(
-            *(_region(some, num, chosen_from, shape.kv_heads) for some, num in regions), strict=True
-        )
-    )
-    # items of rows that there are not have states that nobody reads
+    entry_row, entry_state = _entries(rows, num, chosen_from, shape.kv_heads)
+    # entries of rows that there are not have states that nobody reads
     nobody = entry_state < 0
     entry_state[nobody] = states[-1] + np.arange(nobody.sum())
-    # all empty, each where its place begins
-    places = np.repeat(
-        np.arange(shape.num_pages // shape.room, dtype=np.int32),
-        np.concatenate([np.full(len(some) * shape.kv_heads, num + 1) for some, num in regions]),
-    )
+    heads = np.tile(np.repeat(np.arange(shape.kv_heads, dtype=np.int32), num + 1), shape.outputs)
+    # the last item of a place has no entries; all are empty, each where its place begins
+    num_entries = np.tile(np.append(np.full(num, shape.window), 0), shape.places)
+    places = np.repeat(np.arange(shape.places, dtype=np.int32), num + 1)
     shift = states[:-1] - old["row_state_indptr"][:-1]
 
     def behind(name: str, first: IntArray) -> IntArray:
@@ -148,9 +136,9 @@ def with_room(
     }
     total = len(arrays["item_kv_head"])
     if joined:
-        return HostWork({**arrays, "tile_indptr": int32([0, total])}, (CHOSEN_TILE,)), chosen_from
+        return HostWork({**arrays, "tile_indptr": int32([0, total])}, (shape.tile,)), chosen_from
     arrays["tile_indptr"] = np.append(int32([0]), old["tile_indptr"] + np.int32(len(heads)))
-    return HostWork(arrays, (CHOSEN_TILE, *work.tiles)), chosen_from
+    return HostWork(arrays, (shape.tile, *work.tiles)), chosen_from
 
 
 def may_join(work: HostWork) -> bool:
@@ -158,17 +146,17 @@ def may_join(work: HostWork) -> bool:
     return bool(np.diff(work.arrays["item_page_indptr"]).max(initial=0) <= _SHORT_PAGES)
 
 
-def _region(
+def _entries(
     rows: IntArray, num: int, chosen_from: IntArray, kv_heads: int
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Of every place of ``rows``, with ``num`` items and one more: the heads of items; rows and
-    states of entries, -1 where there is no row; and the entries of items."""
-    there = np.maximum(rows, 0)
-    first = np.where(rows >= 0, chosen_from[there], -num) if len(rows) else rows
-    each = np.tile(np.append(np.ones(num, np.int32), 0), len(rows) * kv_heads)
-    state = np.repeat(first, kv_heads)[:, None] + np.arange(num, dtype=np.int32)
-    heads = np.repeat(np.tile(np.arange(kv_heads, dtype=np.int32), len(rows)), num + 1)
-    return heads, int32(np.repeat(there, kv_heads * num)), int32(state.reshape(-1)), int32(each)
+) -> tuple[IntArray, IntArray]:
+    """Rows and states of the entries of every output, KV head, item and age: -1 where there is no
+    row."""
+    there = np.maximum(rows, 0)  # [outputs, window]
+    size = len(rows), kv_heads, num, rows.shape[1]
+    row = np.broadcast_to(there[:, None, None], size)
+    nth = np.arange(num, dtype=np.int32)[:, None]
+    state = np.where(rows >= 0, chosen_from[there], -num)[:, None, None] + nth
+    return int32(row.reshape(-1)), int32(np.broadcast_to(state, size).reshape(-1))
 
 
 def _for_each_head(work: HostWork, kv_heads: int) -> HostWork:

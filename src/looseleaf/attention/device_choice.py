@@ -3,27 +3,27 @@ and the operators that a layer calls to fill the items of a work list.
 
 A choice is of one policy whose pages are scored by products with what is kept of them. If earlier
 rows of its outputs are revised (RetroAttention), they read what is new to them of the pages of the
-newest row, and keep their states."""
+newest row, together with it, and keep their states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chosen_lists import ChosenShape, may_join, with_room
+from looseleaf.attention.chosen_lists import ChosenShape, may_join, power_of_two, with_room
 from looseleaf.attention.lists import HostWork, IntArray, IntBuffer, int32
-from looseleaf.attention.readings import SelectedRows
-from looseleaf.attention.selection import Candidates, CandidateTable, TableArrays
+from looseleaf.attention.readings import Reading, SelectedRows
+from looseleaf.attention.selection import Candidates, CandidateTable, RowCandidates, TableArrays
 from looseleaf.kv.summaries import PageSummaries
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates
 from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.revise_pages import revise_pages
 from looseleaf.ops.select_pages import CandidateList, SeenPages, best_run, select_pages
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.types import Rotation, ScoreRule
 
 # rooms and spans come in few sizes, since each has graphs of its own
@@ -79,8 +79,8 @@ class OverWindows(Protocol):
 
 @dataclass(frozen=True)
 class HostChoice:
-    """The choice of one step on the host. ``table`` has the candidates of all rows, the newest
-    first; ``numbers`` are the arrays of a `CandidateList` but for
+    """The choice of one step on the host. ``table`` has the candidates of the rows that
+    choose; ``numbers`` are the arrays of a `CandidateList` but for
     its columns, and of `SeenPages` and `KeptStates` if states are ``kept``."""
 
     shape: ChosenShape
@@ -126,39 +126,48 @@ def choosing_on_device(selected: Sequence[object]) -> SelectedRows | None:
     return None if measured else selected[0]
 
 
-def count_on_device(selected: Sequence[object]) -> None:
-    """Count for one layer what newest rows choose on the device, if they do: their limits, and the
-    pages that are taken over. What past rows read anew is among that."""
+def count_on_device(readings: Sequence[Reading]) -> None:
+    """Count what is chosen on the device, for all layers that read alike together."""
+    for reading in {id(reading): reading for reading in readings}.values():
+        _count(reading.selected, sum(other is reading for other in readings))
+
+
+def _count(selected: Sequence[object], layers: int) -> None:
+    """Count for so many layers what newest rows choose on the device, if they do: their limits, and
+    the pages that are taken over. What past rows read anew is among that."""
     rows = choosing_on_device(selected)
     if rows is not None:
-        candidates, over = rows.candidates, isinstance(rows.policy, OverWindows)
-        pages = torch.from_numpy(candidates.table.host.limits.astype(np.int64))
-        if over:
+        candidates = rows.candidates
+        limits = candidates.leading.host.limits.astype(np.int64)
+        pages = np.zeros(len(candidates.rows), np.int64)
+        pages[: len(limits)] = limits
+        if isinstance(rows.policy, OverWindows):
             windows = _windows(candidates)
-            pages += torch.tensor([row.newly_sealed for row in windows])
-            pages *= torch.tensor([row.age == 0 for row in windows])
-        rows.count(pages * candidates.num_kv_heads)
+            pages[: len(limits)] += [row.newly_sealed for row in windows[: len(limits)]]
+        rows.count(torch.from_numpy(pages * (layers * candidates.num_kv_heads)), layers=layers)
 
 
 def choose_in(
-    work: HostWork, selected: SelectedRows, num_rows: int, *, padded: bool = False
+    work: HostWork, selected: SelectedRows, group: int, num_rows: int, *, padded: bool = False
 ) -> tuple[HostWork, HostChoice]:
-    """``work`` with room for what is chosen of ``selected``, and the choice. ``num_rows`` are the
+    """``work`` with room for what is chosen of ``selected``, and the choice. A KV head has a
+    ``group`` of query heads. ``num_rows`` are the
     rows that arrays of rows have room for; ``padded`` those of outputs too, for graphs."""
     policy, candidates = selected.policy, selected.candidates
     assert isinstance(policy, ByVectors) and policy.vector_budget is not None
     sink, recent = policy.vector_budget
-    rows, kept, more = int32(selected.places)[:, None], None, 0
+    rows, kept, more, width = int32(selected.places)[:, None], None, 0, 1
     if isinstance(policy, OverWindows):
-        rows, kept = _by_output(selected, policy.window), policy.states
+        width, kept = policy.window, policy.states
+        rows = _by_output(selected, width)
         more = max(row.newly_sealed for row in _windows(candidates))
-    host = candidates.table.host.first(len(rows))
-    outputs = _power_of_two(len(rows)) if padded else len(rows)
+    host = candidates.leading.host
+    outputs = power_of_two(len(rows)) if padded else len(rows)
     room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
     shape = ChosenShape(
-        outputs, rows.shape[1], candidates.num_kv_heads,
-        most=max(1024, _power_of_two(host.columns.shape[2])),
-        most_spans=_power_of_two(candidates.table.most_spans),
+        outputs, rows.shape[1], candidates.num_kv_heads, group,
+        most=max(1024, power_of_two(host.columns.shape[2])),
+        most_spans=power_of_two(candidates.leading.most_spans),
         room=room, page_size=candidates.pool.page_size,
     )  # fmt: skip
     rows = np.concatenate([rows, np.full((outputs - len(rows), rows.shape[1]), -1, np.int32)])
@@ -173,15 +182,12 @@ def choose_in(
     work, chosen_from = with_room(work, rows, shape, joined=joined)
     if kept is not None:
         kept.make_room(shape.most)
-        numbers |= _window_numbers(candidates, selected.places, rows, chosen_from, num_rows)
+        sizes = outputs, width, num_rows
+        numbers |= _window_numbers(candidates, selected.places, chosen_from, sizes)
     assert candidates.summaries is not None, "pages are scored by what is kept of them"
     rules, size = candidates.rules, candidates.pool.page_size
     how = Scored(candidates.summaries, candidates.rotation, rules, size, sink)
-    return work, HostChoice(shape, how, candidates.table, numbers, kept)
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    return work, HostChoice(shape, how, candidates.leading, numbers, kept)
 
 
 def _windows(candidates: Candidates) -> list[WindowRow]:
@@ -192,7 +198,9 @@ def _by_output(selected: SelectedRows, window: int) -> IntArray:
     """The rows of the step by output and age, -1 where there is none."""
     windows = _windows(selected.candidates)
     order = {row.slot: n for n, row in enumerate(row for row in windows if row.age == 0)}
-    rows = np.full((len(order), window), -1, np.int32)
+    # each width has graphs of its own
+    width = min(window, power_of_two(1 + max(row.age for row in windows)))
+    rows = np.full((len(order), width), -1, np.int32)
     for place, row in zip(selected.places, windows, strict=True):
         rows[order[row.slot], row.age] = place
     return rows
@@ -227,13 +235,13 @@ def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, In
 def _window_numbers(
     candidates: Candidates,
     places: Sequence[int],
-    rows: IntArray,
     chosen_from: IntArray,
-    num_rows: int,
+    sizes: tuple[int, int, int],
 ) -> dict[str, IntArray]:
-    """The small arrays of `SeenPages` and `KeptStates`; rows that choose nothing keep nothing."""
+    """The small arrays of `SeenPages` and `KeptStates`, for so many outputs, each of which keeps so
+    many rows, and for rows of the step; rows that choose nothing keep nothing."""
     windows = _windows(candidates)
-    outputs, width = rows.shape
+    outputs, width, num_rows = sizes
     slot, newly_sealed = np.zeros((2, outputs), np.int32)
     kept_at, fresh = np.full(num_rows, -1, np.int32), np.zeros(num_rows, np.int32)
     newest = [row for row in windows if row.age == 0]
@@ -247,7 +255,6 @@ def _window_numbers(
     return {
         "slot": slot,
         "newly_sealed": newly_sealed,
-        "past": rows[:, 1:].reshape(-1),
         "kept_from": first,
         "kept_at": kept_at,
         "kept_fresh": fresh,
@@ -261,7 +268,7 @@ class ChoiceBuffer:
         self.shape = shape = choice.shape
         self._numbers = IntBuffer(choice.sizes, device)
         self._columns = torch.zeros(3, shape.outputs, shape.most, dtype=torch.int32, device=device)
-        self._table: CandidateTable | None = None
+        self._rows: list[RowCandidates] = []
         spans = (shape.outputs, shape.most_spans)
         given = dict(self._numbers.tensors)
         of_windows = {name: given.pop(name) for name in _OF_WINDOWS if name in given}
@@ -270,30 +277,36 @@ class ChoiceBuffer:
         columns = {"pages": pages, "starts": starts, "spans": nth}
         self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
         self.windows = of_windows
-        for name in ("kept_at", "past"):
-            if name in of_windows:
-                # until numbers come there is no row
-                of_windows[name].fill_(-1)
-        room = shape.outputs * shape.kv_heads * shape.room if choice.kept else 0
-        self.seen = torch.zeros(2, room, dtype=torch.int32, device=device)
+        if "kept_at" in of_windows:
+            # until numbers come there is no row
+            of_windows["kept_at"].fill_(-1)
+        room = shape.num_pages if choice.kept else 0
+        self.seen = torch.zeros(room, dtype=torch.int32, device=device)
 
     def load(self, choice: HostChoice) -> None:
-        """Bring the numbers of a step to the device; the columns only if they are others."""
+        """Bring the numbers of a step to the device; the columns of those rows only that have
+        others."""
         self._numbers.load(choice.numbers)
-        if self._table is not choice.table:
-            self._table = choice.table
-            host = choice.table.host
-            rows = int(choice.numbers["num_rows"][0])
-            columns = host.columns[:, :rows].copy()
-            columns[2] -= columns[2, :, :1]
-            sent = torch.from_numpy(columns)
-            if self._columns.is_cuda:
-                sent = sent.pin_memory()
-            self._columns[:, :rows, : columns.shape[2]].copy_(sent, non_blocking=True)
+        rows, known = choice.table.rows, self._rows
+        others = [n for n, row in enumerate(rows) if n >= len(known) or known[n] is not row]
+        if not others:
+            return
+        self._rows = [*rows, *known[len(rows) :]]
+        widest = max(rows[n].columns.shape[1] for n in others)
+        columns = np.zeros((3, len(others), widest), np.int32)
+        for place, n in enumerate(others):
+            columns[:, place, : rows[n].columns.shape[1]] = rows[n].columns
+        sent = torch.from_numpy(columns)
+        index = torch.tensor(others)
+        if self._columns.is_cuda:
+            sent, index = sent.pin_memory(), index.pin_memory()
+        device = self._columns.device
+        index = index.to(device, non_blocking=True)
+        self._columns[:, index, :widest] = sent.to(device, non_blocking=True)
 
 
 _OF_SPANS = ("span_offset", "span_bound", "span_mask")
-_OF_WINDOWS = ("slot", "newly_sealed", "past", "kept_from", "kept_at", "kept_fresh")
+_OF_WINDOWS = ("slot", "newly_sealed", "kept_from", "kept_at", "kept_fresh")
 
 
 @dataclass(frozen=True)
@@ -305,18 +318,21 @@ class DeviceChoice:
     how: Scored
     states: KeptOutputs | None
 
-    def fill(self, layer: int, q: Tensor, implementation: Implementation) -> None:
-        """Choose for ``layer``, whose unrotated queries are ``q``."""
+    @property
+    def filled(self) -> WorkList:
+        """The work list, with what earlier rows have seen."""
+        return self.work if self.states is None else replace(self.work, page_seen=self.buffer.seen)
+
+    def fill(
+        self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
+    ) -> None:
+        """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
         listed, shape, how = self.buffer.listed, self.buffer.shape, self.how
         vectors, positions = how.summaries.layer(layer), self.work.row_positions
         rule = how.rotation, how.rules[layer], how.page_size
         run = best_run(shape.most, shape.room)
-        scores = page_scores(q, vectors, listed, positions, rule, run, implementation)
-        newest, seen = shape.newest(self.work), self._seen(layer)
-        select_pages(scores, listed, newest, seen, implementation)
-        if seen is not None and shape.window > 1:
-            past, rows = shape.past(self.work), self.buffer.windows["past"]
-            revise_pages(listed, newest, past, seen, rows, implementation)
+        scores = page_scores(q, vectors, listed, positions, rule, run, new, implementation)
+        select_pages(scores, listed, shape.chosen(self.work), self._seen(layer), implementation)
 
     def kept(self, layer: int) -> KeptStates | None:
         """What the merge of ``layer`` goes on from, and keeps."""
@@ -331,4 +347,4 @@ class DeviceChoice:
         if states is None:
             return None
         read = states.registers[layer], states.booked[layer]
-        return SeenPages(*read, windows["slot"], windows["newly_sealed"], *self.buffer.seen)
+        return SeenPages(*read, windows["slot"], windows["newly_sealed"], self.buffer.seen)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Item, join_bitmaps
 from looseleaf.attention.own_reads import OWN_NUMBERS, own_reads
+from looseleaf.ops.partial_attention.unit_numbers import number_sizes, unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -200,7 +201,8 @@ class HostWork:
 
     def to(self, device: torch.device) -> WorkList:
         """A work list of exactly these arrays."""
-        return _work_list(send(self.arrays, device), self.tiles)
+        numbers = unit_numbers(self.arrays) if device.type == "cuda" else {}
+        return _work_list(send({**self.arrays, **numbers}, device), self.tiles)
 
 
 def _work_list(tensors: dict[str, Tensor], tiles: tuple[Tile, ...]) -> WorkList:
@@ -333,6 +335,7 @@ class WorkCapacity:
         }
         sizes |= dict.fromkeys(("item_kv_head", "item_explicit"), self.items)
         sizes |= dict.fromkeys(("page_indices", "page_positions"), self.pages)
+        sizes |= number_sizes(self.items, self.entries)
         names = ("entry_row", "entry_offset", "entry_bound", "entry_mask", "entry_state")
         return sizes | dict.fromkeys(names, self.entries)
 
@@ -392,4 +395,5 @@ class WorkBuffer:
         padding = np.ones(self.capacity.rows - work.num_rows, np.int32)
         states = np.concatenate([states, padding * states[-1]])
         own = np.concatenate([own, np.zeros(OWN_NUMBERS * len(padding), np.int32)])
-        self._buffer.load({**work.arrays, "row_state_indptr": states, "row_own": own})
+        numbers = unit_numbers(work.arrays)
+        self._buffer.load({**work.arrays, **numbers, "row_state_indptr": states, "row_own": own})

@@ -44,8 +44,8 @@ from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
-from looseleaf.ops.prefill_attention import prefill_attention
-from looseleaf.ops.store_kv import store_kv
+from looseleaf.ops.prefill_attention import SpanList, prefill_attention
+from looseleaf.ops.store_kv import NewRows, store_kv
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
@@ -169,6 +169,10 @@ class PagedAttention:
         return self.planner.counters
 
     @property
+    def _group(self) -> int:
+        return self.num_qo_heads // self.pool.kv.shape[3]
+
+    @property
     def _row_dtype(self) -> torch.dtype:
         return self.row_dtype or self.pool.kv.dtype
 
@@ -179,8 +183,7 @@ class PagedAttention:
         if self._cpu is not None:
             return self._cpu.step(readings, rows.chunks, asked, rows.slots, rows.frame_positions)
         layers = self._plans(readings, rows.chunks)
-        for reading in readings:
-            count_on_device(reading.selected)
+        count_on_device(readings)
         device = self.pool.kv.device
         prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
         if asked is not None:
@@ -219,6 +222,7 @@ class PagedAttention:
         readings = self._read(decode)
         made: dict[tuple[bool, ...], int] = {}
         works: list[ListedWork] = []
+        group = self._group
         for reading in readings:
             if reading.key not in made:
                 finish = not reading.selected
@@ -227,11 +231,10 @@ class PagedAttention:
                 if work is None or (reading.selected and selected is None):
                     return None
                 if selected is not None:
-                    work, choice = choose_in(work, selected, most_rows, padded=True)
+                    work, choice = choose_in(work, selected, group, most_rows, padded=True)
                 made[reading.key] = len(works)
                 works.append(ListedWork(work, choice))
-        for reading in readings:
-            count_on_device(reading.selected)
+        count_on_device(readings)
         return HostStep(tuple(works), tuple(made[reading.key] for reading in readings))
 
     def over(
@@ -253,6 +256,11 @@ class PagedAttention:
         ]
         chosen, none = [plans[n] for n in layers], [()] * len(layers)
         return _OpsStep(self, chosen, slots, frame_positions, hosted, none)
+
+    def over_spans(self, spans: SpanList, slots: Tensor, frame_positions: Tensor) -> Attend:
+        """The same for rows that are all in ``spans``."""
+        plans = [_LayerPlan(AttentionPlan(0, None, spans))] * len(self.rules)
+        return _OpsStep(self, plans, slots, frame_positions, None, [()] * len(plans))
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -282,7 +290,7 @@ class PagedAttention:
         host = self.planner.host_work(reading.rows, reading.groups)
         assert host is not None, "rows that decode have a work list"
         device, num_rows = self.pool.kv.device, len(reading.rows)
-        host, choice = choose_in(host, selected, num_rows)
+        host, choice = choose_in(host, selected, self._group, num_rows)
         buffer = ChoiceBuffer(choice, device)
         buffer.load(choice)
         work = host.to(device)
@@ -332,7 +340,11 @@ class _OpsStep:
         split = plan.num_work_rows
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
-        store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, chosen)
+        rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
+        # pages that are chosen from are final, so scores need not wait for what is stored
+        on_the_way = choice is not None and plan.spans is None
+        if not on_the_way:
+            store_kv(*rows[:4], rotation, k_pages, v_pages, chosen)
         if not len(q):
             return q
         new = None
@@ -350,7 +362,8 @@ class _OpsStep:
             work = plan.work
             patch = places if work.mask_words.numel() else None
             if choice is not None:
-                choice.fill(layer, q, chosen)
+                choice.fill(layer, q, rows if on_the_way else None, chosen)
+                work = choice.filled
             states = partial_attention(
                 q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen
             )

@@ -35,6 +35,7 @@ from looseleaf.attention.lists import (
     make_work_list,
     send,
 )
+from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 
@@ -194,19 +195,23 @@ class Planner:
     def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
         # a span's bitmap is that of all its rows: looked at once a key, and of a work list's once
         # a row and key
-        if self.batch_invariant or _is_patched(chunks):
+        if self.batch_invariant or is_patched(chunks):
             return False
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
         return few and self._num_programs(chunks) < self.costs.wide.programs
 
     def span_list(self, chunks: Sequence[PrefillChunk]) -> SpanList:
         """The span list of ``chunks``, in parts where its tiles would leave processors idle."""
+        return _sent(self.host_spans(chunks), self.device)
+
+    def host_spans(self, chunks: Sequence[PrefillChunk]) -> HostSpans:
+        """The same on the host."""
         parts = 1
-        if _is_patched(chunks) and not self.batch_invariant:
+        if is_patched(chunks) and not self.batch_invariant:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
             parts = -(-self.costs.wide.programs // self._num_programs(chunks))
             parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        return make_span_list(chunks, tile_rows=self.tile_rows, device=self.device, parts=parts)
+        return host_spans(chunks, self.tile_rows, parts)
 
     def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
         tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
@@ -335,16 +340,26 @@ def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[It
     return items
 
 
-def _is_patched(chunks: Sequence[PrefillChunk]) -> bool:
+def is_patched(chunks: Sequence[PrefillChunk]) -> bool:
     """Whether rows read around tokens that are replaced."""
     spans = (span for chunk in chunks for span in chunk.spans)
     return any(span.hidden is not None or span.places is not None for span in spans)
 
 
 def make_span_list(
-    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device, parts: int = 1
+    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
 ) -> SpanList:
-    """The arrays of `SpanList` for ``chunks``; each chunk is one "request" of the list."""
+    """The arrays of `SpanList` for ``chunks``, whose rows are all the rows there are; each chunk is
+    one "request" of the list."""
+    return _sent(host_spans(chunks, tile_rows), device)
+
+
+def _sent(spans: HostSpans, device: torch.device) -> SpanList:
+    return SpanList(**send(spans.arrays, device), parts=spans.parts, complete=True)
+
+
+def host_spans(chunks: Sequence[PrefillChunk], tile_rows: int, parts: int = 1) -> HostSpans:
+    """The same on the host, to be read in ``parts``."""
     spans = [span for chunk in chunks for span in chunk.spans]
     tile_counts: list[int] = []
     tile_request: list[int] = []
@@ -370,4 +385,16 @@ def make_span_list(
         "mask_words": mask_words,
         "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
     }
-    return SpanList(**send(arrays, device), parts=parts)
+    if len(mask_words) and all(_num_patches(chunk) <= 1 for chunk in chunks):
+        arrays["row_patch_bounds"] = np.concatenate([_patch_bounds(chunk) for chunk in chunks])
+    return HostSpans(arrays, parts)
+
+
+def _num_patches(chunk: PrefillChunk) -> int:
+    return sum(span.places is not None for span in chunk.spans)
+
+
+def _patch_bounds(chunk: PrefillChunk) -> IntArray:
+    """How many slots of the chunk's patch stand at each of its rows or before."""
+    places = [span.offset + place for span in chunk.spans for place in span.places or ()]
+    return int32(np.searchsorted(places, chunk.positions, "right"))

@@ -8,9 +8,10 @@ joins as one more state.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,9 @@ from looseleaf.attention.selection import (
     CandidateTable,
     PageArray,
     PagePolicy,
+    RowCandidates,
     SelectingRow,
-    make_table,
+    row_candidates,
     summarised,
 )
 from looseleaf.kv.pool import PagePool
@@ -64,7 +66,7 @@ class SelectedRows:
     @cached_property
     def rows(self) -> Tensor:
         """The places, on the pool's device."""
-        return torch.tensor(self.places).to(self.candidates.table.device)
+        return torch.tensor(self.places).to(self.candidates.pool.kv.device)
 
     def reads(self) -> list[RowReads]:
         """What each row read, once all layers are computed; waits for the device if it chose by
@@ -107,13 +109,13 @@ class SelectedRows:
         states.out[place] = state.out
         states.lse[place] = state.lse
 
-    def count(self, pages: Tensor, looked: int = 0) -> None:
-        """Count what one layer's choice read: ``pages`` of each row, and of the keys of a candidate
-        besides its summary so many numbers."""
+    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
+        """Count what the choice of some layers read together: ``pages`` of each row, and in each of
+        the keys of a candidate besides its summary so many numbers."""
         self.tallies.append(pages)
         pool, summary = self.candidates.pool, self.policy.summary
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
-        self.looked.append((width + looked) * pool.kv.element_size())
+        self.looked.append(layers * (width + looked) * pool.kv.element_size())
 
     def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
         """The lse of what each row reads in any case."""
@@ -160,6 +162,16 @@ class Reading:
     selected: tuple[SelectedRows | HostedRows, ...] = ()
 
 
+_RowKey = tuple[PagePolicy, int, int, int, int]
+
+
+class _KnownRow(NamedTuple):
+    """A row's candidates, and what it is known by: numbers of objects that live on with it."""
+
+    names: tuple[object, object]
+    candidates: RowCandidates
+
+
 @dataclass(eq=False)
 class Readings:
     """Makes the readings of steps; groups, tables and summaries are kept while they hold.
@@ -174,7 +186,10 @@ class Readings:
     hosted: HostedAttention | None = None
     selected: list[SelectedRows] = field(default_factory=list)
     _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
-    _tables: dict[PagePolicy, tuple[list[object], CandidateTable]] = field(default_factory=dict)
+    _tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
+    # the candidates of rows by what they are known by, of the step before and of this one
+    _rows: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+    _rows_now: dict[_RowKey, _KnownRow] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
 
     def of(self, rows: Sequence[DecodeRow]) -> list[Reading]:
@@ -182,7 +197,7 @@ class Readings:
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
         hosted = self._hosted(rows)
         if not selecting:
-            self._tables, self.selected = {}, []
+            self._tables, self._rows_now, self.selected = {}, {}, []
             return [Reading((), rows, self._grouped((), rows, rows), hosted)] * len(self.rules)
         self.selected = chosen = self._selected(selecting)
         made: dict[tuple[bool, ...], Reading] = {}
@@ -220,29 +235,49 @@ class Readings:
         by_policy: dict[PagePolicy, list[int]] = {}
         for index, row in selecting.items():
             by_policy.setdefault(row.policy, []).append(index)
-        self._tables = {p: kept for p, kept in self._tables.items() if p in by_policy}
+        self._tables = {key: kept for key, kept in self._tables.items() if key[0] in by_policy}
+        self._rows, self._rows_now = self._rows_now, {}
         chosen = []
         for policy, places in by_policy.items():
             rows = [selecting[place] for place in places]
-            table, summaries = self._table(policy, rows), self.summaries(policy)
-            how = self.rotation, self.rules
-            candidates = Candidates(rows, table, self.pool, *how, summaries)
+            how = self.pool, self.rotation, self.rules, self.summaries(policy)
+            candidates = Candidates(rows, policy, partial(self._table, policy), *how)
+            # what is kept of pages is made before anybody asks
+            _ = candidates.leading
             chosen.append(SelectedRows(policy, places, candidates, len(self.rules)))
         return chosen
 
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
-        names: list[object] = []
+        """The table of some rows of ``policy``: the same object while it holds, and of rows that go
+        on as they were the same parts."""
+        parts, new = [], []
         for row in rows:
             others = row.num_other(self.pool.page_size)
-            names += [row.settled, row.tail.pages, row.sealed, others]
-        kept = self._tables.get(policy)
-        if kept is None or not _same(kept[0], names):
-            summaries = self.summaries(policy)
-            if summaries is not None:
-                for row in rows:
-                    summaries.write(*summarised(row, self.pool.page_size, self.array_of))
-            kept = self._tables[policy] = names, make_table(rows, self.pool, self.array_of)
-        return kept[1]
+            key = policy, id(row.settled), id(row.tail.pages), row.sealed, others
+            known = self._rows_now.get(key) or self._rows.get(key)
+            if known is None:
+                part = row_candidates(row, self.pool.page_size, self.array_of)
+                known = _KnownRow((row.settled, row.tail.pages), part)
+                new.append(row)
+            self._rows_now[key] = known
+            parts.append(known.candidates)
+        self._summarise(policy, new)
+        kept = self._tables.get((policy, len(parts)))
+        if kept is None or any(one is not two for one, two in zip(kept.rows, parts, strict=True)):
+            kept = CandidateTable(parts, self.pool.kv.device)
+            self._tables[policy, len(parts)] = kept
+        return kept
+
+    def _summarise(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> None:
+        """Make what ``policy`` must know of candidates of ``rows``, where it is missing."""
+        summaries = self.summaries(policy)
+        if summaries is None or not rows:
+            return
+        held = [summarised(row, self.pool.page_size, self.array_of) for row in rows]
+        pages, counts = (np.concatenate(columns) for columns in zip(*held, strict=True))
+        # rows of one document have its pages in common
+        pages, first = np.unique(pages, return_index=True)
+        summaries.write(pages, counts[first])
 
     def _grouped(
         self, key: tuple[bool, ...], rows: Sequence[DecodeRow], others: Sequence[DecodeRow]

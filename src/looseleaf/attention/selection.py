@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan, join_bitmaps
+from looseleaf.attention.groups import Bitmap, DecodeRow, ReadSpan, join_bitmaps
 from looseleaf.attention.lists import IntArray, int32
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
@@ -75,6 +75,15 @@ class PagePolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LedByFirst(Protocol):
+    """A policy whose first rows choose for the others too, which have the same candidates."""
+
+    def num_leading(self, rows: Sequence["SelectingRow"]) -> int:
+        """How many rows choose."""
+        ...
+
+
 @dataclass(frozen=True)
 class SelectingRow(DecodeRow):
     """A row with a policy. The first ``sealed`` pages of its tail are full and final.
@@ -111,6 +120,18 @@ class SelectingRow(DecodeRow):
         return sum(len(span.pages) for span in self.settled if span.places is not None)
 
 
+class RowCandidates(NamedTuple):
+    """The candidates of one row on the host: ``columns`` ``[3, pages]`` of int32 are page, frame
+    position of its first slot, and which of the row's spans it is of; of every span its offset Δ
+    and the frame position before which keys stand, and its bitmap."""
+
+    columns: IntArray
+    spans: Sequence[tuple[int, int]]
+    bitmaps: Sequence[Bitmap | None]
+    limit: int
+    others: int
+
+
 class TableArrays(NamedTuple):
     """The candidates of some rows on the host, int32.
 
@@ -130,25 +151,37 @@ class TableArrays(NamedTuple):
     span_mask: IntArray
     mask_words: IntArray
 
-    def first(self, count: int) -> "TableArrays":
-        """Those of the first ``count`` rows."""
-        spans = int((self.span_row < count).sum())
-        counts, limits, others = (a[:count] for a in self[1:4])
-        row, offset, bound, mask = (a[:spans] for a in self[4:8])
-        columns = self.columns[:, :count]
-        return TableArrays(
-            columns, counts, limits, others, row, offset, bound, mask, self.mask_words
-        )
+    @classmethod
+    def of(cls, rows: Sequence[RowCandidates]) -> "TableArrays":
+        """The candidates of ``rows``, side by side."""
+        counts = int32([row.columns.shape[1] for row in rows])
+        columns = np.zeros((3, len(rows), counts.max()), dtype=np.int32)
+        num_spans = int32([len(row.spans) for row in rows])
+        first_span = np.cumsum(num_spans) - num_spans
+        for index, row in enumerate(rows):
+            count = counts[index]
+            columns[:, index, :count] = row.columns
+            columns[:, index, count:] = row.columns[:, :1]
+        columns[2] += first_span[:, None].astype(np.int32)
+        masks, words = join_bitmaps([bitmap for row in rows for bitmap in row.bitmaps])
+        offsets, bounds = np.array([s for row in rows for s in row.spans], dtype=np.int32).T
+        limits, others = int32([row.limit for row in rows]), int32([row.others for row in rows])
+        row_of = np.repeat(np.arange(len(rows), dtype=np.int32), num_spans)
+        return cls(columns, counts, limits, others, row_of, offsets, bounds, int32(masks), words)
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateTable:
-    """The candidates of some rows, made anew when a page is sealed or the rows change: on the
-    ``host``, and as int64 tensors on the pool's device, where each is sent when it is first asked
-    for."""
+    """The candidates of some ``rows``, made anew when a page is sealed or the rows change: on the
+    ``host``, and as int64 tensors on the pool's ``device``. All of that is made when it is first
+    asked for, and a row's part once."""
 
-    host: TableArrays
+    rows: Sequence[RowCandidates]
     device: torch.device
+
+    @cached_property
+    def host(self) -> TableArrays:
+        return TableArrays.of(self.rows)
 
     @cached_property
     def pages(self) -> Int[Tensor, "rows most"]:
@@ -193,16 +226,12 @@ class CandidateTable:
     @property
     def most_chosen(self) -> int:
         """The largest limit."""
-        return int(self.host.limits.max())
+        return max(row.limit for row in self.rows)
 
     @property
     def most_spans(self) -> int:
         """The spans of the row that has the most."""
-        return int(np.bincount(self.host.span_row).max())
-
-    def first(self, count: int) -> "CandidateTable":
-        """The table of the first ``count`` rows."""
-        return CandidateTable(self.host.first(count), self.device)
+        return max(len(row.spans) for row in self.rows)
 
     def _sent(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)
@@ -210,15 +239,29 @@ class CandidateTable:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the rows of one policy choose from in one step. ``summaries`` are those that the policy
-    asked for, None if it did not."""
+    """What the rows of one policy choose from in one step. ``table_of`` makes or knows the table of
+    some of them. ``summaries`` are those that the policy asked for, None if it did not."""
 
     rows: Sequence[SelectingRow]
-    table: CandidateTable
+    policy: PagePolicy
+    table_of: Callable[[Sequence[SelectingRow]], CandidateTable]
     pool: PagePool
     rotation: Rotation
     rules: Sequence[ScoreRule]
     summaries: PageSummaries | None
+
+    @cached_property
+    def table(self) -> CandidateTable:
+        """That of all rows."""
+        return self.table_of(self.rows)
+
+    @cached_property
+    def leading(self) -> CandidateTable:
+        """That of the rows that choose: all, or the first ones."""
+        count = len(self.rows)
+        if isinstance(self.policy, LedByFirst):
+            count = self.policy.num_leading(self.rows)
+        return self.table if count == len(self.rows) else self.table_of(self.rows[:count])
 
     @property
     def num_kv_heads(self) -> int:
@@ -226,7 +269,7 @@ class Candidates:
 
     @cached_property
     def row_positions(self) -> Int[Tensor, " rows"]:
-        return torch.tensor([row.position for row in self.rows]).to(self.table.device)
+        return torch.tensor([row.position for row in self.rows]).to(self.pool.kv.device)
 
     @cached_property
     def span_positions(self) -> Int[Tensor, " spans"]:
@@ -235,7 +278,7 @@ class Candidates:
 
     def first(self, count: int) -> "Candidates":
         """Those of the first ``count`` rows."""
-        return replace(self, rows=self.rows[:count], table=self.table.first(count))
+        return replace(self, rows=self.rows[:count])
 
     def turned(
         self, q: Float[Tensor, "rows qo_heads head_dim"]
@@ -262,33 +305,20 @@ class Candidates:
         return visible
 
 
-def make_table(rows: Sequence[SelectingRow], pool: PagePool, array_of: PageArray) -> CandidateTable:
-    """The table of ``rows``, each of which has a candidate."""
-    size = pool.page_size
-    most = max(row.num_candidates for row in rows)
-    columns = np.zeros((3, len(rows), most), dtype=np.int32)
-    of_spans: list[tuple[int, int, int]] = []
-    bitmaps, counts, limits, others = [], [], [], []
-    for index, row in enumerate(rows):
-        start = 0
-        for span in row.spans:
-            pages = candidate_pages(row, span, array_of)
-            stop = start + len(pages)
-            columns[0, index, start:stop] = pages
-            columns[1, index, start:stop] = np.arange(len(pages)) * size
-            columns[2, index, start:stop] = len(of_spans)
-            of_spans.append((index, span.offset, span.bound))
-            bitmaps.append(span.hidden)
-            start = stop
-        columns[:, index, start:] = columns[:, index, :1]
-        counts.append(start)
-        others.append(row.num_other(size))
-        limits.append(min(start, row.policy.limit(start, others[-1])))
-    masks, words = join_bitmaps(bitmaps)
-    row_of, offsets, bounds = np.array(of_spans, dtype=np.int32).T
-    numbers = int32(counts), int32(limits), int32(others)
-    arrays = TableArrays(columns, *numbers, row_of, offsets, bounds, int32(masks), words)
-    return CandidateTable(arrays, pool.kv.device)
+def row_candidates(row: SelectingRow, page_size: int, array_of: PageArray) -> RowCandidates:
+    """The candidates of a row, which has some."""
+    pages = [candidate_pages(row, span, array_of) for span in row.spans]
+    counts = [len(some) for some in pages]
+    starts = np.concatenate([np.arange(count) * page_size for count in counts])
+    columns = np.stack([np.concatenate(pages), starts, np.repeat(np.arange(len(pages)), counts)])
+    others, count = row.num_other(page_size), sum(counts)
+    return RowCandidates(
+        columns.astype(np.int32),
+        [(span.offset, span.bound) for span in row.spans],
+        [span.hidden for span in row.spans],
+        min(count, row.policy.limit(count, others)),
+        others,
+    )
 
 
 def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> IntArray:

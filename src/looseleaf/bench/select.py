@@ -114,13 +114,12 @@ def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
 
 def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
-    made: dict[str, Callable[[], float]] = {"dense": arms.dense, "select": arms.revising(1)}
-    for window in bench.windows:
-        if window > 1:
-            made[f"w={window}"] = arms.revising(window)
+    made: dict[str, Callable[[], float]] = {"dense": arms.dense}
+    for window in (1, *(window for window in bench.windows if window > 1)):
+        made[arms.name_of(window)] = arms.revising(window)
     widest = max(bench.windows)
     if widest > 1:
-        made[f"w<={widest}"] = arms.revising(widest, adaptive=True)
+        made[arms.name_of(widest, adaptive=True)] = arms.revising(widest, adaptive=True)
     taken = measure_in_turn(made, bench.repetitions)
     return _rows(bench, "token", (context, batch), taken, arms.bytes_read)
 

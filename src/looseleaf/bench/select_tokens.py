@@ -74,9 +74,21 @@ class TokenArms:
 
     def revising(self, window: int, *, adaptive: bool = False) -> Callable[[], float]:
         """An arm that chooses, with windows of so many rows."""
-        name = "select" if window == 1 else f"w{'<' if adaptive else ''}={window}"
+        name = self.name_of(window, adaptive=adaptive)
         revise = Revise(window, adaptive=adaptive)
         return lambda: self._timed(name, self.policy, revise)
+
+    def name_of(self, window: int, *, adaptive: bool = False) -> str:
+        """What the arm is called: of an adaptive window also how much of it is left."""
+        if adaptive:
+            return f"w<={window} is {self._width(window, adaptive)}"
+        return "select" if window == 1 else f"w={window}"
+
+    def _width(self, window: int, adaptive: bool) -> int:
+        if not adaptive:
+            return window
+        free = free_rows(self.device, self._engine.runner.model.dtype.itemsize)
+        return window_for(window, self.batch, free)
 
     def _timed(self, name: str, select: Select | None, revise: Revise | None) -> float:
         engine, params = self._engine, SamplingParams(
@@ -105,10 +117,7 @@ class TokenArms:
         read = (self._bytes_so_far(added) - before) / steps
         while engine.has_work:
             engine.step()
-        width = 1
-        if revise is not None:
-            free = free_rows(self.device, self._engine.runner.model.dtype.itemsize)
-            width = window_for(revise.window, self.batch, free if revise.adaptive else 1 << 30)
+        width = 1 if revise is None else self._width(revise.window, revise.adaptive)
         self.bytes_read[name] = self._all_bytes(read, select, width)
         return seconds / steps
 

@@ -4,7 +4,7 @@ Each pass is whole; sequences that ask by their text alone ask together. What th
 to pages that the sequence owns and that its own pass writes once more: text to its runs, tokens
 tried out to its patch."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +27,11 @@ from looseleaf.blend import (
 )
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
+from looseleaf.engine.pass_graphs import PassGraphs, first_layers
 from looseleaf.engine.rows import to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
-from looseleaf.types import LayerHook
 
 Scores = Float[Tensor, " tokens"]
 
@@ -64,11 +64,13 @@ class _Readers:
 @dataclass(frozen=True)
 class Evidence:
     """Chooses tokens with one model over one pool. A layer of a pass comes behind that layer of the
-    documents ``awaited``, and what waiting for them raises, `choose` raises."""
+    documents ``awaited``, and what waiting for them raises, `choose` raises. ``passes`` has graphs
+    of passes of few rows, if there are any."""
 
     model: Decoder
     attention: PagedAttention
     awaited: Sequence[Arriving] = ()
+    passes: PassGraphs | None = None
 
     @torch.inference_mode()
     def choose(self, fusions: Sequence[Fusion]) -> None:
@@ -92,7 +94,7 @@ class Evidence:
             readers = [_Readers.text(fusion) for fusion in together]
             layers = range(self.model.config.num_layers)
             watched = [layer for layer in layers if question.watches(layer, len(layers))]
-            scores = self._received(readers, watched)
+            scores = self._received(readers, watched, len(layers))
             chasing = []
             for fusion, found in zip(together, scores, strict=True):
                 if isinstance(fusion.selector, Links):
@@ -127,35 +129,39 @@ class Evidence:
     def _follow(
         self, going: list[tuple[Fusion, Links, Chase]], depth: int
     ) -> list[tuple[Fusion, Chase]]:
-        def end(layer: int, hidden: Tensor) -> Tensor:
-            return hidden if layer < depth else hidden[:0]
-
         readers = []
         for fusion, _, chase in going:
             positions = fusion.candidates.positions[chase.scouts].tolist()
             weight = chase.importance[chase.scouts]
             rows = fusion.document_rows(positions)
             readers.append(_Readers(fusion, rows, weight, positions))
-        strength = self._received(readers, range(depth), end)
+        strength = self._received(readers, range(depth), depth)
         return [
             (fusion, links.follow(fusion.candidates, chase, found))
             for (fusion, links, chase), found in zip(going, strength, strict=True)
         ]
 
     def _received(
-        self, readers: Sequence[_Readers], layers: Container[int], hook: LayerHook | None = None
+        self, readers: Sequence[_Readers], layers: Sequence[int], depth: int
     ) -> list[Scores]:
         """The attention that candidates of each fusion receive from its rows across the border of
-        their part, in one pass.
+        their part, in one pass through the first ``depth`` layers.
         """
         spans = [one.fusion.stored() for one in readers]
         before = [at for one in readers for at in one.before]
         watch = Watch(spans, layers, torch.cat([one.weight for one in readers]), before)
-        tokens, step = self._step([(one.fusion, one.rows, one.replaced) for one in readers])
-        watched = WatchedStep(step, watch)
-        self.model.forward(tokens, Following(watched, self.awaited), hook)
+        table, chunks = self._rows([(one.fusion, one.rows, one.replaced) for one in readers])
+        received = None
+        if self.passes is not None:
+            received = self.passes.received(table, chunks, watch, depth, self.awaited)
+        if received is None:
+            tokens, step = self._step_of(table, chunks)
+            watched = WatchedStep.create(step, chunks, watch)
+            hook = None if depth == self.model.config.num_layers else first_layers(depth)
+            self.model.forward(tokens, Following(watched, self.awaited), hook)
+            received = watched.received
         lengths = [sum(span.length for span in some) for some in spans]
-        return list(watched.received.cpu().split(lengths))
+        return list(received.cpu().split(lengths))
 
     def _step(
         self, parts: Sequence[tuple[Fusion, FusedRows, Sequence[int]]]
@@ -163,15 +169,23 @@ class Evidence:
         """The tokens of some rows of each fusion and their attention, with the tokens at the given
         positions in its patch.
         """
+        return self._step_of(*self._rows(parts))
+
+    def _rows(
+        self, parts: Sequence[tuple[Fusion, FusedRows, Sequence[int]]]
+    ) -> tuple[IntArray, list[PrefillChunk]]:
         chunks = []
         for fusion, rows, replaced in parts:
             if len(replaced):
                 self.attention.pool.place(fusion.pages, replaced)
             positions: list[int] = rows.positions.tolist()
             chunks.append(PrefillChunk(positions, fusion.spans(replaced, positions[-1])))
-        table = np.concatenate([rows.table for _, rows, _ in parts], axis=1)
+        return np.concatenate([rows.table for _, rows, _ in parts], axis=1), chunks
+
+    def _step_of(self, table: IntArray, chunks: Sequence[PrefillChunk]) -> tuple[Tensor, ChunkStep]:
         held = to_device(torch.from_numpy(table), self.model.device)
-        return held[0], ChunkStep(self.attention, chunks, held[1], held[2])
+        spans = self.attention.planner.span_list(chunks)
+        return held[0], ChunkStep(self.attention, spans, held[1], held[2])
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> list[int]:
         """The tokens left behind the last check layer, of a pass that all begin together.

@@ -195,7 +195,7 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # threads of the tiers may wait for the device meanwhile
-        with _undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
+        with undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
             logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
 
@@ -208,7 +208,7 @@ class StepGraphs:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Nothing is collected meanwhile: a graph that nobody holds any more must not be freed in the
     middle of a capture."""
     was_on = gc.isenabled()
@@ -223,10 +223,10 @@ def _undisturbed() -> Iterator[None]:
 def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey:
     capacity = WorkCapacity(
         padded_rows(num_rows),
-        _room_for(work.num_items, 512, 8),
-        _room_for(work.num_entries, 1024, 8),
-        _room_for(work.num_pages, 8192, 4),
-        _room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
+        room_for(work.num_items, 512, 8),
+        room_for(work.num_entries, 1024, 8),
+        room_for(work.num_pages, 8192, 4),
+        room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
     )
     return WorkKey(capacity, work.tiles, () if choice is None else choice.key)
 
@@ -250,7 +250,7 @@ def padded_rows(num_rows: int) -> int:
     return next(size for size in padded_sizes() if size >= num_rows)
 
 
-def _room_for(count: int, least: int, factor: int) -> int:
+def room_for(count: int, least: int, factor: int) -> int:
     """A capacity that holds ``count``: one of few, since each has graphs of its own."""
     capacity = least
     while capacity < count:

@@ -66,9 +66,14 @@ class LoadingController:
         """``fuse`` with the largest budget whose tokens can be computed again in the time that the
         documents take to load, or its own if that is larger; and the share of tokens that this is.
 
-        ``sequence`` blends nothing and has not been admitted."""
-        coming = {u.key: u.num_tokens for u in sequence.documents if u.key in found}
+        Documents that are computed sooner than loaded take no time to load. ``sequence`` blends
+        nothing and has not been admitted."""
+        uses = [use for use in sequence.documents if use.key in found]
+        coming = {use.key: use.num_tokens for use in uses}
         load = self.load_seconds(coming, self._places(coming, found)) or 0.0
+        own, encoding = pass_seconds(fuse, sequence, self.pace), self._encoding_seconds(uses)
+        if own is not None and encoding is not None and load > encoding + own:
+            load = 0.0
         return afforded(fuse, sequence, load, self.pace)
 
     def load_seconds(
@@ -147,12 +152,9 @@ def afforded(
 
     ``sequence`` blends nothing and has not been admitted."""
     lengths = [use.num_tokens for use in sequence.documents]
-    text, keys = sum(run.num_tokens for run in sequence.runs), sequence.num_tokens
 
     def fits(share: float) -> bool:
-        rows = text + again(raised(fuse, share, lengths), lengths)
-        pairs = count_pairs([(rows, max(rows, keys))])
-        predicted = pace.predict(rows, pairs, blends=True)
+        predicted = pass_seconds(raised(fuse, share, lengths), sequence, pace)
         return predicted is not None and predicted <= seconds
 
     low, high = 0.0, 1.0
@@ -161,6 +163,15 @@ def afforded(
         low, high = (middle, high) if fits(middle) else (low, middle)
     settled = raised(fuse, low, lengths)
     return settled, again(settled, lengths) / max(1, sum(lengths))
+
+
+def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | None:
+    """How long a sequence's text takes with the tokens that ``fuse`` computes again; None if that
+    is not known. It blends nothing yet."""
+    text, lengths = sum(run.num_tokens for run in sequence.runs), sequence.documents
+    rows = text + again(fuse, [use.num_tokens for use in lengths])
+    pairs = count_pairs([(rows, max(rows, sequence.num_tokens))])
+    return pace.predict(rows, pairs, blends=True)
 
 
 def timed(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> tuple[Fuse, float]:

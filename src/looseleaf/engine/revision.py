@@ -45,13 +45,14 @@ class Revision:
     def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
         """The rows of a step, the newest first: ``newest`` as it would be without revision.
 
-        Where the newest row reads everything, nothing is revised, and nothing kept."""
-        if not isinstance(newest, SelectingRow):
-            self.restart()
-            return [newest]
+        Where the newest row reads everything, or a window falls to one row, nothing is revised, and
+        nothing kept."""
         width = self.revise.window
         if self.revise.adaptive:
             width = window_for(width, num_outputs, self.free_rows - num_new_rows)
+        if width == 1 or not isinstance(newest, SelectingRow):
+            self.restart()
+            return [newest]
         tail, window = newest.tail, self.window
         window.advance(newest.position, width, tail.offset, self.page_size)
         first = self._row(newest, 0)

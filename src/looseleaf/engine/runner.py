@@ -17,7 +17,7 @@ from looseleaf.attention.calibration import OnLaunch, Shape, costs_of
 from looseleaf.attention.cost_model import CostModel
 from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
-from looseleaf.attention.plan import PrefillChunk
+from looseleaf.attention.plan import PrefillChunk, is_patched
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.eviction import Tapped, find_taps
@@ -26,10 +26,12 @@ from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pace import ComputePace, count_pairs
-from looseleaf.engine.rows import arrived_tokens, step_rows
+from looseleaf.engine.pass_graphs import PassGraphs
+from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
+from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
@@ -46,14 +48,16 @@ _GIB = 1 << 30
 class Runner:
     """A model with its pool and attention on one device.
 
-    ``graphs`` is None where steps do not replay. With ``runs_ahead`` a step may be run before the
-    tokens of the last one have arrived. ``pace`` hears how long steps take that replay no graph.
+    ``graphs`` and ``passes`` are None where steps do not replay. With ``runs_ahead`` a step may be
+    run before the tokens of the last one have arrived. ``pace`` hears how long steps take that
+    prefill or blend.
     """
 
     model: Decoder
     pool: PagePool
     attention: PagedAttention
     graphs: StepGraphs | None = None
+    passes: PassGraphs | None = None
     runs_ahead: bool = False
     pace: ComputePace | None = None
 
@@ -95,11 +99,13 @@ class Runner:
             row_dtype=model.dtype,
         )
         on_gpu = model.device.type == "cuda"
-        graphs = None
+        graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
+            # a padded pass may have other bits
+            passes = None if attention.batch_invariant else PassGraphs(model, attention)
         pace = ComputePace() if config.tiers.any else None
-        return cls(model, pool, attention, graphs, runs_ahead=on_gpu, pace=pace)
+        return cls(model, pool, attention, graphs, passes, runs_ahead=on_gpu, pace=pace)
 
     def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.
@@ -124,7 +130,7 @@ class Runner:
         if work.choosing:
             awaited = [arriving for s in work.choosing for arriving in s.arriving()]
             fusions = [s.fusion for s in work.choosing if s.fusion is not None]
-            Evidence(self.model, self.attention, awaited).choose(fusions)
+            Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         for chunk in work.chunks:
@@ -137,8 +143,8 @@ class Runner:
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
         apart, taps = list(_rows_apart(work, decode, chunks)), find_taps(work, len(decode))
-        if self.graphs is not None and not awaited and not apart and not taps:
-            logits = self.graphs.run(rows, decode, chunks, previous)
+        if not apart and not taps:
+            logits = self._replay(rows, decode, chunks, previous, awaited)
             if logits is not None:
                 _book(work)
                 return logits
@@ -170,6 +176,28 @@ class Runner:
             # on a GPU the waiting is among what its clock counts
             if isinstance(begun, float) or not awaited:
                 self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
+        return logits
+
+    def _replay(
+        self,
+        rows: RowInputs,
+        decode: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        previous: Int[Tensor, " sampled"] | None,
+        awaited: Sequence[Arriving],
+    ) -> Tensor | None:
+        """The logits of a step for which there are graphs, else None."""
+        if self.graphs is not None and not awaited:
+            logits = self.graphs.run(rows, decode, chunks, previous)
+            if logits is not None:
+                return logits
+        patched = is_patched(chunks)
+        if self.passes is None or decode or not (awaited or patched):
+            return None
+        begun = None if awaited or self.pace is None else self.pace.begin(self.model.device)
+        logits = self.passes.run(rows, chunks, awaited)
+        if logits is not None and begun is not None and self.pace is not None:
+            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=patched)
         return logits
 
 

@@ -144,7 +144,9 @@ class Sequence:
             else:
                 run = TextRun(start, list(part.tokens), chain, num_shared=part.num_shared)
                 self.parts.append(run)
-                chain = run.end_key(keys, page_size)
+                # behind the last run nothing stands that would have to know it
+                if len(self.parts) < len(request.parts):
+                    chain = run.end_key(keys, page_size)
         tail = self.parts[-1]
         assert isinstance(tail, TextRun), "a prompt ends with text"
         self.tail = tail

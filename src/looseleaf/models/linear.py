@@ -28,8 +28,9 @@ def project(hidden: Tensor, projection: Projection) -> Tensor:
     weight, bias = projection
     if weight.is_mkldnn:
         fused = torch.ops.mkldnn._linear_pointwise
-        product: Tensor = fused(_pad(hidden), weight, bias, "none", [], "")
-        return product[: len(hidden)]
+        padded = _pad(hidden)
+        product: Tensor = fused(padded, weight, bias, "none", [], "")
+        return product if padded is hidden else product[: hidden.shape[0]]
     return functional.linear(hidden, weight, bias)
 
 
@@ -38,8 +39,12 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
     weight, bias = projection
     if weight.is_mkldnn:
         fused = torch.ops.mkldnn._linear_pointwise.binary
-        summed: Tensor = fused(_pad(hidden), _pad(residual), weight, bias, "add")
-        return summed[: len(hidden)]
+        padded = _pad(hidden)
+        if padded is hidden:
+            summed: Tensor = fused(hidden, residual, weight, bias, "add")
+            return summed
+        summed = fused(padded, _pad(residual), weight, bias, "add")
+        return summed[: hidden.shape[0]]
     summed = torch.addmm(residual, hidden, weight.t())
     return summed if bias is None else summed.add_(bias)
 
@@ -58,7 +63,9 @@ def padded_rows(rows: int) -> int:
 
 
 def _pad(hidden: Tensor) -> Tensor:
-    missing = padded_rows(len(hidden)) - len(hidden)
+    # not len(): that is a call in Python, and this one is made a hundred times a step
+    rows = hidden.shape[0]
+    missing = padded_rows(rows) - rows
     return functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
 
 

@@ -2,15 +2,17 @@
 
 A linear layer reads a weight once for all rows, and computes 2 operations a row and weight. While
 ``rows * 2 / bytes_per_weight`` is below what the device computes for each byte that it reads, more
-rows cost no time. So of that many ``free_rows`` each of B outputs can have ``free_rows // B``
-(RetroAttention, section 3.4: "w b within a few hundreds"). A CPU computes little for each byte:
-about twenty rows fill it, so there a window costs time almost at once."""
+rows cost no time, in theory. So of that many ``free_rows`` each of B outputs can have ``free_rows
+// B`` (RetroAttention, section 3.4: "w b within a few hundreds"). In practice they cost something
+sooner: on an H200 up to 64 rows of an 8B model take as long as one, 128 a fifth more. A CPU
+computes little for each byte: about twenty rows fill it, so there a window costs time at once."""
 
 import torch
 
-# matrix operations for each byte read, of one H200 (about 790 TFLOP/s in bf16, 4.5 TB/s) and, by
-# two cores with AVX-512, of a CPU (about 200 GFLOP/s in fp32, 20 GB/s)
-_GPU_INTENSITY = 176.0
+# matrix operations for each byte read: of one H200 as far as they were measured to cost nothing (in
+# theory 176: about 790 TFLOP/s in bf16, 4.5 TB/s) and, by two cores with AVX-512, of a CPU (about
+# 200 GFLOP/s in fp32, 20 GB/s)
+_GPU_INTENSITY = 64.0
 _CPU_INTENSITY = 10.0
 
 

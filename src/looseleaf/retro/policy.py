@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from looseleaf.attention.selection import Candidates, Choice, PagePolicy
+from looseleaf.attention.selection import Candidates, Choice, PagePolicy, SelectingRow
 from looseleaf.kv.summaries import Summary
 from looseleaf.retro.seen import mark_read, unseen
 from looseleaf.retro.states import RevisionStates
@@ -72,6 +72,10 @@ class Revising:
     def window(self) -> int:
         """The most rows of an output."""
         return self.states.window
+
+    def num_leading(self, rows: Sequence[SelectingRow]) -> int:
+        """The newest rows."""
+        return sum(_revised(row.state).age == 0 for row in rows)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The base's; pages that are taken over come on top of it."""

@@ -15,10 +15,16 @@ def assert_within_budget(actual: Tensor, truth: Tensor, plain: Tensor, dtype: to
     ``plain`` may have a leading dimension of samples.
     """
     assert not actual.isnan().any(), "NaN: something was not written, or read that must not be"
-    band = torch.finfo(dtype).eps * _largest(truth)
-    budget = 2 * _largest(plain.double() - truth) + band
-    error = _largest(actual.double() - truth)
+    error, budget = error_and_budget(actual, truth, plain, dtype)
     assert error <= budget, f"error {error:.3g} is over the budget of {budget:.3g}"
+
+
+def error_and_budget(
+    actual: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype
+) -> tuple[float, float]:
+    """The largest error of ``actual``, and how large it may be."""
+    band = torch.finfo(dtype).eps * _largest(truth)
+    return _largest(actual.double() - truth), 2 * _largest(plain.double() - truth) + band
 
 
 def assert_state_within_budget(

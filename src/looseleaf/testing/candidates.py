@@ -1,13 +1,14 @@
 """Random candidates of rows, and an empty list for what is chosen of them."""
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.select_pages import CandidateList, ChosenPages, SeenPages
 
 NUM_KV_HEADS = 2
+# what stands in a list where nothing was written
+UNWRITTEN = -7
 
 
 def candidate_list(
@@ -43,57 +44,25 @@ def candidate_list(
     )
 
 
-def room_for(candidates: CandidateList, room: int, num_parts: int) -> ChosenPages:
+def room_for(candidates: CandidateList, room: int, num_parts: int, window: int = 1) -> ChosenPages:
     """Lists with room for ``room`` pages a row and KV head, everything in them still to write."""
-    return _rooms(candidates, room, num_parts, 1)[0]
-
-
-def room_for_windows(
-    candidates: CandidateList, room: int, num_parts: int, window: int, seed: int = 0
-) -> tuple[ChosenPages, ChosenPages, SeenPages, Int[Tensor, " places"]]:
-    """Lists with room for rows and ``window - 1`` earlier ones of each, random seen-sets of them,
-    and which of the earlier rows there are. Of the last row nothing is marked again."""
-    newest, past = _rooms(candidates, room, num_parts, window)
-    generator = torch.Generator().manual_seed(seed)
-    rows, most = candidates.pages.shape
-    device = candidates.pages.device
-    sizes = rows, NUM_KV_HEADS
-    # few bits are set, so that some pages are new to each row
-    registers = torch.randint(0, 256, (*sizes, most), generator=generator)
-    registers &= torch.randint(0, 256, (*sizes, most), generator=generator)
-    newest.work.row_positions.copy_(torch.arange(100, 100 + rows))
-    booked = torch.full(sizes, 7)
-    slot = torch.arange(rows, dtype=torch.int32).roll(1)
-    booked[slot[0].long()] = int(newest.work.row_positions[candidates.row[0].long()])
-    chosen = torch.full((2, rows * NUM_KV_HEADS * room), -7, dtype=torch.int32)
-    sealed = torch.randint(0, 2, (rows,), generator=generator, dtype=torch.int32)
-    there = torch.rand(rows * (window - 1), generator=generator) < 0.8
-    tensors = registers.to(torch.uint8), booked, slot, sealed, *chosen
-    seen = SeenPages(*(tensor.to(device) for tensor in tensors))
-    return newest, past, seen, torch.where(there, 1, -1).to(device, torch.int32)
-
-
-def _rooms(
-    candidates: CandidateList, room: int, num_parts: int, window: int
-) -> tuple[ChosenPages, ChosenPages]:
     rows, most_spans = candidates.span_offset.shape
     num_items = num_parts + most_spans - 1
     places, device = rows * NUM_KV_HEADS, candidates.pages.device
-    every = places * window
 
     def unwritten(length: int) -> Tensor:
-        return torch.full((length,), -7, dtype=torch.int32, device=device)
+        return torch.full((length,), UNWRITTEN, dtype=torch.int32, device=device)
 
-    entries = every * num_items
-    items = every * (num_items + 1)
+    entries = places * num_items * window
+    items = places * (num_items + 1)
     work = WorkList(
         num_items=unwritten(1),
         item_page_indptr=unwritten(items + 1),
         item_entry_indptr=unwritten(items + 1),
         item_kv_head=unwritten(items),
         item_explicit=unwritten(items),
-        page_indices=unwritten(every * room),
-        page_positions=unwritten(every * room),
+        page_indices=unwritten(places * room),
+        page_positions=unwritten(places * room),
         mask_words=unwritten(0),
         row_positions=unwritten(rows),
         row_state_indptr=unwritten(rows + 1),
@@ -103,8 +72,27 @@ def _rooms(
         entry_mask=unwritten(entries),
         entry_state=unwritten(entries),
     )
-    first = places * room, places * (num_items + 1), places * num_items
-    return (
-        ChosenPages(work, room, num_parts, num_items, 2),
-        ChosenPages(work, room, num_parts, num_items, 2, *first),
-    )
+    return ChosenPages(work, room, num_parts, num_items, 2, window)
+
+
+def room_for_windows(
+    candidates: CandidateList, room: int, num_parts: int, window: int, seed: int = 0
+) -> tuple[ChosenPages, SeenPages]:
+    """Lists with room for rows and ``window - 1`` earlier ones of each, and random seen-sets of
+    them. Of the last row nothing is marked again."""
+    into = room_for(candidates, room, num_parts, window)
+    generator = torch.Generator().manual_seed(seed)
+    rows, most = candidates.pages.shape
+    device = candidates.pages.device
+    sizes = rows, NUM_KV_HEADS
+    # few bits are set, so that some pages are new to each row
+    registers = torch.randint(0, 256, (*sizes, most), generator=generator)
+    registers &= torch.randint(0, 256, (*sizes, most), generator=generator)
+    into.work.row_positions.copy_(torch.arange(100, 100 + rows))
+    booked = torch.full(sizes, 7)
+    slot = torch.arange(rows, dtype=torch.int32).roll(1)
+    booked[slot[0].long()] = int(into.work.row_positions[candidates.row[0].long()])
+    chosen = torch.full((rows * NUM_KV_HEADS * room,), UNWRITTEN, dtype=torch.int32)
+    sealed = torch.randint(0, 2, (rows,), generator=generator, dtype=torch.int32)
+    tensors = registers.to(torch.uint8), booked, slot, sealed, chosen
+    return into, SeenPages(*(tensor.to(device) for tensor in tensors))

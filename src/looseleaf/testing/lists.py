@@ -1,12 +1,14 @@
 """Work lists and span lists of a scene, in every shape that must give the same answer."""
 
 import random
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
-from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.testing.scene import Placement, Reading, Scene, Segment
 
@@ -141,3 +143,24 @@ class _Masks:
 
 def _int32(values: list[int], slack: int, device: str) -> Tensor:
     return torch.tensor(values + [GARBAGE] * slack, dtype=torch.int32, device=device)
+
+
+def planned(work: WorkList, tile: Tile) -> WorkList:
+    """All items of ``work`` by one tile, as a planner would have them launched."""
+    arrays = {
+        name: value.cpu().numpy()
+        for name, value in vars(work).items()
+        if isinstance(value, torch.Tensor)
+    }
+    device = work.num_items.device
+    item_numbers, entry_numbers = (
+        torch.from_numpy(x).to(device) for x in unit_numbers(arrays).values()
+    )
+    indptr = torch.cat([torch.zeros_like(work.num_items), work.num_items])
+    return replace(
+        work,
+        tile_indptr=indptr,
+        tiles=(tile,),
+        item_numbers=item_numbers,
+        entry_numbers=entry_numbers,
+    )

@@ -46,6 +46,8 @@ class Load:
         self._state: LoadState = "loading"
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
+        # whether somebody has waited for a layer
+        self.followed = False
         # rows of an earlier owner of the pages may not be computed yet
         self.fence = copy.fence()
         self.changed = threading.Condition()
@@ -68,6 +70,7 @@ class Load:
     def wait(self, layer: int) -> None:
         """Return when ``layer`` is there, for what is launched next; raises LoadFailed."""
         with self.changed:
+            self.followed = True
             while self._layers <= layer and self._state == "loading":
                 self.changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
                 self._expire()

@@ -24,7 +24,7 @@ from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy
 
 # about how much of a document is copied to a GPU at a time, and how many copies are asked for
-# ahead: others, that of a step's plan for one, stand in line behind them
+# ahead
 _PARCEL_BYTES = 8 << 20
 _AHEAD = 3
 
@@ -190,7 +190,9 @@ class Loader:
                 continue
             num_bytes += sum(load.record.layer_bytes for load in sent) * len(layers)
             under_way += [] if event is None else [event]
-            if len(under_way) > _AHEAD:
+            # copies of another stream may wait as long as there is any of these: until a step
+            # follows, whose plan is copied before, they are asked for one by one
+            while len(under_way) > (_AHEAD if some[0].followed else 0):
                 under_way.popleft().synchronize()
         return num_bytes + self._read_all(apart)
 

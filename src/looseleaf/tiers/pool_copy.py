@@ -34,7 +34,9 @@ class PoolCopy:
         self._arrays: npt.NDArray[np.generic] | None = None
         self._stream: torch.cuda.Stream | None = None
         if pool.kv.is_cuda:
-            self._stream = torch.cuda.Stream(pool.kv.device)
+            # PyTorch hands out the same few streams again and again, for each priority others: one
+            # of usual priority may be that in which the engine's thread captures a graph just then
+            self._stream = torch.cuda.Stream(pool.kv.device, priority=-1)
         else:
             self._arrays = self._kv.numpy()
 

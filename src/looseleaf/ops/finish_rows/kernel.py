@@ -58,10 +58,10 @@ def _finish_rows_kernel(
     start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
     first_page, num_slots = tl.load(row_own + 4 * row), tl.load(row_own + 4 * row + 1)
     offset, bound = tl.load(row_own + 4 * row + 2), tl.load(row_own + 4 * row + 3)
-    o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    o_n, o_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     o_g, o_s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
-    m_d, m_row, m_head = (o_d < HEAD_DIM)[None, :], o_m < GROUP, o_g < GROUP
-    frame_position = tl.load(row_positions + row) - offset + tl.zeros_like(o_m)
+    m_d, m_head = (o_d < HEAD_DIM)[None, :], o_g < GROUP
+    frame_position = tl.load(row_positions + row) - offset + tl.zeros_like(o_g)
     head = kv_head * GROUP + o_g
     p_lse = states_lse + head[None, :]
     p_states = states_out + (head * stride_state_head)[None, :, None] + o_d[None, None, :]
@@ -73,11 +73,16 @@ def _finish_rows_kernel(
     m_out = m_state[:, :, None] & m_d[None, :, :]
     b_out = tl.load(p_states + (state * stride_state)[:, None, None], mask=m_out, other=0.0)
     b_q = load_rotated(
-        q + row * stride_q_row + (kv_head * GROUP + o_m) * stride_q_head, stride_q_d,
-        tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
+        q + row * stride_q_row + head * stride_q_head, stride_q_d,
+        tl.maximum(frame_position, 0), cos, sin, stride_table, m_head,
         HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-    )  # fmt: skip  # [M, D]
+    )  # fmt: skip  # [G, D]
     b_q = scaled_query(b_q, softmax_scale, 0.0, False).to(q.dtype.element_ty)
+    # as many times as fill the smallest tile: that costs less than to load and turn nothing
+    PARTS: tl.constexpr = BLOCK_M // BLOCK_G
+    b_q = tl.reshape(
+        tl.broadcast_to(b_q[None, :, :], (PARTS, BLOCK_G, BLOCK_D)), (BLOCK_M, BLOCK_D)
+    )
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -93,11 +98,10 @@ def _finish_rows_kernel(
         b_k = tl.load(k_head + o_kv, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
         b_v = tl.load(v_head + o_kv, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
         scores = score_tile(b_q, b_k, None, 0.0, None, False)
-        scores = tl.where(seen[None, :] & m_row[:, None], scores, float("-inf"))
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
     # the heads that there are: the first rows of the tile
-    PARTS: tl.constexpr = BLOCK_M // BLOCK_G
     m_first = tl.arange(0, PARTS) == 0
     acc = tl.reshape(acc, (PARTS, BLOCK_G, BLOCK_D))
     acc = tl.sum(tl.where(m_first[:, None, None], acc, 0.0), 0)  # [G, D]
@@ -153,7 +157,7 @@ def finish_rows_triton(
         states.lse.stride(0), *out.stride()[:2], rotation.cos.stride(0), rule.softmax_scale,
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CHAINED=chained, BLOCK_M=max(16, block_g),
-        BLOCK_G=block_g, BLOCK_N=64, BLOCK_S=_BLOCK_S, BLOCK_D=block_d,
+        BLOCK_G=block_g, BLOCK_N=32, BLOCK_S=_BLOCK_S, BLOCK_D=block_d,
         num_warps=4, num_stages=2, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)

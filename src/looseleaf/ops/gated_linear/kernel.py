@@ -14,22 +14,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from looseleaf.ops.hopper_tiles.kernel import wait_for_group
+from looseleaf.ops.hopper_fetch.kernel import load_tile
+from looseleaf.ops.hopper_tiles.kernel import ROWS, wait_for_group
+from looseleaf.ops.scores.kernel import LOG2_E
 
-ROWS = gl.constexpr(64)
 # the width that the hardware swizzles
 INNER = gl.constexpr(64)
 STAGES = gl.constexpr(4)
-LOG2_E = gl.constexpr(1.4426950408889634)
-# what Triton 3.6 calls by another name than later versions
-load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @gluon.jit

@@ -10,8 +10,8 @@ PACKED_ROWS = 128
 """Packed rows of a program with two computing groups, 64 for each; one with one group has 64."""
 
 
-def serves(k_pages: Tensor, rule: ScoreRule, mask_words: Tensor, positions: Tensor | None) -> bool:
-    """Whether the device has the kernel for such pages, without masks and explicit positions."""
+def serves(k_pages: Tensor, rule: ScoreRule) -> bool:
+    """Whether the device has the kernel for such pages and rules."""
     return (
         k_pages.is_cuda
         and torch.cuda.get_device_capability(k_pages.device)[0] == 9
@@ -20,6 +20,4 @@ def serves(k_pages: Tensor, rule: ScoreRule, mask_words: Tensor, positions: Tens
         and k_pages.shape[2] in (16, 32, 64)
         and k_pages.is_contiguous()
         and rule.is_plain
-        and not mask_words.numel()
-        and positions is None
     )

@@ -4,7 +4,7 @@ compute.
 The fetching warp has the tensor memory accelerator copy pages into rings of tiles of keys and of
 values; each computing group takes 64 of the rows. They drift apart, so that one multiplies while
 the other takes exponentials. Rows, frames and bounds are those of the portable kernels; windows,
-caps, slopes, bitmaps and explicit positions are left to them.
+caps and slopes are left to them, and of rows with patches those that decode.
 """
 
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from looseleaf.ops.hopper_fetch.kernel import (
     num_slots_of,
     num_units_of,
     rows_of,
+    seen_as,
     unit_of,
 )
 from looseleaf.ops.hopper_tiles.kernel import (
@@ -41,12 +42,12 @@ LN_2 = gl.constexpr(0.6931471805599453)
 @gluon.jit
 def _store_states(
     outputs, lists, state, first, local, num_packed, kv_head,
-    DECODE: gl.constexpr, GROUP: gl.constexpr, HALVES: gl.constexpr,
+    DECODE: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     S_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """What 64 packed rows have come to."""
     out, lse, stride_out, stride_out_head, stride_lse = outputs
-    low, high, peak, total = state
+    acc, peak, total = state
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     empty = total == 0.0
     total = gl.where(empty, 1.0, total)
@@ -59,34 +60,34 @@ def _store_states(
         lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS, O_ROW
     )
     if DECODE:
-        target_s = gl.load(lists[8] + target_s, mask=m_s, other=0)
-        target_o = gl.load(lists[8] + target_o, mask=m_o, other=0)
+        target_s = gl.load(lists[3] + target_s * 4 + 3, mask=m_s, other=0)
+        target_o = gl.load(lists[3] + target_o * 4 + 3, mask=m_o, other=0)
     gl.store(lse + target_s.to(gl.int64) * stride_lse + head_s, b_lse, mask=m_s)
     p_out = out + target_o.to(gl.int64) * stride_out + head_o * stride_out_head
-    o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, O_LAYOUT))
+    o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, O_LAYOUT))
     p_out = p_out[:, None] + o_d[None, :]
-    gl.store(p_out, (low * share).to(out.dtype.element_ty), mask=m_o[:, None])
-    if HALVES == 2:
-        gl.store(p_out + HALF, (high * share).to(out.dtype.element_ty), mask=m_o[:, None])
+    gl.store(p_out, (acc * share).to(out.dtype.element_ty), mask=m_o[:, None])
 
 
 @gluon.jit
 def _bounds(
     lists, span, place, true, m_row, slots, first, last, block,
-    DECODE: gl.constexpr, GROUP: gl.constexpr, WORKERS: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    DECODE: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr, WORKERS: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
 ):  # fmt: skip
     """Before which slot the keys of a span are that each row sees, before which all rows see all,
-    and before which all are that any row of the program sees."""
-    first_page, num_pages, num_slots = slots
+    before which all are that any row of the program sees, and where a bitmap begins, or -1."""
+    _, num_pages, num_slots = slots
+    first_word = -1
     if DECODE:
         # all is asked for before anything is used: one after another latencies would add up
-        first_position = gl.load(lists[7] + first_page)
-        last_position = gl.load(lists[7] + first_page + gl.maximum(num_pages, 1) - 1)
-        bound = gl.load(lists[6] + place, mask=m_row, other=0)
+        first_position = gl.load(lists[2] + span * 8 + 5)
+        last_position = gl.load(lists[2] + span * 8 + 6)
+        bound = gl.load(lists[3] + place * 4 + 2, mask=m_row, other=0)
         # what one group clears is what the rows of neither see
         FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
-        last_bound = gl.max(gl.load(lists[6] + every, mask=every <= last, other=0), 0)
+        last_bound = gl.max(gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0), 0)
         least_bound = gl.min(gl.where(m_row, bound, 2147483647), 0)
         plain_end = plain_end_of_run(
             first_position, last_position, num_pages, least_bound, PAGE_SIZE
@@ -94,29 +95,33 @@ def _bounds(
     else:
         offset, length = gl.load(lists[5] + span), gl.load(lists[6] + span)
         bound = gl.where(m_row, gl.minimum(true - offset + 1, length), 0)
+        if MASKED:
+            of_patch = gl.load(lists[11] + place, mask=m_row, other=0)
+            bound += gl.load(lists[7] + span) * (of_patch - bound)
+            first_word = gl.load(lists[8] + span)
         last_bound = num_slots
         plain_end = gl.min(gl.where(m_row, bound, 2147483647), 0)
         plain_end = gl.minimum(plain_end, num_pages * PAGE_SIZE)
-    return bound, plain_end, last_bound
+    return bound, plain_end, last_bound, first_word
 
 
 @gluon.jit
 def _compute(
     data,
-    WORKER: gl.constexpr, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr,
-    AWAITED: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, SHARED: gl.constexpr,
+    WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
-    queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists = data
+    queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
     q, stride_row, stride_head, stride_d, scale = queries
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     HALVES: gl.constexpr = HEAD_DIM // HALF
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    q_halves = seen_as(q_tiles, WORKERS * HALVES, ROWS, SHARED)
     count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
@@ -127,48 +132,50 @@ def _compute(
             m_s, place_s, row_s, _ = rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS, S_ROW
             )
-            true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
+            true_s = row_s
+            if not DECODE:
+                true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
             m_q, place_q, row_q, head_q = rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
                 gl.SliceLayout(1, LOAD),
             )  # fmt: skip
             vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
-            true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
+            if DECODE:
+                true_q = gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0)
+            else:
+                true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
             if not AWAITED:
                 gdc_wait()
             peak = gl.full([ROWS], float("-inf"), gl.float32, layout=S_ROW)
             total = gl.zeros([ROWS], gl.float32, layout=S_ROW)
-            low = gl.zeros([ROWS, HALF], gl.float32, layout=O_LAYOUT)
-            high = gl.zeros([ROWS, HALF], gl.float32, layout=O_LAYOUT)
+            acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=O_LAYOUT)
+            state = acc, peak, total
             for span in range(begin, end):
                 first_page, num_pages, num_slots = num_slots_of(
-                    lists, span, first, last, DECODE, PAGE_SIZE
+                    lists, span, first, last, DECODE, MASKED, PAGE_SIZE
                 )
                 if num_slots > 0:
-                    bound, plain_end, last_bound = _bounds(
+                    bound, plain_end, last_bound, first_word = _bounds(
                         lists, span, place_s, true_s, m_s, (first_page, num_pages, num_slots),
-                        first, last, block, DECODE, GROUP, WORKERS, PAGE_SIZE,
+                        first, last, block, DECODE, MASKED, GROUP, WORKERS, PAGE_SIZE,
                     )  # fmt: skip
-                    q_place = WORKER * HALVES
-                    if DECODE:
-                        offset = gl.load(lists[5] + place_q, mask=m_q, other=0)
-                    else:
+                    offset = 0
+                    if not DECODE:
                         offset = gl.load(lists[5] + span)
                     turn_rows(
-                        q_tiles, q_place, 1, vector, stride_d, gl.maximum(true_q - offset, 0),
+                        q_halves, WORKER * HALVES, vector, stride_d, gl.maximum(true_q - offset, 0),
                         m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
                     )  # fmt: skip
                     fence_async_shared()
                     wait_for_group()
-                    low, high, peak, total, count = fold_span(
-                        q_tiles, q_place, k_tiles, v_tiles, barriers,
-                        low, high, peak, total, count, lists,
-                        (first_page, num_slots, plain_end, bound, last_bound),
-                        DECODE, HEAD_DIM, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
+                    state, count = fold_span(
+                        q_tiles.index(WORKER), tiles, barriers, state, count, lists,
+                        (first_page, num_slots, plain_end, bound, last_bound, first_word),
+                        DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
             _store_states(
-                outputs, lists, (low, high, peak, total), first, local, num_packed, kv_head,
-                DECODE, GROUP, HALVES, S_ROW, O_LAYOUT,
+                outputs, lists, state, first, local, num_packed, kv_head,
+                DECODE, GROUP, HEAD_DIM, S_ROW, O_LAYOUT,
             )  # fmt: skip
 
 
@@ -188,17 +195,16 @@ def _hopper_attention_kernel(
     k_desc, v_desc, q, out, lse, cos, sin, page_indices, lists,
     stride_row, stride_head, stride_d, stride_out, stride_out_head, stride_lse, stride_table,
     scale,
-    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
     AWAITED: gl.constexpr,
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    HALVES: gl.constexpr = HEAD_DIM // HALF
     dtype = k_desc.dtype
-    q_tiles = gl.allocate_shared_memory(dtype, [WORKERS * HALVES, ROWS, HALF], SHARED)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * HALVES, KEYS, HALF], SHARED)
+    q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, ROWS, HEAD_DIM], SHARED)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
     k_full, k_empty = _ring(STAGES, WORKERS)
     v_full, v_empty = _ring(STAGES, WORKERS)
     fence_async_shared()
@@ -206,40 +212,49 @@ def _hopper_attention_kernel(
     barriers = (k_full, k_empty, v_full, v_empty)
     rotation = (cos, sin, stride_table)
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
-    fetched = (k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists)
+    k_side = (k_desc, k_tiles, k_full, k_empty, page_indices, lists)
+    v_side = (v_desc, v_tiles, v_full, v_empty, page_indices, lists)
     queries = (q, stride_row, stride_head, stride_d, scale)
-    data = (queries, rotation, outputs, q_tiles, k_tiles, v_tiles, barriers, lists)
+    data = (queries, rotation, outputs, q_tiles, (k_tiles, v_tiles), barriers, lists)
     if WORKERS == 2:
         gl.warp_specialize(
             [
                 (_compute, (
-                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
+                    data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (_compute, (
-                    data, 1, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
+                    data, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (fetch, (
-                    fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
-                    WORKERS, KEYS, STAGES, AWAITED,
+                    k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                )),
+                (fetch, (
+                    v_side, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
             ],
-            [4, 1], [232, 40],
+            [4, 1, 1], [232, 40, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (_compute, (
-                    data, 0, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED,
+                    data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
                 (fetch, (
-                    fetched, DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, SHARED,
-                    WORKERS, KEYS, STAGES, AWAITED,
+                    k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                )),
+                (fetch, (
+                    v_side, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
                 )),
             ],
-            [1], [40],
+            [1, 1], [40, 40],
         )  # fmt: skip
 
 
@@ -279,10 +294,10 @@ def launch(
     rule: ScoreRule,
     grid: Grid,
 ) -> None:
-    """Run over a work list (eleven arrays) or a span list (ten), writing ``state``.
+    """Run over a work list (five arrays), a span list (ten) or one with patches (twelve), writing
+    ``state``.
 
-    Of a work list: first and end item, page and entry prefix sums of items, row, offset, bound and
-    state of entries, positions of pages and rows, heads of items, as `unit_of` counts them.
+    Of a work list: first and end item, numbers of items and of entries, and positions of pages.
     """
     k_pages, v_pages = pages
     out, lse = state
@@ -292,7 +307,7 @@ def launch(
         _descriptor(k_pages, page_size), _descriptor(v_pages, page_size), q, out, lse,
         *table(rotation), page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
-        DECODE=len(lists) == 11, NUM_KV_HEADS=num_kv_heads,
+        DECODE=len(lists) == 5, MASKED=len(lists) == 12, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,

@@ -2,7 +2,8 @@
 fetching warp does.
 
 A unit is a KV head of an item of a work list, or of a tile of a span list. Lists are tuples of
-arrays, eleven of a work list and ten of a span list, as `looseleaf.ops.hopper_attention` has them.
+arrays, five of a work list, ten of a span list and twelve of one with patches, as
+`looseleaf.ops.hopper_attention` has them.
 """
 
 from triton.experimental import gluon
@@ -32,9 +33,10 @@ def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP
     if DECODE:
         item = gl.load(lists[0]) + unit // NUM_KV_HEADS
         kv_head = unit % NUM_KV_HEADS
-        first = gl.load(lists[3] + item)
-        only_head = gl.load(lists[10] + item)
-        num_packed = (gl.load(lists[3] + item + 1) - first) * GROUP
+        p_item = lists[2] + item * 8
+        first = gl.load(p_item + 2)
+        num_packed = gl.load(p_item + 3) * GROUP
+        only_head = gl.load(p_item + 4)
         num_packed = gl.where((only_head < 0) | (only_head == kv_head), num_packed, 0)
         return kv_head, first, num_packed, item, item + 1
     else:
@@ -57,17 +59,23 @@ def num_units_of(lists, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr):
 
 
 @gluon.jit
-def num_slots_of(lists, span, first, last, DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr):
+def num_slots_of(
+    lists, span, first, last,
+    DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
+):  # fmt: skip
     """First page of a span, its pages, and how many of its slots the rows up to ``last`` may
     see."""
-    page_indptr = lists[2] if DECODE else lists[4]
-    first_page = gl.load(page_indptr + span)
-    num_pages = gl.load(page_indptr + span + 1) - first_page
     if DECODE:
+        first_page, num_pages = gl.load(lists[2] + span * 8), gl.load(lists[2] + span * 8 + 1)
         return first_page, num_pages, num_pages * PAGE_SIZE
     else:
+        first_page = gl.load(lists[4] + span)
+        num_pages = gl.load(lists[4] + span + 1) - first_page
         latest = gl.load(lists[9] + last)
         length = gl.minimum(gl.load(lists[6] + span), latest - gl.load(lists[5] + span) + 1)
+        if MASKED:
+            # of a patch a row sees as many slots as stand at its position or before
+            length += gl.load(lists[7] + span) * (gl.load(lists[11] + last) - length)
         return first_page, num_pages, gl.maximum(length, 0)
 
 
@@ -82,7 +90,7 @@ def rows_of(
     place = first + packed // GROUP
     row = place
     if DECODE:
-        row = gl.load(lists[4] + place, mask=m_row, other=0)
+        row = gl.load(lists[3] + place * 4, mask=m_row, other=0)
     return m_row, place, row, kv_head * GROUP + packed % GROUP
 
 
@@ -117,31 +125,30 @@ def _fetch_pages(
 @gluon.jit
 def fetch(
     data,
-    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
+    SIDE: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
     WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
 ):  # fmt: skip
-    """The fetching warp: every tile of every span of every unit, in the order of the readers."""
-    k_desc, v_desc, k_tiles, v_tiles, barriers, page_indices, lists = data
-    k_full, k_empty, v_full, v_empty = barriers
+    """A fetching warp: every tile of the keys (``SIDE`` 0) or the values (1) of every span of every
+    unit, in the order of the readers."""
+    desc, tiles, full, empty, page_indices, lists = data
     HALVES: gl.constexpr = HEAD_DIM // HALF
     RUN: gl.constexpr = KEYS // PAGE_SIZE
-    PAGES: gl.constexpr = STAGES * HALVES * RUN
-    k_pages = seen_as(k_tiles, PAGES, PAGE_SIZE, SHARED)
-    v_pages = seen_as(v_tiles, PAGES, PAGE_SIZE, SHARED)
+    pages = seen_as(tiles, STAGES * HALVES * RUN, PAGE_SIZE, SHARED)
     count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     if not AWAITED:
         gdc_wait()
     # started no sooner, the next kernel need not wait for what this one has waited for
-    gdc_launch_dependents()
+    if SIDE == 0:
+        gdc_launch_dependents()
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
         for block in range(0, num_packed, WORKERS * ROWS):
             last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
             for span in range(begin, end):
                 first_page, num_pages, num_slots = num_slots_of(
-                    lists, span, first, last, DECODE, PAGE_SIZE
+                    lists, span, first, last, DECODE, MASKED, PAGE_SIZE
                 )
                 for start in range(0, num_slots, KEYS):
                     stage, phase = count % STAGES, (count // STAGES) & 1
@@ -149,13 +156,9 @@ def fetch(
                         page_indices + first_page, start, num_pages, kv_head,
                         NUM_KV_HEADS, PAGE_SIZE, RUN,
                     )  # fmt: skip
-                    mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                    mbarrier.wait(empty.index(stage), phase ^ 1)
                     _fetch_pages(
-                        k_desc, k_pages, k_full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
-                    )
-                    mbarrier.wait(v_empty.index(stage), phase ^ 1)
-                    _fetch_pages(
-                        v_desc, v_pages, v_full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
+                        desc, pages, full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
                     )
                     count += 1
     if AWAITED:

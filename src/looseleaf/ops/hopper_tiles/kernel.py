@@ -1,7 +1,7 @@
 """Device functions of the Hopper kernel: what a computing group does with the tiles that were
 fetched for it, 64 rows at a time.
 
-A running state is that of `looseleaf.ops.scores.kernel`, its values in halves of 64 dims."""
+A running state is that of `looseleaf.ops.scores.kernel`."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 ROWS = gl.constexpr(64)
-# tiles are kept in halves of 64 dims, the width that the hardware swizzles
+# tiles lie in halves of 64 dims, the width that the hardware swizzles, one behind the other
 HALF = gl.constexpr(64)
 wait_for_group = getattr(gl, "thread_barrier", None) or gl.barrier
 
@@ -50,12 +50,12 @@ def _turn_half(
 
 @gluon.jit
 def turn_rows(
-    q_tiles, place, next_half, vector, stride_d, position, m_row, scale, table,
+    q_halves, place, vector, stride_d, position, m_row, scale, table,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, INTERLEAVED: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Some rows, turned to ``position`` and scaled, to the tile of shared memory at ``place``, the
-    other half of their dims ``next_half`` tiles further on."""
+    """Some rows, turned to ``position`` and scaled, to the halves of a tile of shared memory from
+    ``place`` on."""
     HALVES: gl.constexpr = HEAD_DIM // HALF
     if HALVES == 2 and ROTARY_DIM == HEAD_DIM and not INTERLEAVED:
         # each half holds the partners of the other: everything is read once, and in one piece
@@ -68,21 +68,14 @@ def turn_rows(
         b_cos = gl.load(cos + p_angle, mask=m_row[:, None], other=1.0) * scale
         b_sin = gl.load(sin + p_angle, mask=m_row[:, None], other=0.0) * scale
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
-        q_tiles.index(place).store(low.to(q_tiles.dtype))
-        q_tiles.index(place + next_half).store(high.to(q_tiles.dtype))
+        q_halves.index(place).store(low.to(q_halves.dtype))
+        q_halves.index(place + 1).store(high.to(q_halves.dtype))
     else:
         for half in gl.static_range(HALVES):
             _turn_half(
-                q_tiles.index(place + half * next_half), vector, stride_d, position, m_row, scale,
+                q_halves.index(place + half), vector, stride_d, position, m_row, scale,
                 table, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
-
-
-@gluon.jit
-def _clear_unseen(v_tile, seen, KEY_LAYOUT: gl.constexpr):
-    """Zero the values that no row sees: their pages may hold anything, and 0 times NaN is NaN."""
-    b_v = v_tile.load(KEY_LAYOUT)
-    v_tile.store(gl.where(seen[:, None], b_v, gl.zeros_like(b_v)))
 
 
 @gluon.jit
@@ -94,7 +87,7 @@ def _key_positions(
     slot = start + gl.arange(0, KEYS, layout=LAYOUT)
     position = slot
     if DECODE:
-        p_position = lists[7] + first_page + slot // PAGE_SIZE
+        p_position = lists[4] + first_page + slot // PAGE_SIZE
         position = gl.load(p_position, mask=slot < num_slots, other=0) + slot % PAGE_SIZE
     return gl.where(slot < num_slots, position, 2147483647)
 
@@ -115,38 +108,60 @@ def plain_end_of_run(
 
 
 @gluon.jit
-def _score(
-    q_tiles, q_place, k_tiles, stage,
-    HALVES: gl.constexpr, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Scores of a tile of keys, begun and not waited for."""
+def _scores_begun(q_tile, k_tile, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores of a tile of keys, not waited for."""
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
-    scores = warpgroup_mma(
-        q_tiles.index(q_place), k_tiles.index(stage * HALVES).permute((1, 0)),
-        scores, use_acc=False, is_async=True,
-    )  # fmt: skip
-    if HALVES == 2:
-        scores = warpgroup_mma(
-            q_tiles.index(q_place + 1), k_tiles.index(stage * HALVES + 1).permute((1, 0)),
-            scores, is_async=True,
-        )  # fmt: skip
-    return scores
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), scores, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _row_peaks(scores, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """The largest score of each row: several chains of maxima side by side, where `gl.max` makes
+    one of all the numbers of a thread."""
+    runs = gl.max(scores.reshape([ROWS, KEYS // 32, 4, 8]), 2)
+    return gl.convert_layout(gl.max(gl.max(runs, 1), 1), gl.SliceLayout(1, S_LAYOUT))
+
+
+@gluon.jit
+def _words(lists, keys, start, MASKED: gl.constexpr, KEYS: gl.constexpr):
+    """The words of a bitmap for the keys of a tile, asked for well before they are needed."""
+    words = ()
+    if MASKED:
+        num_slots, first_word = keys[1], keys[5]
+        for n in gl.static_range(KEYS // 32):
+            known = (first_word >= 0) & (start + 32 * n < num_slots)
+            word = gl.load(lists[10] + first_word + start // 32 + n, mask=known, other=0)
+            words = words + (word,)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def _without_hidden(scores, words, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores with those of keys that a bitmap hides from all rows at minus infinity."""
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(0, S_LAYOUT))
+    word = gl.where(key < 32, words[0], words[1])
+    for n in gl.static_range(2, KEYS // 32):
+        word = gl.where(key // 32 == n, words[n], word)
+    return gl.where(((word >> (key % 32)) & 1)[None, :] != 0, float("-inf"), scores)
 
 
 @gluon.jit
 def _weigh(
-    scores, peak, total, lists, keys, start,
-    DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr,
+    scores, peak, total, lists, keys, start, words,
+    DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
+    S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Weights of a tile, the new peak and total, and by what the values so far shrink."""
-    first_page, num_slots, plain_end, bound, _ = keys
+    first_page, num_slots, plain_end, bound, _, _ = keys
+    if MASKED:
+        scores = _without_hidden(scores, words, KEYS, S_LAYOUT)
     if start + KEYS > plain_end:
         position = _key_positions(
             lists, first_page, num_slots, start, DECODE, PAGE_SIZE, KEYS,
             gl.SliceLayout(0, S_LAYOUT),
         )  # fmt: skip
         scores = gl.where(position[None, :] < bound[:, None], scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1))
+    new_peak = gl.maximum(peak, _row_peaks(scores, KEYS, S_LAYOUT))
     # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
     pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
     weight = gl.exp2(scores - pivot[:, None])
@@ -155,106 +170,122 @@ def _weigh(
 
 
 @gluon.jit
-def _computed_here(x):
-    """``x``, all of it computed before any wait that follows.
+def _rounded_here(weight, dtype: gl.constexpr):
+    """``weight`` in 16 bits, where it stands: the compiler would do it behind the next wait."""
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [weight],
+            dtype=gl.bfloat16,
+            is_pure=False,
+            pack=2,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [weight],
+            dtype=gl.float16,
+            is_pure=False,
+            pack=2,
+        )
 
-    The assembler would rather wait first, and the product that the exponentials should run beside
-    would be over. Numbers that are not negative never sleep.
-    """
+
+@gluon.jit
+def _kept_until_here(x):
+    """``x``, 16 bits each, stays where it is until here: a product reads it. As a dependency of the
+    wait it would be taken apart and put together again, number by number."""
+    gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@gluon.jit
+def _times_here(x, y):
+    """``x * y``, where it stands: the compiler would do it before the product it should run
+    beside."""
     return gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p nanosleep.u32 1; mov.b32 $0, $1; }",
-        "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "mul.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=gl.float32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
 def _clear_tile(
-    v_tiles, stage, lists, keys, start,
-    DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, HALVES: gl.constexpr,
+    v_tile, lists, keys, start,
+    DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Clear what no row sees of a tile of values, if there may be such."""
+    """Zero the values of a tile that no row sees, if there may be such: their pages may hold
+    anything, and 0 times NaN is NaN."""
     KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    first_page, num_slots, plain_end, _, last_bound = keys
+    first_page, num_slots, plain_end, _, last_bound, _ = keys
     if start + KEYS > plain_end:
         position = _key_positions(
             lists, first_page, num_slots, start, DECODE, PAGE_SIZE, KEYS,
             gl.SliceLayout(1, KEY_LAYOUT),
         )  # fmt: skip
-        for half in gl.static_range(HALVES):
-            _clear_unseen(v_tiles.index(stage * HALVES + half), position < last_bound, KEY_LAYOUT)
+        b_v = v_tile.load(KEY_LAYOUT)
+        v_tile.store(gl.where((position < last_bound)[:, None], b_v, gl.zeros_like(b_v)))
         fence_async_shared()
         wait_for_group()
 
 
 @gluon.jit
 def fold_span(
-    q_tiles, q_place, k_tiles, v_tiles, barriers, low, high, peak, total, count, lists, keys,
-    DECODE: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    q_tile, tiles, barriers, state, count, lists, keys,
+    DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The running state with the keys of one span in it, for the rows at ``q_place``.
+    """The running state of 64 rows with the keys of one span in it.
 
-    The product of a tile's weights and values runs beside the next tile's scores and exponentials.
+    The product of a tile's weights and values runs beside the next tile's exponentials, and the
+    values so far shrink while the next tile's scores are made.
     """
+    k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty = barriers
-    HALVES: gl.constexpr = HEAD_DIM // HALF
+    acc, peak, total = state
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     stage, phase = count % STAGES, (count // STAGES) & 1
+    words = _words(lists, keys, 0, MASKED, KEYS)
     mbarrier.wait(k_full.index(stage), phase)
-    scores = _score(q_tiles, q_place, k_tiles, stage, HALVES, KEYS, S_LAYOUT)
+    scores = _scores_begun(q_tile, k_tiles.index(stage), KEYS, S_LAYOUT)
     scores = warpgroup_mma_wait(0, deps=[scores])
     wait_for_group()
     mbarrier.arrive(k_empty.index(stage), count=1)
     weight, peak, total, shrink = _weigh(
-        scores, peak, total, lists, keys, 0, DECODE, PAGE_SIZE, KEYS, S_LAYOUT
+        scores, peak, total, lists, keys, 0, words, DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT
     )
     b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-    share = gl.convert_layout(shrink, O_ROW)[:, None]
-    low *= share
-    if HALVES == 2:
-        high *= share
     num_slots = keys[1]
     for start in range(KEYS, num_slots, KEYS):
         stage, phase = count % STAGES, (count // STAGES) & 1
         next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
+        words = _words(lists, keys, start, MASKED, KEYS)
         mbarrier.wait(k_full.index(next_stage), next_phase)
-        scores = _score(q_tiles, q_place, k_tiles, next_stage, HALVES, KEYS, S_LAYOUT)
+        scores = _scores_begun(q_tile, k_tiles.index(next_stage), KEYS, S_LAYOUT)
+        acc = _times_here(acc, gl.convert_layout(shrink, O_ROW)[:, None])
         mbarrier.wait(v_full.index(stage), phase)
-        # in a span only the last tiles hold what is not seen, and they come below
-        low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
-        if HALVES == 2:
-            high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
-        scores = warpgroup_mma_wait(HALVES, deps=[scores])
+        # in a span only the last tile holds what is not seen, and it comes below
+        acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        weight, peak, total, shrink = _weigh(
+            scores, peak, total, lists, keys, start, words,
+            DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT,
+        )  # fmt: skip
+        next_p = gl.convert_layout(_rounded_here(weight, v_tiles.dtype), P_LAYOUT)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        _kept_until_here(b_p)
         wait_for_group()
         mbarrier.arrive(k_empty.index(next_stage), count=1)
-        weight, peak, total, shrink = _weigh(
-            scores, peak, total, lists, keys, start, DECODE, PAGE_SIZE, KEYS, S_LAYOUT
-        )
-        next_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-        total = _computed_here(total)
-        if HALVES == 2:
-            low, high, b_p, next_p = warpgroup_mma_wait(0, deps=[low, high, b_p, next_p])
-        else:
-            low, b_p, next_p = warpgroup_mma_wait(0, deps=[low, b_p, next_p])
-        wait_for_group()
         mbarrier.arrive(v_empty.index(stage), count=1)
         b_p = next_p
-        share = gl.convert_layout(shrink, O_ROW)[:, None]
-        low *= share
-        if HALVES == 2:
-            high *= share
         count += 1
     stage, phase = count % STAGES, (count // STAGES) & 1
     mbarrier.wait(v_full.index(stage), phase)
     last_tile = (num_slots - 1) // KEYS * KEYS
-    _clear_tile(v_tiles, stage, lists, keys, last_tile, DECODE, PAGE_SIZE, KEYS, HALVES)
-    low = warpgroup_mma(b_p, v_tiles.index(stage * HALVES), low, is_async=True)
-    if HALVES == 2:
-        high = warpgroup_mma(b_p, v_tiles.index(stage * HALVES + 1), high, is_async=True)
-        low, high, b_p = warpgroup_mma_wait(0, deps=[low, high, b_p])
-    else:
-        low, b_p = warpgroup_mma_wait(0, deps=[low, b_p])
+    _clear_tile(v_tiles.index(stage), lists, keys, last_tile, DECODE, PAGE_SIZE, KEYS)
+    acc *= gl.convert_layout(shrink, O_ROW)[:, None]
+    acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
+    acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
     wait_for_group()
     mbarrier.arrive(v_empty.index(stage), count=1)
-    return low, high, peak, total, count + 1
+    return (acc, peak, total), count + 1

@@ -1,4 +1,7 @@
-"""The log-sum-exp merge: one program a row and head, a tile of states at a time."""
+"""The log-sum-exp merge: one program a row and head, a tile of states at a time.
+
+Where there are many rows a program takes several heads, since most rows have one state then, and
+starting a program takes longer than copying it."""
 
 import triton
 import triton.language as tl
@@ -8,6 +11,9 @@ from torch import Tensor
 from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
+
+# from so many outputs on a program takes several heads; one after another, each in the same order
+_MANY, _HEADS = 4096, 4
 
 
 @triton.jit
@@ -46,17 +52,37 @@ def _merged(
 
 
 @triton.jit
+def _copied(
+    states_out, states_lse, out, lse, row, heads, first_head, state,
+    stride_state, stride_state_head, stride_lse_state, stride_lse_head,
+    stride_out_row, stride_out_head,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The merge of one state: itself, in the dtype of ``out``."""
+    head, o_d = first_head + tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
+    state = state.to(tl.int64)
+    b_lse = tl.load(states_lse + state * stride_lse_state + head * stride_lse_head)
+    m_d = (o_d < HEAD_DIM)[None, :]
+    p_out = states_out + state * stride_state + (head * stride_state_head)[:, None] + o_d[None, :]
+    # an empty state's output may be anything, so it is not read
+    b_out = tl.load(p_out, mask=(b_lse > float("-inf"))[:, None] & m_d, other=0.0)
+    p_out = out + row * stride_out_row + (head * stride_out_head)[:, None] + o_d[None, :]
+    tl.store(p_out, b_out, mask=(head >= 0)[:, None] & m_d)
+    tl.store(lse + row * heads + head, b_lse)
+
+
+@triton.jit
 def _merge_states_kernel(
     states_out, states_lse, carried_out, carried_lse, kept_at, kept_first, kept_fresh,
-    out, lse, row_state_indptr,
+    out, lse, row_state_indptr, heads,
     stride_state, stride_state_head, stride_lse_state, stride_lse_head,
     stride_carried_row, stride_carried_head, stride_carried_lse_row, stride_carried_lse_head,
     stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < HEAD_DIM
@@ -66,32 +92,45 @@ def _merge_states_kernel(
         goes_on = (place >= 0) & (tl.load(kept_fresh + row) == 0)
 
     await_previous(CHAINED)
-    # the row starts from its carried state, or from the empty one
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    first_peak = tl.full((), float("-inf"), tl.float32)
-    if carried_out is not None:
-        p_lse = carried_lse + place * stride_carried_lse_row + head * stride_carried_lse_head
-        p_out = carried_out + place * stride_carried_row + head * stride_carried_head
-        first_peak = tl.load(p_lse, mask=goes_on, other=float("-inf"))
-        m_carried = m_d & (acc + first_peak > float("-inf"))
-        acc = tl.load(p_out + o_d, mask=m_carried, other=0.0).to(tl.float32)
-    p_states, head_offset = states_lse + head * stride_lse_head, head * stride_state_head
-    if kept_at is not None:
-        first = tl.load(kept_first + row)
-        if place >= 0:
-            acc, first_peak = _merged(
-                states_out, p_states, first, stop, acc, first_peak,
+    if HEADS > 1 and carried_out is None and stop == start + 1:
+        _copied(
+            states_out, states_lse, out, lse, row, heads, first_head, start,
+            stride_state, stride_state_head, stride_lse_state, stride_lse_head,
+            stride_out_row, stride_out_head, HEADS, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    else:
+        for n in tl.static_range(HEADS):
+            head = first_head + n
+            # the row starts from its carried state, or from the empty one
+            acc = tl.zeros((BLOCK_D,), tl.float32)
+            first_peak = tl.full((), float("-inf"), tl.float32)
+            if carried_out is not None:
+                p_lse = (
+                    carried_lse + place * stride_carried_lse_row + head * stride_carried_lse_head
+                )
+                p_out = carried_out + place * stride_carried_row + head * stride_carried_head
+                first_peak = tl.load(p_lse, mask=goes_on, other=float("-inf"))
+                m_carried = m_d & (acc + first_peak > float("-inf"))
+                acc = tl.load(p_out + o_d, mask=m_carried, other=0.0).to(tl.float32)
+            p_states, head_offset = states_lse + head * stride_lse_head, head * stride_state_head
+            last = stop
+            if kept_at is not None:
+                first = tl.load(kept_first + row)
+                if place >= 0:
+                    acc, first_peak = _merged(
+                        states_out, p_states, first, stop, acc, first_peak,
+                        stride_state, stride_lse_state, head_offset, m_d,
+                        BLOCK_L, BLOCK_S, BLOCK_D,
+                    )  # fmt: skip
+                    tl.store(p_out + o_d, acc, mask=m_d)
+                    tl.store(p_lse, first_peak)
+                    last = first
+            merged, merged_lse = _merged(
+                states_out, p_states, start, last, acc, first_peak,
                 stride_state, stride_lse_state, head_offset, m_d, BLOCK_L, BLOCK_S, BLOCK_D,
             )  # fmt: skip
-            tl.store(p_out + o_d, acc, mask=m_d)
-            tl.store(p_lse, first_peak)
-            stop = first
-    merged, merged_lse = _merged(
-        states_out, p_states, start, stop, acc, first_peak,
-        stride_state, stride_lse_state, head_offset, m_d, BLOCK_L, BLOCK_S, BLOCK_D,
-    )  # fmt: skip
-    tl.store(out + row * stride_out_row + head * stride_out_head + o_d, merged, mask=m_d)
-    tl.store(lse + row * tl.num_programs(1) + head, merged_lse)
+            tl.store(out + row * stride_out_row + head * stride_out_head + o_d, merged, mask=m_d)
+            tl.store(lse + row * heads + head, merged_lse)
 
 
 def merge_states_triton(
@@ -121,12 +160,13 @@ def merge_states_triton(
     else:
         carried_strides = (0, 0, 0, 0)
     # a carried state may come from another stream than the states
-    chained = chains(out) and carried is None and kept is None
-    _merge_states_kernel[(rows, heads)](
+    chained = chains(out) and carried is None
+    per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
+    _merge_states_kernel[(rows, heads // per_program)](
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
-        row_state_indptr.contiguous(),
+        row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained,
+        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program,
         BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=1,
         enable_fp_fusion=True, launch_pdl=chained,

@@ -9,6 +9,7 @@ from torch import Tensor
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.page_scores.reference import page_scores_reference
 from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
+from looseleaf.ops.store_kv import NewRows, store_kv
 from looseleaf.types import Rotation, ScoreRule
 
 
@@ -19,6 +20,7 @@ def page_scores(
     row_positions: Int[Tensor, " query_rows"],
     how: tuple[Rotation, ScoreRule, int],
     run: int = 1,
+    new: NewRows | None = None,
     implementation: Implementation = "auto",
 ) -> PageScores:
     """The scaled scores: the largest over the query heads of a KV head; and maxima of runs of
@@ -27,10 +29,13 @@ def page_scores(
     ``how`` is the rotation, the layer's rule and the page size. ``width`` is ``head_dim`` (a score
     is the product with the vector) or twice that (``max(q, 0) . first + min(q, 0) . second``). What
     must be chosen scores ``inf``, a page with no key in the rule's window ``-inf``; where a row has
-    no candidate there is anything."""
+    no candidate there is anything. ``new`` rows are stored on the way, as by `store_kv`, in the
+    same launch on a GPU: what is kept of candidates is final."""
     if choose(implementation, q) == "triton":
         from looseleaf.ops.page_scores.kernel import page_scores_triton
 
-        return page_scores_triton(q, vectors, candidates, row_positions, how, run)
+        return page_scores_triton(q, vectors, candidates, row_positions, how, run, new)
+    if new is not None:
+        store_kv(*new[:4], how[0], *new[4:], implementation=implementation)
     scores = page_scores_reference(q, vectors, candidates, row_positions, how)
     return PageScores.of(scores, candidates, run)

@@ -1,6 +1,7 @@
 """Page scores on the device: programs that walk over blocks of candidates of a row and KV head.
 
-The heads of a group are the rows of one product with the vectors of all pages of a block, which are
+The last program of a row and head stores keys and values of the step meanwhile, if asked to. The
+heads of a group are the rows of one product with the vectors of all pages of a block, which are
 read once. Where all pages are of one span the query is turned once a program; else a block may hold
 pages of several spans, and its query is turned for each."""
 
@@ -10,9 +11,12 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
+from looseleaf.ops.store_kv import NewRows
+from looseleaf.ops.store_kv.kernel import store_heads
 from looseleaf.types import Rotation, ScoreRule
 
 # pages of a block; programs of a launch: about two a processor of a GPU
@@ -39,16 +43,36 @@ def _page_scores_kernel(
     pages, starts, spans, span_offset, row_positions,
     most, most_runs, most_spans, sink, window, softmax_scale,
     stride_q_row, stride_q_head, stride_q_d, stride_page, stride_head, stride_table,
+    k, v, frame_positions, slots, k_pages, v_pages, num_new,
+    stride_k_token, stride_k_head, stride_k_d, stride_v_token, stride_v_head, stride_v_d,
+    stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
+    stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     TWO: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
-    MANY_SPANS: tl.constexpr, RUN: tl.constexpr,
+    MANY_SPANS: tl.constexpr, RUN: tl.constexpr, SATURATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
-    count, o_row = row * 0, row.to(tl.int64) * most
+    count, o_row, programs = row * 0, row.to(tl.int64) * most, tl.num_programs(2)
     if row < tl.load(num_rows):
         count = tl.load(num_pages + row)
+    if k is not None:
+        programs -= 1
+        if tl.program_id(2) == programs:
+            count = 0
+            for token in range(row, num_new, tl.num_programs(0)):
+                one = kv_head.to(tl.int64) + tl.arange(0, 1)
+                store_heads(
+                    k, v, frame_positions, slots, cos, sin, k_pages, v_pages,
+                    tl.cast(token, tl.int64), one, one >= 0,
+                    stride_k_token, stride_k_head, stride_k_d,
+                    stride_v_token, stride_v_head, stride_v_d,
+                    stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
+                    stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d,
+                    stride_table, PAGE_SIZE, HEAD_DIM, ROTARY_DIM, INTERLEAVED, CHAINED,
+                    SATURATE, BLOCK_D,
+                )  # fmt: skip
     if begin < count:
         place = row.to(tl.int64) * NUM_KV_HEADS + kv_head
         query_row = tl.load(candidate_row + row).to(tl.int64)
@@ -64,7 +88,7 @@ def _page_scores_kernel(
                 p_q, stride_q_d, at + tl.zeros_like(o_m), cos, sin, stride_table, m_row,
                 HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
             )  # fmt: skip  # [M, D]
-        for first in range(begin, count, tl.num_programs(2) * BLOCK_P):
+        for first in range(begin, count, programs * BLOCK_P):
             ordinal = first + tl.arange(0, BLOCK_P)
             exists = ordinal < count
             page = tl.load(pages + o_row + ordinal, mask=exists, other=0).to(tl.int64)
@@ -113,6 +137,7 @@ def page_scores_triton(
     row_positions: Int[Tensor, " query_rows"],
     how: tuple[Rotation, ScoreRule, int],
     run: int,
+    new: NewRows | None = None,
 ) -> PageScores:
     """See `looseleaf.ops.page_scores`."""
     rotation, rule, page_size = how
@@ -126,16 +151,23 @@ def page_scores_triton(
         maxima = scores.new_empty(rows, heads, triton.cdiv(most, run))
     chained, blocks = chains(q), triton.cdiv(most, _BLOCK_P)
     programs = max(1, min(blocks, _PROGRAMS // (rows * heads)))
-    _page_scores_kernel[(rows, heads, programs)](
+    stored: tuple[object, ...] = (None,) * 6 + (0,) * 15
+    if new is not None:
+        tensors = new.k, new.v, new.k_pages, new.v_pages
+        places = new.frame_positions.contiguous(), new.slots.contiguous()
+        strides = (stride for tensor in tensors for stride in tensor.stride())
+        stored = (new.k, new.v, *places, *tensors[2:], len(new.k), *strides)
+    _page_scores_kernel[(rows, heads, programs + (new is not None))](
         q, vectors, *table(rotation), scores, maxima, candidates.num_rows, candidates.row,
         candidates.num_pages, candidates.first_recent, candidates.pages, candidates.starts,
         candidates.spans, candidates.span_offset, row_positions,
         most, maxima.shape[2], most_spans, candidates.sink, rule.window, rule.softmax_scale,
-        *q.stride(), *vectors.stride()[:2], rotation.cos.stride(0),
+        *q.stride(), *vectors.stride()[:2], rotation.cos.stride(0), *stored,
         NUM_KV_HEADS=heads, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         MANY_SPANS=most_spans > 1, RUN=run,
+        SATURATE=new is not None and new.k_pages.dtype is FP8,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=_BLOCK_P,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         num_warps=4, num_stages=5 if vectors.itemsize == 2 else 1, enable_fp_fusion=True,

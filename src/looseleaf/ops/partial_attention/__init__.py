@@ -36,6 +36,9 @@ def partial_attention(
     ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is undefined: only a merge
     may read it."""
     chosen = choose(implementation, q, cpu="cpu", native=True)
+    assert work.page_seen is None or chosen in ("triton", "reference"), (
+        "those of a CPU choose apart"
+    )
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton
 

@@ -56,11 +56,18 @@ def _plain_slots(
 
 
 @triton.jit
+def _is_old(page_seen, num_seen, place, own_bits, there):
+    """Whether rows [M] have no need of the pages at ``place`` [N] any more."""
+    bits = tl.load(page_seen + place, mask=there & (place < num_seen), other=0)
+    return (bits[None, :] & own_bits[:, None]) != 0
+
+
+@triton.jit
 def _partial_attention_kernel(
     q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
     first_item, end_item, item_page_indptr, item_entry_indptr, item_kv_head, item_explicit,
     page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask, entry_state,
-    mask_words, row_positions,
+    mask_words, row_positions, page_seen, num_seen,
     stride_q_row, stride_q_head, stride_q_d,
     stride_page, stride_page_head, stride_slot, stride_d,
     stride_out_state, stride_out_head, stride_lse_state, stride_table, stride_positions,
@@ -78,8 +85,6 @@ def _partial_attention_kernel(
     # an item that is filled on the device is of one head
     HEADS: tl.constexpr = 1 if CHOSEN else NUM_KV_HEADS
     num_units = (tl.load(end_item) - begin) * HEADS
-    if CHOSEN:
-        await_previous(CHAINED)
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
         item, kv_head = begin + unit // HEADS, unit % HEADS
         only_head = tl.load(item_kv_head + item)
@@ -90,13 +95,13 @@ def _partial_attention_kernel(
                 q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
                 item, kv_head, item_page_indptr, item_entry_indptr, item_explicit,
                 page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask,
-                entry_state, mask_words, row_positions,
+                entry_state, mask_words, row_positions, page_seen, num_seen,
                 stride_q_row, stride_q_head, stride_q_d,
                 stride_page, stride_page_head, stride_slot, stride_d,
                 stride_out_state, stride_out_head, stride_lse_state, stride_table,
                 stride_positions, softmax_scale, soft_cap, window,
                 GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
-                CHAINED, WIDENED, BLOCK_M, BLOCK_N, BLOCK_D,
+                CHAINED, CHAINED and CHOSEN, WIDENED, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     await_previous(CHAINED)
 
@@ -106,22 +111,24 @@ def _attend_item(
     q, k_pages, v_pages, out, lse, cos, sin, slopes, slot_positions,
     item, kv_head, item_page_indptr, item_entry_indptr, item_explicit,
     page_indices, page_positions, entry_row, entry_offset, entry_bound, entry_mask,
-    entry_state, mask_words, row_positions,
+    entry_state, mask_words, row_positions, page_seen, num_seen,
     stride_q_row, stride_q_head, stride_q_d,
     stride_page, stride_page_head, stride_slot, stride_d,
     stride_out_state, stride_out_head, stride_lse_state, stride_table, stride_positions,
     softmax_scale, soft_cap, window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, CHAINED: tl.constexpr, WIDENED: tl.constexpr,
+    WINDOWED: tl.constexpr, CHAINED: tl.constexpr, FILLED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    first_page = tl.load(item_page_indptr + item)
-    num_pages = tl.load(item_page_indptr + item + 1) - first_page
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
-    num_slots = num_pages * PAGE_SIZE
     explicit = tl.load(item_explicit + item)
+    # pages that are chosen, and where they stand, come from the kernel before
+    await_previous(FILLED)
+    first_page = tl.load(item_page_indptr + item)
+    num_pages = tl.load(item_page_indptr + item + 1) - first_page
+    num_slots = num_pages * PAGE_SIZE
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
     k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
@@ -138,6 +145,8 @@ def _attend_item(
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + head, mask=m_row, other=0.0)
+        # the bits of a page by which the n-th entry has no need of it
+        own_bits = (1 << tl.minimum((first + o_m) // GROUP, 30)) - 1
         is_plain = not WINDOWED
         if slot_positions is not None:
             is_plain &= explicit == 0
@@ -179,7 +188,12 @@ def _attend_item(
                 b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
                 b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-            acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, False)
+            if page_seen is not None:
+                old = _is_old(page_seen, num_seen, first_page + ordinal, own_bits, o_n >= 0)
+                scores = tl.where(old, float("-inf"), scores)
+            acc, peak, total = fold_tile(
+                scores, b_v.to(b_q.dtype), acc, peak, total, page_seen is not None
+            )
 
         last_bound = tl.max(bound, 0)
         for start in range(plain_end, num_slots, BLOCK_N):
@@ -201,6 +215,8 @@ def _attend_item(
             distance = frame_position[:, None] - position[None, :]
             if WINDOWED:
                 visible &= distance < window
+            if page_seen is not None:
+                visible &= ~_is_old(page_seen, num_seen, first_page + ordinal, own_bits, in_run)
             if mask_words is not None:  # noqa: SIM102 - known to the compiler, and the other is not
                 if not alike:
                     visible &= ~is_hidden(mask_words, first_word, position, visible)
@@ -247,13 +263,16 @@ def partial_attention_triton(
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     block_d = triton.next_power_of_2(head_dim)
     chained, awaited = chains(q), False
+    seen = (None, 0) if work.page_seen is None else (work.page_seen, len(work.page_seen))
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
         units = items if tile.chosen else items * num_kv_heads
         # lists that nobody planned may hold pages that no row sees
         if (
             first_item is not None
             and not tile.chosen
-            and hopper_attention.serves(k_pages, rule, work.mask_words, slot_positions)
+            and hopper_attention.serves(k_pages, rule)
+            and not work.mask_words.numel()
+            and slot_positions is None
         ):
             from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
@@ -271,6 +290,7 @@ def partial_attention_triton(
             work.item_kv_head, work.item_explicit, work.page_indices, work.page_positions,
             work.entry_row, work.entry_offset, work.entry_bound, work.entry_mask, work.entry_state,
             work.mask_words if work.mask_words.numel() else None, work.row_positions,
+            *(seen if tile.chosen or first_item is None else (None, 0)),
             *q.stride(), *k_pages.stride(), *out.stride()[:2], lse.stride(0),
             rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
             rule.softmax_scale, rule.soft_cap, rule.window,
@@ -316,9 +336,6 @@ def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
 
 
 def _hopper_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
-    """The arrays of a work list as the Hopper kernel counts them."""
-    return (
-        first_item, end_item, work.item_page_indptr, work.item_entry_indptr, work.entry_row,
-        work.entry_offset, work.entry_bound, work.page_positions, work.entry_state,
-        work.row_positions, work.item_kv_head,
-    )  # fmt: skip
+    """The arrays of a planned work list as the Hopper kernel counts them."""
+    assert work.item_numbers is not None and work.entry_numbers is not None, "a planned list"
+    return first_item, end_item, work.item_numbers, work.entry_numbers, work.page_positions

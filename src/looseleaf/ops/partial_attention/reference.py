@@ -1,7 +1,7 @@
 """Partial attention, item by item: gather the keys, bring the rows to the frame, softmax."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -40,6 +40,7 @@ def partial_attention_reference(
         distance = frame_position[:, None] - positions
         visible = (positions >= 0) & (positions < bound[:, None])
         visible &= ~hidden(work.mask_words, work.entry_mask[entries], positions)
+        visible &= ~_seen_before(work, run, len(rows)).repeat_interleave(k_pages.shape[2], 1)
         if rule.window:
             visible &= distance < rule.window
 
@@ -54,3 +55,13 @@ def partial_attention_reference(
         out[written, heads] = state.out[:, heads].to(dtype)
         lse[written, heads] = state.lse[:, heads].to(dtype)
     return AttnState(out, lse)
+
+
+def _seen_before(work: WorkList, run: slice, entries: int) -> Bool[Tensor, "entries pages"]:
+    """Which pages of an item its entries have no need of."""
+    nth = torch.arange(entries, device=work.page_indices.device)
+    bits = torch.zeros(run.stop - run.start, dtype=torch.int32, device=nth.device)
+    if work.page_seen is not None:
+        known = work.page_seen[run]
+        bits[: len(known)] = known
+    return (bits & ((1 << nth[:, None]) - 1)) != 0

@@ -63,10 +63,16 @@ class WorkList:
     1]``, which are all of them, and no page of an item stands behind the bounds of all of its rows.
     Without tiles one is chosen that suits the average item.
 
+    ``page_seen`` says of the first places of ``page_indices`` which entries have no need of the
+    page any more (RetroAttention): the ``n``-th of an item sees it if its lowest ``n`` bits are 0.
+
     Items of a ``finishing`` tile are read by one row each, and a row reads one of them at most. Its
     states stand behind those of the rows: `looseleaf.ops.finish_rows` reads the item instead, and
     finds where its pages begin in ``page_indices``, their slots (0: there is no such item), Δ and
     bound at ``row_own[4 * r : 4 * r + 4]``.
+
+    ``item_numbers`` and ``entry_numbers`` are the same lists once more, as a program wants them
+    (`looseleaf.ops.partial_attention.unit_numbers`); a list with tiles has them on a GPU.
     """
 
     num_items: Int[Tensor, "1"]
@@ -88,6 +94,9 @@ class WorkList:
     tiles: tuple[Tile, ...] = ()
     complete: bool = False
     row_own: Int[Tensor, " four_times_rows"] | None = None
+    page_seen: Int[Tensor, " first_pages"] | None = None
+    item_numbers: Int[Tensor, " eight_times_items"] | None = None
+    entry_numbers: Int[Tensor, " four_times_entries"] | None = None
 
     @property
     def finishing(self) -> bool:

@@ -5,6 +5,8 @@ packed row turns once per span, the keys never; tiles of keys that lie wholly in
 row block, or out of its window, are not read; keys that every row sees are read without any check.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -178,19 +180,19 @@ def prefill_attention_triton(
     """See `looseleaf.ops.prefill_attention`."""
     rows, num_qo_heads, head_dim = q.shape
     num_kv_heads, page_size = k_pages.shape[1:3]
-    # rows of a batch that no tile holds are padding: they get the empty state
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+    out, lse = _room(spans, q.shape, q)
     tiles, group = spans.tile_request.shape[0], num_qo_heads // num_kv_heads
     if not tiles or not rows:
         return AttnState(out, lse)
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
-    if hopper_attention.serves(k_pages, rule, spans.mask_words, slot_positions):
+    patched = slot_positions is not None or spans.mask_words.numel() > 0
+    known = not patched or spans.row_patch_bounds is not None
+    if known and hopper_attention.serves(k_pages, rule):
         from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
         pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2)
-        lists = _hopper_arrays(spans)
+        lists = _hopper_arrays(spans, patched)
         launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, grid)
         return AttnState(out, lse)
     block_d = triton.next_power_of_2(head_dim)
@@ -200,8 +202,7 @@ def prefill_attention_triton(
     row_programs = min(group, triton.cdiv(rows * group, block_m))
     parts = spans.parts
     if parts > 1:
-        out = torch.zeros(rows, parts, *q.shape[1:], dtype=torch.float32, device=q.device)
-        lse = torch.full(out.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+        out, lse = _room(spans, (rows, parts, *q.shape[1:]), lse)
     stride_part, stride_lse_part = (out.stride(1), lse.stride(1)) if parts > 1 else (0, 0)
     _prefill_attention_kernel[(num_kv_heads * parts, tiles, row_programs)](
         q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
@@ -226,6 +227,16 @@ def prefill_attention_triton(
     return merge_states(states, indptr, out=torch.empty_like(q))
 
 
+def _room(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Where outputs of ``shape`` go, on the device and in the dtype of ``like``, and their lse."""
+    if spans.complete and spans.tile_request.numel():
+        out = like.new_empty(tuple(shape))
+        return out, out.new_empty(shape[:-1], dtype=torch.float32)
+    # rows of a batch that no tile holds are padding: they get the empty state
+    out = like.new_zeros(tuple(shape))
+    return out, out.new_full(shape[:-1], -torch.inf, dtype=torch.float32)
+
+
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
     """``BLOCK_M`` for the mean number of packed rows a tile has room for, ``BLOCK_N``, warps and
     stages."""
@@ -236,10 +247,14 @@ def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, in
     return block_m, block_n, num_warps, tile_stages(block_n, block_d, itemsize)
 
 
-def _hopper_arrays(spans: SpanList) -> tuple[Tensor, ...]:
+def _hopper_arrays(spans: SpanList, patched: bool) -> tuple[Tensor, ...]:
     """The arrays of a span list as the Hopper kernel counts them."""
-    return (
+    arrays = (
         spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
-        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_length,
-        spans.span_length, spans.row_positions,
+        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_explicit,
+        spans.span_mask, spans.row_positions,
     )  # fmt: skip
+    if not patched:
+        return arrays
+    assert spans.row_patch_bounds is not None
+    return (*arrays, spans.mask_words, spans.row_patch_bounds)

@@ -29,7 +29,12 @@ class SpanList:
     - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
       begins; a set bit hides the key from this request
 
-    Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time."""
+    - ``row_patch_bounds``: of how many leading slots of the explicit span of its request each row
+      stands at the position or behind; None where a request may have more than one such span, or
+      its slots are not sorted by position
+
+    Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time. In
+    a ``complete`` list every row is in a tile, so that nothing need be cleared for the others."""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]
@@ -44,3 +49,5 @@ class SpanList:
     mask_words: Int[Tensor, " words"]
     row_positions: Int[Tensor, " rows"]
     parts: int = 1
+    row_patch_bounds: Int[Tensor, " rows"] | None = None
+    complete: bool = False

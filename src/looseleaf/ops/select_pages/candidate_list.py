@@ -59,19 +59,20 @@ class PageScores(NamedTuple):
 
 def best_run(most: int, room: int) -> int:
     """How long runs had better be for ``room`` of ``most`` pages to be chosen: so that maxima, and
-    the pages of the runs that are chosen, are few together."""
-    lengths = [run for run in (1, 2, 4, 8, 16, 32) if run == 1 or room * run < most]
-    return min(lengths, key=lambda run: most if run == 1 else most // run + room * run)
+    the pages of the runs that are chosen, up to twice as many, are few together."""
+    lengths = [run for run in (1, 2, 4, 8, 16, 32) if run == 1 or 2 * room * run < most]
+    return min(lengths, key=lambda run: most if run == 1 else most // run + 2 * room * run)
 
 
 @dataclass(frozen=True)
 class ChosenPages:
     """Items, entries and pages of a work list which hold what some rows choose.
 
-    Place ``p`` (of row ``r`` and KV head ``h``: ``r * kv_heads + h``) has ``room`` pages from
-    ``first_page + p * room`` on, in ``num_items`` items with one entry each and one more without,
-    which takes the room left over: from item ``first_item + p * (num_items + 1)`` and entry
-    ``first_entry + p * num_items`` on. The chosen pages are cut where a span begins, and in
+    Place ``p`` (of row ``r`` and KV head ``h``: ``r * kv_heads + h``) has ``room`` pages from ``p *
+    room`` on, in ``num_items`` items with ``window`` entries each and one more without, which takes
+    the room left over: from item ``p * (num_items + 1)`` and entry ``p * num_items * window`` on.
+    The first entry of an item is the row that chooses, the others are earlier rows that read with
+    it. The chosen pages are cut where a span begins, and in
     ``num_parts`` of the same length, but of no less than ``least_pages``; ``num_items`` is
     ``num_parts`` plus spans of a row less one. What the operators do not write is written already:
     rows, states and KV heads of items and entries.
@@ -82,9 +83,7 @@ class ChosenPages:
     num_parts: int
     num_items: int
     least_pages: int = 1
-    first_page: int = 0
-    first_item: int = 0
-    first_entry: int = 0
+    window: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ class SeenPages:
     at most 16, are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the
     position of the last row that was marked: if it is the row's own, the step is made again, and
     nothing is marked.
-    ``chosen`` gets the registers before this step of the chosen pages, with room as
-    `ChosenPages.page_indices` has, 255 if the step is made again; ``chosen_spans`` their spans.
+    ``chosen`` gets the registers before this step of the chosen pages, as a work list has them in
+    ``page_seen``: 255 if the step is made again.
     """
 
     registers: UInt8[Tensor, "slots kv_heads pages"]
@@ -105,4 +104,3 @@ class SeenPages:
     slot: Int[Tensor, " rows"]
     newly_sealed: Int[Tensor, " rows"]
     chosen: Int[Tensor, " places_times_room"]
-    chosen_spans: Int[Tensor, " places_times_room"]

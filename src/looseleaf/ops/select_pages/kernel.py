@@ -1,7 +1,8 @@
 """Selection of pages on the device: one program a row and KV head, in two rounds of few numbers.
 
 The pages that are wanted lie in as many runs of neighbours as there are pages wanted: those with
-the largest maxima. So the runs are chosen first, then the pages of those runs.
+the largest maxima. So the runs are chosen first, up to twice as many since that takes fewer cuts,
+then the pages of those runs.
 
 A score's bits, with those of negative numbers turned over, order as integers do. The number that
 just enough others reach is found by narrowing an interval, two cuts at a time, until no more and
@@ -22,6 +23,8 @@ from looseleaf.ops.select_pages.candidate_list import (
 # the key of -inf, and a key below all others
 _NOTHING = tl.constexpr(-2139095041)
 _ABSENT = tl.constexpr(-2147483648)
+# programs that leave room for those of the next kernel
+FEW_PROGRAMS = 32
 # pages that one step may add to a row whatever they score
 MOST_NEW = tl.constexpr(16)
 
@@ -36,13 +39,13 @@ def _keys(scores, ordinal, exists):
 
 
 @triton.jit
-def _threshold(keys, limit, low):
-    """The largest key that ``limit`` or more keys reach, or any that just ``limit`` reach; and how
-    many that is. ``limit`` or more reach ``low``."""
+def _threshold(keys, limit, most, low):
+    """The largest key that ``limit`` or more keys reach, or any that ``limit`` to ``most`` reach;
+    and how many that is. ``limit`` or more reach ``low``."""
     high = tl.max(keys, 0).to(tl.int64) + 1
     low = low.to(tl.int64)
     reached = tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0)
-    while (high - low > 1) & (reached > limit):
+    while (high - low > 1) & (reached > most):
         step = tl.maximum((high - low) // 3, 1)
         one, two = low + step, tl.minimum(low + 2 * step, high)
         reach_one, reach_two = keys >= one.to(tl.int32), keys >= two.to(tl.int32)
@@ -63,12 +66,13 @@ def _threshold(keys, limit, low):
 
 
 @triton.jit
-def _largest(keys, limit, low):
-    """Which are the ``limit`` largest keys, which ``low`` does not exceed; of equal ones the first,
-    and none that is -inf. And the least of them, or a little less."""
-    threshold, reached = _threshold(keys, limit, low)
+def _largest(keys, limit, most, low):
+    """Which are the ``limit`` largest keys, which ``low`` does not exceed, or up to ``most`` that
+    hold them; of equal ones the first, and none that is -inf. And the least of them, or a little
+    less."""
+    threshold, reached = _threshold(keys, limit, most, low)
     taken = keys >= threshold
-    if reached > limit:
+    if reached > most:
         equal = (keys == threshold).to(tl.int32)
         above = tl.sum((keys > threshold).to(tl.int32), 0)
         nth_equal = tl.cumsum(equal, 0) - equal
@@ -78,11 +82,11 @@ def _largest(keys, limit, low):
 
 @triton.jit
 def _largest_pages(
-    scores, maxima, page_indices, count, limit,
+    scores, maxima, page_indices, page_positions, room, count, limit,
     RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Ordinals of the runs that hold the ``limit`` largest scores, and which of them these are;
-    ``page_indices`` keeps the runs meanwhile."""
+    """Ordinals of the runs that hold the ``limit`` largest scores, and which of them these are; the
+    two lists, with ``room`` each, keep the runs meanwhile."""
     lane = tl.arange(0, BLOCK)
     low = count * 0 + _ABSENT
     if RUN == 1:
@@ -91,34 +95,41 @@ def _largest_pages(
         o_run, runs = tl.arange(0, BLOCK_RUNS), (count + RUN - 1) // RUN
         keys = _keys(maxima, o_run, o_run < runs)
         least = tl.min(tl.where(o_run < runs, keys, 2147483647), 0)
-        taken_run, low = _largest(keys, tl.minimum(limit, runs), least)
+        # no more than there are lanes and places for
+        most = tl.minimum(BLOCK // RUN, 2 * room)
+        taken_run, low = _largest(keys, tl.minimum(limit, runs), most, least)
         if runs < limit:
             # there are fewer runs than pages wanted, so their maxima say nothing
             low = count * 0 + _ABSENT
         taken_run = taken_run.to(tl.int32)
         o_to = tl.cumsum(taken_run, 0) - taken_run
-        tl.store(page_indices + o_to, o_run, mask=taken_run > 0)
+        tl.store(page_indices + o_to, o_run, mask=(taken_run > 0) & (o_to < room))
+        tl.store(page_positions + o_to - room, o_run, mask=(taken_run > 0) & (o_to >= room))
         tl.debug_barrier()
         which = lane // RUN
         there = which < tl.sum(taken_run, 0)
-        ordinal = tl.load(page_indices + which, mask=there, other=0) * RUN + lane % RUN
+        run = tl.load(page_indices + which, mask=there & (which < room), other=0)
+        run += tl.load(page_positions + which - room, mask=there & (which >= room), other=0)
+        ordinal = run * RUN + lane % RUN
         exists = there & (ordinal < count)
     keys = _keys(scores, ordinal, exists)
-    taken, _ = _largest(keys, tl.minimum(limit, tl.sum(exists.to(tl.int32), 0)), low)
+    limit = tl.minimum(limit, tl.sum(exists.to(tl.int32), 0))
+    taken, _ = _largest(keys, limit, limit, low)
     return ordinal, taken
 
 
 @triton.jit
-def store_items(
-    place, first_page, chosen, in_span, spans_of_row, first_item, first_entry,
+def _store_items(
+    place, first_page, chosen, in_span, spans_of_row,
     span_offset, span_bound, span_mask, item_page_indptr, entry_offset, entry_bound, entry_mask,
     most_spans, num_parts, least_pages,
-    MANY_SPANS: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
+    MANY_SPANS: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
     """The items of ``chosen`` pages from ``first_page`` on: cut in parts, and where a span begins;
     ``in_span`` of them lie in each span."""
     num_items = num_parts + most_spans - 1
-    item, entry = first_item + place * (num_items + 1), first_entry + place * num_items
+    item, entry = place * (num_items + 1), place * num_items
     pages_per_part = tl.maximum((chosen + num_parts - 1) // num_parts, least_pages)
     o_part = tl.arange(0, BLOCK_PARTS)
     m_part = o_part < num_parts
@@ -140,24 +151,30 @@ def store_items(
         tl.store(item_page_indptr + item + span_rank, first_page + span_cut, mask=m_span)
         _store_spans(
             spans_of_row + span_span, entry + span_rank, m_span, span_offset, span_bound,
-            span_mask, entry_offset, entry_bound, entry_mask,
+            span_mask, entry_offset, entry_bound, entry_mask, WINDOW,
         )  # fmt: skip
     tl.store(item_page_indptr + item + part_rank, first_page + part_cut, mask=m_part)
     tl.store(item_page_indptr + item + num_items, first_page + chosen)
     _store_spans(
         spans_of_row + part_span, entry + part_rank, m_part, span_offset, span_bound, span_mask,
-        entry_offset, entry_bound, entry_mask,
+        entry_offset, entry_bound, entry_mask, WINDOW,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_spans(
-    span, entry, mask, span_offset, span_bound, span_mask, entry_offset, entry_bound, entry_mask
-):
-    """What entries know of their spans."""
-    tl.store(entry_offset + entry, tl.load(span_offset + span, mask=mask), mask=mask)
-    tl.store(entry_bound + entry, tl.load(span_bound + span, mask=mask), mask=mask)
-    tl.store(entry_mask + entry, tl.load(span_mask + span, mask=mask), mask=mask)
+    span, nth, mask, span_offset, span_bound, span_mask, entry_offset, entry_bound, entry_mask,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
+    """What the entries of items know of their spans."""
+    offset = tl.load(span_offset + span, mask=mask)
+    bound = tl.load(span_bound + span, mask=mask)
+    first_word = tl.load(span_mask + span, mask=mask)
+    for age in tl.static_range(WINDOW):
+        entry = nth * WINDOW + age
+        tl.store(entry_offset + entry, offset, mask=mask)
+        tl.store(entry_bound + entry, bound, mask=mask)
+        tl.store(entry_mask + entry, first_word, mask=mask)
 
 
 @triton.jit
@@ -183,12 +200,14 @@ def _select_pages_kernel(
     span_offset, span_bound, span_mask,
     item_page_indptr, page_indices, page_positions, entry_offset, entry_bound, entry_mask,
     registers, booked, row_slot, newly_sealed, candidate_row, row_positions, chosen_seen,
-    chosen_spans, stride_slot, stride_register_head,
+    stride_slot, stride_register_head,
     most, most_runs, most_spans, room, num_parts, least_pages,
     NUM_KV_HEADS: tl.constexpr, RUN: tl.constexpr, MANY_SPANS: tl.constexpr,
-    CHAINED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
+    CHAINED: tl.constexpr, EARLY: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED and EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     place = row * NUM_KV_HEADS + head
     there = row < tl.load(num_rows)
@@ -204,10 +223,11 @@ def _select_pages_kernel(
         o_row, first_page = row.to(tl.int64) * most, place * room
         ordinal, taken = _largest_pages(
             scores + place.to(tl.int64) * most, maxima + place.to(tl.int64) * most_runs,
-            page_indices + first_page, count, limit, RUN, BLOCK, BLOCK_RUNS,
+            page_indices + first_page, page_positions + first_page, room, count, limit,
+            RUN, BLOCK, BLOCK_RUNS,
         )  # fmt: skip
-        # what comes next would only take room before
-        start_next(CHAINED)
+        # what comes next would take room before, unless there is enough
+        start_next(CHAINED and not EARLY)
         # those that are new come last, whatever they score
         taken = taken & (ordinal < first_new)
         ones = taken.to(tl.int32)
@@ -241,17 +261,15 @@ def _select_pages_kernel(
             tl.store(page_indices + to_new, tl.load(pages + new, mask=m_new), mask=m_new)
             tl.store(page_positions + to_new, tl.load(starts + new, mask=m_new), mask=m_new)
             if MANY_SPANS:
-                tl.store(chosen_spans + to, span, mask=taken)
                 span = tl.load(spans + new, mask=m_new, other=0)
-                tl.store(chosen_spans + to_new, span, mask=m_new)
                 in_span += tl.histogram(span, BLOCK_SPANS, mask=m_new)
             _mark(own, ordinal, taken, first_new, count, to, chosen_seen, again, BLOCK)
             chosen += count - first_new
-        store_items(
-            place, first_page, chosen, in_span, row * most_spans, 0, 0,
+        _store_items(
+            place, first_page, chosen, in_span, row * most_spans,
             span_offset, span_bound, span_mask,
             item_page_indptr, entry_offset, entry_bound, entry_mask,
-            most_spans, num_parts, least_pages, MANY_SPANS, BLOCK_PARTS, BLOCK_SPANS,
+            most_spans, num_parts, least_pages, MANY_SPANS, WINDOW, BLOCK_PARTS, BLOCK_SPANS,
         )  # fmt: skip
 
 
@@ -263,15 +281,14 @@ def select_pages_triton(
     most_spans, most_runs = candidates.span_offset.shape[1], scores.maxima.shape[2]
     work = into.work
     assert all(x.is_contiguous() for x in (*scores[:2], candidates.pages)), "lists are contiguous"
-    # where rows are revised kernels follow each other plainly: started early, they read too soon
-    chained, run = chains(scores.each) and seen is None, scores.run
-    block = triton.next_power_of_2(most if run == 1 else min(most, into.room * run))
-    kept: tuple[Tensor | None, ...] = (None,) * 8
+    chained, run = chains(scores.each), scores.run
+    block = triton.next_power_of_2(most if run == 1 else min(most, 2 * into.room * run))
+    kept: tuple[Tensor | None, ...] = (None,) * 7
     strides: tuple[int, ...] = (0, 0)
     if seen is not None:
         kept = (
             seen.registers, seen.booked, seen.slot, seen.newly_sealed, candidates.row,
-            work.row_positions, seen.chosen, seen.chosen_spans,
+            work.row_positions, seen.chosen,
         )  # fmt: skip
         strides = seen.registers.stride()[:2]
     _select_pages_kernel[(rows, num_kv_heads)](
@@ -281,7 +298,9 @@ def select_pages_triton(
         work.page_positions, work.entry_offset, work.entry_bound, work.entry_mask,
         *kept, *strides, most, most_runs, most_spans, into.room, into.num_parts, into.least_pages,
         NUM_KV_HEADS=num_kv_heads, RUN=run, MANY_SPANS=most_spans > 1, CHAINED=chained,
-        BLOCK=max(32, block), BLOCK_RUNS=max(32, triton.next_power_of_2(most_runs)),
+        EARLY=rows * num_kv_heads <= FEW_PROGRAMS,
+        WINDOW=into.window, BLOCK=max(32, block),
+        BLOCK_RUNS=max(32, triton.next_power_of_2(most_runs)),
         BLOCK_PARTS=max(2, triton.next_power_of_2(into.num_parts)),
         # an index of spans is counted like a digit
         BLOCK_SPANS=max(32, triton.next_power_of_2(most_spans)),

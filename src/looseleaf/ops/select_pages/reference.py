@@ -28,10 +28,8 @@ def select_pages_reference(
             spans = candidates.spans[row, chosen]
             if seen is not None:
                 _mark(row, head, taken, candidates, into, seen)
-                first = place * into.room
-                seen.chosen_spans[first : first + len(chosen)] = spans
             pages = torch.stack([candidates.pages[row, chosen], candidates.starts[row, chosen]])
-            write_items(row, place, pages, spans, candidates, into)
+            _write_items(row, place, pages, spans, candidates, into)
 
 
 def _mark(
@@ -56,7 +54,7 @@ def _mark(
     register.copy_((register << 1) | taken.to(torch.uint8))
 
 
-def write_items(
+def _write_items(
     row: int,
     place: int,
     pages: Int[Tensor, "2 chosen"],
@@ -65,20 +63,20 @@ def write_items(
     into: ChosenPages,
 ) -> None:
     """The items of a place: pages with the positions of their first slots, of spans of ``row``."""
-    work, first, count = into.work, into.first_page + place * into.room, pages.shape[1]
+    work, first, count = into.work, place * into.room, pages.shape[1]
     work.page_indices[first : first + count] = pages[0]
     work.page_positions[first : first + count] = pages[1]
     num_spans = candidates.span_offset.shape[1]
     each = max(-(-count // into.num_parts), into.least_pages)
     parts = [min(n * each, count) for n in range(into.num_parts)]
     cuts = sorted([*parts, *(int((spans < span).sum()) for span in range(1, num_spans))])
-    item = into.first_item + place * (into.num_items + 1)
-    entry = into.first_entry + place * into.num_items
+    item, entry = place * (into.num_items + 1), place * into.num_items * into.window
     for n, cut in enumerate(cuts):
         # a piece without pages belongs to any span
         span = int(spans[cut]) if cut < count else num_spans - 1
         work.item_page_indptr[item + n] = first + cut
-        work.entry_offset[entry + n] = candidates.span_offset[row, span]
-        work.entry_bound[entry + n] = candidates.span_bound[row, span]
-        work.entry_mask[entry + n] = candidates.span_mask[row, span]
+        mine = slice(entry + n * into.window, entry + (n + 1) * into.window)
+        work.entry_offset[mine] = candidates.span_offset[row, span]
+        work.entry_bound[mine] = candidates.span_bound[row, span]
+        work.entry_mask[mine] = candidates.span_mask[row, span]
     work.item_page_indptr[item + into.num_items] = first + count

@@ -1,4 +1,8 @@
-"""The cut product on the device: one program a stretch of outputs and a part of the inner dim."""
+"""The cut product on the device: one program a stretch of outputs and a part of the inner dim.
+
+The matrix does not depend on the kernel before, which may leave the memory idle (attention does).
+So a program that was started early asks for its first part of the matrix before it waits.
+"""
 
 import torch
 import triton
@@ -10,12 +14,24 @@ from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
 # all rows that the operator is for: what multiplies whole warp groups of rows also reads fastest
 _BLOCK_M = 64
+# tiles of a program's matrix that go to the second cache while it waits: all of a part of 2,048
+_TILES_AHEAD = 16
+_THREADS = tl.constexpr(128)
+
+
+@triton.jit
+def _fetch_ahead(address, BYTES: tl.constexpr):
+    """Ask for so many bytes behind each address; nobody waits for them."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r", [address, BYTES], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
 def _split_linear_kernel(
     x, weight, out, rows, features, inner, stride_x,
-    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
@@ -26,6 +42,13 @@ def _split_linear_kernel(
     m_row = (o_m < rows)[:, None]
     p_x = x + o_m[:, None] * stride_x + o_k[None, :]
     p_weight = weight + o_n[:, None] * inner + o_k[None, :]
+    if CHAINED:
+        # each thread asks for a piece of a row
+        PIECES: tl.constexpr = _THREADS // BLOCK_N
+        thread = tl.arange(0, _THREADS)
+        row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
+        p_piece = weight + row * inner + part * length + thread % PIECES * (AHEAD // PIECES)
+        _fetch_ahead(p_piece.to(tl.int64), AHEAD // PIECES * weight.dtype.element_ty.itemsize)
     await_previous(CHAINED)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, length, BLOCK_K):
@@ -53,9 +76,10 @@ def split_linear_triton(
     out = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
     if not rows:
         return out
-    chained = chains(x)
+    chained, length = chains(x), inner // parts
     _split_linear_kernel[(features // block_n, parts)](
         x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
+        AHEAD=min(_TILES_AHEAD * block_k, length),
         BLOCK_M=_BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip

@@ -3,12 +3,25 @@
 ``slots`` are flat: ``page * page_size + slot``; a negative slot is padding and writes nothing, so
 that a captured graph can run with fewer rows than its capacity."""
 
+from typing import NamedTuple
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.store_kv.reference import store_kv_reference
 from looseleaf.types import Rotation
+
+
+class NewRows(NamedTuple):
+    """Keys and values of a step, and where they go."""
+
+    k: Float[Tensor, "tokens kv_heads head_dim"]
+    v: Float[Tensor, "tokens kv_heads head_dim"]
+    frame_positions: Int[Tensor, " tokens"]
+    slots: Int[Tensor, " tokens"]
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"]
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"]
 
 
 def store_kv(

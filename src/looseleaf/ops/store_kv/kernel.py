@@ -12,51 +12,20 @@ from looseleaf.types import Rotation
 
 
 @triton.jit
-def _store_kv_kernel(
-    k,
-    v,
-    positions,
-    slots,
-    cos,
-    sin,
-    k_pages,
-    v_pages,
-    num_heads,
-    stride_k_token,
-    stride_k_head,
-    stride_k_d,
-    stride_v_token,
-    stride_v_head,
-    stride_v_d,
-    stride_k_page,
-    stride_k_page_head,
-    stride_k_slot,
-    stride_k_page_d,
-    stride_v_page,
-    stride_v_page_head,
-    stride_v_slot,
-    stride_v_page_d,
-    stride_table,
-    PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    CHAINED: tl.constexpr,
-    SATURATE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    start_next(CHAINED)
-    token = tl.program_id(0).to(tl.int64)
+def store_heads(
+    k, v, positions, slots, cos, sin, k_pages, v_pages, token, head, m_head,
+    stride_k_token, stride_k_head, stride_k_d, stride_v_token, stride_v_head, stride_v_d,
+    stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
+    stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, SATURATE: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Store some heads [H] of one token, if it has a slot; waits for the kernels before."""
     flat = tl.load(slots + token).to(tl.int64)
-    if flat < 0:
-        return
     page, slot = flat // PAGE_SIZE, flat % PAGE_SIZE
-    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
     o_d = tl.arange(0, BLOCK_D)
-    m_head = head < num_heads
+    m_head &= flat + tl.zeros_like(head) >= 0
     m_x = m_head[:, None] & (o_d < HEAD_DIM)[None, :]
-
     position = tl.load(positions + token) + tl.zeros_like(head)
     await_previous(CHAINED)
     b_k = load_rotated(
@@ -75,6 +44,28 @@ def _store_kv_kernel(
         b_v = tl.minimum(tl.maximum(b_v.to(tl.float32), -448.0), 448.0)
     p_v = v_pages + page * stride_v_page + slot * stride_v_slot + head * stride_v_page_head
     tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
+
+
+@triton.jit
+def _store_kv_kernel(
+    k, v, positions, slots, cos, sin, k_pages, v_pages, num_heads,
+    stride_k_token, stride_k_head, stride_k_d, stride_v_token, stride_v_head, stride_v_d,
+    stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
+    stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, SATURATE: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    start_next(CHAINED)
+    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
+    store_heads(
+        k, v, positions, slots, cos, sin, k_pages, v_pages,
+        tl.program_id(0).to(tl.int64), head, head < num_heads,
+        stride_k_token, stride_k_head, stride_k_d, stride_v_token, stride_v_head, stride_v_d,
+        stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
+        stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
+        PAGE_SIZE, HEAD_DIM, ROTARY_DIM, INTERLEAVED, CHAINED, SATURATE, BLOCK_D,
+    )  # fmt: skip
 
 
 def store_kv_triton(

@@ -1,0 +1,101 @@
+"""A span list at fixed addresses, for graphs: loaded anew for every pass, in one copy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from looseleaf.attention.lists import IntArray, IntBuffer
+from looseleaf.ops.prefill_attention.span_list import SpanList
+
+
+class HostSpans(NamedTuple):
+    """The arrays of a `SpanList` on the host; ``parts`` as there."""
+
+    arrays: Mapping[str, IntArray]
+    parts: int
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.arrays["tile_request"])
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.arrays["request_span_indptr"]) - 1
+
+    @property
+    def num_spans(self) -> int:
+        return len(self.arrays["span_length"])
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.arrays["page_indices"])
+
+    @property
+    def num_mask_words(self) -> int:
+        """0 if no row of the list has a patch."""
+        return len(self.arrays["mask_words"])
+
+
+@dataclass(frozen=True)
+class SpanCapacity:
+    """How much a `SpanBuffer` holds. Without ``mask_words`` it is for lists without patches; with
+    them, for those that say how much of a patch each row sees."""
+
+    rows: int
+    tiles: int
+    requests: int
+    spans: int
+    pages: int
+    mask_words: int
+    parts: int
+
+    def holds(self, spans: HostSpans) -> bool:
+        """Whether ``spans`` fit, and launch the same kernels."""
+        return (
+            len(spans.arrays["row_positions"]) <= self.rows
+            and spans.num_tiles <= self.tiles
+            and spans.num_requests <= self.requests
+            and spans.num_spans <= self.spans
+            and spans.num_pages <= self.pages
+            and spans.num_mask_words <= self.mask_words
+            and bool(spans.num_mask_words) == bool(self.mask_words)
+            and ("row_patch_bounds" in spans.arrays) == bool(self.mask_words)
+            and spans.parts == self.parts
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """The length of every array of the list."""
+        sizes = {
+            "num_tiles": 1,
+            "tile_row_indptr": self.tiles + 1,
+            "tile_request": self.tiles,
+            "request_span_indptr": self.requests + 1,
+            "span_page_indptr": self.spans + 1,
+            "page_indices": self.pages,
+            "mask_words": self.mask_words,
+            "row_positions": self.rows,
+        }
+        names = ("span_offset", "span_length", "span_explicit", "span_mask")
+        sizes |= dict.fromkeys(names, self.spans)
+        return sizes | ({"row_patch_bounds": self.rows} if self.mask_words else {})
+
+
+@dataclass(eq=False)
+class SpanBuffer:
+    """``spans`` is always the same object; rows past those loaded are in no tile."""
+
+    capacity: SpanCapacity
+    device: torch.device
+    spans: SpanList = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._buffer = IntBuffer(self.capacity.sizes(), self.device)
+        parts = self.capacity.parts
+        self.spans = SpanList(**self._buffer.tensors, parts=parts, complete=False)
+
+    def load(self, spans: HostSpans) -> None:
+        """Send ``spans``, which the capacity holds."""
+        assert self.capacity.holds(spans), "the list does not fit"
+        self._buffer.load(spans.arrays)

@@ -1,0 +1,298 @@
+"""Passes of few new rows over documents as CUDA graphs: those that blend, and those whose documents
+are still arriving.
+
+A graph is a stretch of layers, so that the first ones are computed while the documents of the next
+are on their way. The stretches are short at first, since the device has nothing else to do, and at
+the end, since they are what is left when the last layer has come. As in `StepGraphs`, what differs
+from pass to pass is data on the device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.lists import IntArray
+from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan import PrefillChunk, host_spans
+from looseleaf.attention.span_buffer import HostSpans, SpanBuffer, SpanCapacity
+from looseleaf.attention.watched import (
+    WATCHED_ROWS,
+    ChunkStep,
+    Watch,
+    WatchedStep,
+    watched_chunks,
+)
+from looseleaf.engine.graphs import MAX_ROWS, Replayable, room_for, undisturbed
+from looseleaf.engine.rows import RowInputs, to_device
+from looseleaf.kv.store import Arriving
+from looseleaf.models import Decoder
+from looseleaf.types import Attend, LayerHook
+
+_LONGEST = 8
+# the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 512
+_PADDED = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, MAX_ROWS)
+Within = Callable[[Attend], Attend]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A captured pass: ``graphs`` to run in order, each once the documents' keys of the layer that
+    ``stops`` names have come."""
+
+    graphs: Sequence[Replayable]
+    stops: Sequence[int]
+    buffer: SpanBuffer
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class _WatchKey:
+    """What the graphs of a watched pass are made for: rows and what they read, what is watched of
+    it in which layers, and how many layers they pass."""
+
+    rows: SpanCapacity
+    watched: SpanCapacity
+    keys: int
+    layers: tuple[int, ...]
+    depth: int
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A captured watched pass, with its numbers; ``received`` is what its graphs write."""
+
+    graphs: Sequence[Replayable]
+    stops: Sequence[int]
+    buffer: SpanBuffer
+    watched: SpanBuffer
+    weight: Tensor
+    before: Tensor
+    received: Tensor
+
+
+@dataclass(eq=False)
+class PassGraphs:
+    """The graphs of one model over one pool, captured when they are first needed."""
+
+    model: Decoder
+    attention: PagedAttention
+    replays: int = 0
+    _passes: dict[SpanCapacity, _Pass] = field(default_factory=dict)
+    _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # tokens, slots, places and the rows whose logits are wanted
+        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64, device=self.model.device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(
+        self, rows: RowInputs, chunks: Sequence[PrefillChunk], awaited: Sequence[Arriving]
+    ) -> Float[Tensor, "wanted vocab_size"] | None:
+        """The logits that are wanted of a step of these chunks only, or None if it is not for a
+        graph. Each layer comes behind that layer of the documents ``awaited``, and the call raises
+        what waiting for them raises."""
+        if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
+            return None
+        spans = self.attention.planner.host_spans(chunks)
+        capacity = capacity_for(spans, _padded(rows.num_rows))
+        if not capacity.holds(spans):
+            return None
+        if capacity not in self._passes:
+            self._passes[capacity] = self._capture(capacity)
+        captured = self._passes[capacity]
+        self._load(rows.table, rows.wanted)
+        captured.buffer.load(spans)
+        self._replay(captured, awaited)
+        return captured.logits[: len(rows.wanted)]
+
+    def received(
+        self,
+        table: IntArray,
+        chunks: Sequence[PrefillChunk],
+        watch: Watch,
+        depth: int,
+        awaited: Sequence[Arriving],
+    ) -> Float[Tensor, " keys"] | None:
+        """What keys get in a watched pass of the rows of ``chunks`` through the first ``depth``
+        layers, or None if it is not for a graph; ``table`` is that of `RowInputs`. Raises as `run`
+        does."""
+        if table.shape[1] > MAX_ROWS:
+            return None
+        spans = self.attention.planner.host_spans(chunks)
+        watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
+        rows = capacity_for(spans, _padded(table.shape[1]))
+        key = _WatchKey(
+            rows,
+            capacity_for(watched, rows.rows),
+            room_for(watch.num_keys, 4096, 2),
+            tuple(layer for layer in range(depth) if layer in watch.layers),
+            depth,
+        )
+        if not key.rows.holds(spans) or not key.watched.holds(watched):
+            return None
+        if key not in self._watching:
+            self._watching[key] = self._capture_watched(key)
+        captured = self._watching[key]
+        self._load(table, ())
+        captured.buffer.load(spans)
+        # blocks of keys are dealt span by span: those that are not there have none
+        lengths = np.zeros(key.watched.spans, dtype=np.int32)
+        lengths[: watched.num_spans] = watched.arrays["span_length"]
+        captured.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
+        numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
+        told = to_device(numbers, self.model.device)
+        captured.weight[: told.shape[1]].copy_(told[0])
+        captured.before[: told.shape[1]].copy_(told[1])
+        self._replay(captured, awaited)
+        return captured.received[: watch.num_keys]
+
+    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> None:
+        for graph, stop in zip(captured.graphs, captured.stops, strict=True):
+            for arriving in awaited:
+                arriving.wait(stop)
+            graph.replay()
+        self.replays += 1
+
+    def _load(self, table: IntArray, wanted: Sequence[int]) -> None:
+        """Bring the rows to the device; those that pad have slot -1."""
+        staged = torch.zeros(self._inputs.shape, dtype=torch.int64)
+        staged[1] = -1
+        staged[:3, : table.shape[1]] = torch.from_numpy(table)
+        staged[3, : len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
+        self._inputs.copy_(to_device(staged, self._inputs.device))
+
+    def _capture(self, capacity: SpanCapacity) -> _Pass:
+        buffer = SpanBuffer(capacity, self.model.device)
+
+        def run(within: Within) -> Tensor:
+            return self._forward(buffer, within)
+
+        logits, graphs, stops = self._cut(run, self.model.config.num_layers)
+        return _Pass(graphs, stops, buffer, logits)
+
+    def _capture_watched(self, key: _WatchKey) -> _Watched:
+        device = self.model.device
+        buffers = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
+        weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
+        before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
+
+        def run(within: Within) -> Tensor:
+            return self._watch(key, buffers, (weight, before), within)
+
+        received, graphs, stops = self._cut(run, key.depth)
+        return _Watched(graphs, stops, *buffers, weight, before, received)
+
+    def _cut(
+        self, run: Callable[[Within], Tensor], depth: int
+    ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
+        """Capture ``run``, a pass through the first ``depth`` layers, in stretches."""
+        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        self._inputs.zero_()
+        self._inputs[1].fill_(-1)
+        starts = stretches(depth)
+        side, cutting = torch.cuda.Stream(self.model.device), _Cutting(starts[1:], self._pool)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(lambda attend: attend)
+            torch.cuda.synchronize(self.model.device)
+            with undisturbed():
+                cutting.begin()
+                try:
+                    result = run(cutting.within)
+                finally:  # a stream that still captures would take nothing else
+                    cutting.end()
+        torch.cuda.current_stream().wait_stream(side)
+        return result, cutting.graphs, [start - 1 for start in starts[1:]] + [depth - 1]
+
+    def _forward(self, buffer: SpanBuffer, within: Within) -> Tensor:
+        tokens, slots, places = self._inputs[:3, : buffer.capacity.rows].unbind(0)
+        wanted = self._inputs[3, : buffer.capacity.requests]
+        attend = self.attention.over_spans(buffer.spans, slots, places)
+        hidden = self.model.forward(tokens, within(attend))
+        return self.model.logits(hidden.index_select(0, wanted))
+
+    def _watch(
+        self,
+        key: _WatchKey,
+        buffers: tuple[SpanBuffer, SpanBuffer],
+        numbers: tuple[Tensor, Tensor],
+        within: Within,
+    ) -> Tensor:
+        tokens, slots, places = self._inputs[:3, : key.rows.rows].unbind(0)
+        rows, watched = buffers
+        step = ChunkStep(self.attention, rows.spans, slots, places)
+        received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
+        seen = WatchedStep(step, watched.spans, key.layers, *numbers, received)
+        hook = None if key.depth == self.model.config.num_layers else first_layers(key.depth)
+        self.model.forward(tokens, within(seen), hook)
+        return seen.received
+
+
+class _Cutting:
+    """A capture that begins a new graph before the attention of each layer of ``starts``."""
+
+    def __init__(self, starts: Sequence[int], pool: Any) -> None:
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._starts, self._pool = frozenset(starts), pool
+
+    def begin(self) -> None:
+        """The next graph."""
+        self.graphs.append(torch.cuda.CUDAGraph())
+        # threads of the tiers may wait for the device meanwhile
+        self.graphs[-1].capture_begin(self._pool, "thread_local")
+
+    def end(self) -> None:
+        """The latest graph is complete."""
+        self.graphs[-1].capture_end()
+
+    def within(self, attend: Attend) -> Attend:
+        """``attend`` with the cuts in front of it."""
+
+        def cut(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if layer in self._starts:
+                self.end()
+                self.begin()
+            return attend(layer, q, k, v)
+
+        return cut
+
+
+def first_layers(depth: int) -> LayerHook:
+    """Lets rows pass so many layers."""
+
+    def end(layer: int, hidden: Tensor) -> Tensor:
+        return hidden if layer < depth else hidden[:0]
+
+    return end
+
+
+def stretches(num_layers: int) -> list[int]:
+    """The layers with which graphs begin: each as long as what is before it, half as long as what
+    is left, and not too long."""
+    lengths: list[int] = []
+    while (start := sum(lengths)) < num_layers:
+        lengths.append(max(1, min(start, (num_layers - start) // 2, _LONGEST)))
+    return [0, *accumulate(lengths[:-1])]
+
+
+def _padded(num_rows: int) -> int:
+    return next(size for size in _PADDED if size >= num_rows)
+
+
+def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
+    """One of few capacities that hold ``spans``, since each has graphs of its own."""
+    words = spans.num_mask_words
+    return SpanCapacity(
+        rows,
+        room_for(spans.num_tiles, 4, 2),
+        room_for(spans.num_requests, 2, 4),
+        room_for(spans.num_spans, 16, 4),
+        room_for(spans.num_pages, 2048, 4),
+        room_for(words, 1024, 4) if words else 0,
+        spans.parts,
+    )
