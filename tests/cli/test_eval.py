@@ -36,6 +36,8 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--first-seed", "-1"), "held-out worlds have seeds 0"),
         (("--budget", "0.1"), "need a --select that they are for"),
         (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
+        (("--fuse", "links", "--check-layer", "1"), "--check-layer is for --fuse deviation"),
+        (("--fuse", "first", "--watched-share", "1"), "is for --fuse question and links"),
         (("--processes", "0"), "--processes must be at least 1"),
         (
             ("--endpoint", "http://x", "--served-model", "m", "--processes", "2"),
@@ -61,14 +63,34 @@ def test_all_compares_with_the_card_and_ends_with_1_if_it_is_not_met(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("looseleaf.cli.evaluate_more._CARD_TASKS", ("lookup",))
+    monkeypatch.setattr("looseleaf.cli.evaluate_more._LONG_TASKS", (("deep-chain", {}, 1),))
     asked = ("eval", "all", "--questions", 2, "--output", tmp_path / "evals.csv")
     result = run(*asked)
     assert result.code == 0, result.err
     assert "block lookup, documents reused" in result.out and "card 100.0%" in result.out
-    monkeypatch.setattr(
-        "looseleaf.evals.card.read_card", lambda: {("block", "lookup", "", "full attention"): 0.0}
-    )
+    assert result.out.count("chain 4 hops, full attention") == 1
+    stated = {("causal", "chain", "4 hops, 6 documents", "full attention"): 0.0}
+    monkeypatch.setattr("looseleaf.evals.card.read_card", lambda: stated)
     assert run(*asked).code == 1
+    assert run(*asked, "--checkpoint", "block").code == 0
+
+
+def test_a_selector_is_an_arm_at_every_layer_that_it_is_told_to_look_at(
+    run: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "evals.csv"
+    flags = "eval world lookup --checkpoint causal --questions 1 --fuse question --fuse deviation"
+    layers = "--check-layer 1 --check-layer 3 --watched-share 1 --ratio 0.1 --ratio 0.2"
+    result = run(*flags.split(), *layers.split(), "--output", output)
+    assert result.code == 0, result.err
+    with output.open(encoding="utf-8") as file:
+        arms = list(dict.fromkeys(row["arm"] for row in csv.DictReader(file)))
+    assert arms == [
+        "full attention",
+        "question, ratio 0.1, watched_share 1",
+        "question, ratio 0.2, watched_share 1",
+        *(f"deviation, ratio {r}, layers {n}" for n in (1, 3) for r in (0.1, 0.2)),
+    ]
 
 
 def test_what_is_read_and_revised_are_arms_too(run: Run, tmp_path: Path) -> None:

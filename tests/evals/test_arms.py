@@ -50,6 +50,18 @@ def test_a_policy_reaches_the_engine_and_reports_what_it_computed(causal: LLM) -
     assert all(0 < one.answer.report["documents_recomputed"] < 0.3 for one in scored)
 
 
+def test_prefix_caching_finds_the_first_document_and_answers_as_full_prefill(causal: LLM) -> None:
+    task = WorldTask("chain", hops=2)
+    whole = RUNNER.run(task, ARMS["full"](causal, None), SEEDS)
+    found = RUNNER.run(task, ARMS["prefix"](causal, None), SEEDS)
+    assert [one.answer.text for one in found] == [one.answer.text for one in whole]
+    # one document of six was there, although the whole prompt was asked before, and the same
+    # documents with another question are asked now
+    other = RUNNER.run(WorldTask("bridge"), ARMS["prefix"](causal, None), SEEDS)
+    found += RUNNER.run(WorldTask("lookup"), ARMS["prefix"](causal, None), SEEDS) + other
+    assert all(0.6 < one.answer.report["prompt_computed"] < 0.95 for one in found)
+
+
 def test_an_answer_is_as_long_as_its_item_allows(causal: LLM) -> None:
     items = [
         Item("1", ("Mira Tolland lives in Quorin.",), "Who lives there?", ("",), n) for n in (1, 4)

@@ -1,5 +1,6 @@
 """Calibration: what it measures, on documents whose truth is known, and what it proposes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from click.testing import CliRunner
 from looseleaf import LLM, Document, Fuse
 from looseleaf.cli.calibrate import calibrate
 from looseleaf.engine.loading import reference_model
-from looseleaf.errors import InvalidRequest
-from looseleaf.evals.calibration import Calibrated, Calibration, propose
+from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.evals.calibration import TRIED_RATIO, Calibrated, Calibration, propose
 
 TEXTS = (
     "The seal of Orlen Gate is anchor. The archive is in the north wing.",
@@ -56,6 +57,31 @@ def test_a_sweep_compares_layers_first_and_then_ratios(calibration: Calibration)
     assert tried == list(dict.fromkeys(tried))
 
 
+def test_of_layers_that_answer_as_well_the_cheapest_goes_through_the_ratios(
+    calibration: Calibration,
+) -> None:
+    rows = calibration.sweep(["deviation"], [0.5])
+    tried = [(fuse, row) for fuse, row in rows if fuse.ratio == TRIED_RATIO]
+    most = max(row.agreement for _, row in tried)
+    cheapest = min(
+        (fuse for fuse, row in tried if row.agreement == most), key=lambda fuse: fuse.check_layers
+    )
+    assert len({fuse.check_layers for fuse, _ in tried}) > 2
+    assert rows[-1][0] == replace(cheapest, ratio=0.5)
+
+
+def test_documents_that_depend_on_each_other_are_told_from_those_that_do_not(
+    calibration: Calibration,
+) -> None:
+    chosen = propose(calibration.sweep(["first", "links"], [0.15, 0.3]), 0.02)
+    assert chosen is not None and chosen[0].selector == "links"
+    assert chosen[1].agreement == 1.0 and chosen[1].cost < 0.6
+    alone = [Document(text) for text in (TEXTS[0], "Mira Tolland lives in Quorin.")]
+    apart = Calibration(calibration.llm, "causal", alone, ["Where does Mira Tolland live?"])
+    chosen = propose(apart.sweep(["first", "links"], [0.15]), 0.02)
+    assert chosen is not None and chosen[0].selector == "none"
+
+
 def row(selector: str, agreement: float, cost: float, kl: float = 0.1) -> Calibrated:
     return Calibrated("m", selector, 0.1, "", "", "", 50, agreement, kl, 0.1, 0.5, cost, cost)
 
@@ -84,7 +110,7 @@ def test_the_command_prints_a_table_proposes_and_writes_rows(tmp_path: Path) -> 
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
     output = tmp_path / "rows.csv"
-    arguments = [str(reference_model("causal")), "-d", str(tmp_path), "-q", QUESTION]
+    arguments = ["--checkpoint", "causal", "-d", str(tmp_path), "-q", QUESTION]
     arguments += ["--fuse", "question", "--ratio", "0.3", "--output", str(output)]
     done = CliRunner().invoke(calibrate, arguments, catch_exceptions=False)
     assert done.exit_code == 0
@@ -92,3 +118,6 @@ def test_the_command_prints_a_table_proposes_and_writes_rows(tmp_path: Path) -> 
     rows = output.read_text(encoding="utf-8").splitlines()
     assert len(rows) - 1 == len(done.output.splitlines()) - 2
     assert "agreement" in rows[0] and "commit" in rows[0]
+    assert ",causal,question," in rows[-1]
+    both = CliRunner().invoke(calibrate, ["folder", *arguments])
+    assert isinstance(both.exception, InvalidOption) and "not both" in str(both.exception)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from looseleaf.cli.evaluate_more import _CARD_TASKS, _LONG_TASKS, _sized
 from looseleaf.errors import InvalidOption
 from looseleaf.evals import scores
 from looseleaf.evals.card import compare, read_card
@@ -130,10 +131,23 @@ def _figure(value: float, half: float) -> Figure:
 
 def test_the_card_is_read_whole_and_held_against_what_is_measured() -> None:
     published = read_card()
-    assert len(published) == 24
-    stated = published["causal", "chain", "2", "documents reused"]
-    assert published["block", "lookup", "", "full attention"] >= 0.98
+    assert len(published) == 29
+    stated = published["causal", "chain", "2 hops, 6 documents", "documents reused"]
+    assert published["block", "lookup", "6 documents", "full attention"] >= 0.98
+    for task, setting in (
+        ("chain", "4 hops, 6 documents"), ("roll-call", "40 lines, 50 documents"),
+        ("needle", "16384 tokens"), ("needle", "16384 tokens, 8 needles"),
+    ):  # fmt: skip
+        assert published["causal", task, setting, "full attention"] >= 0.9
     lines, agree = compare([_figure(stated + 0.01, 0.02)], published)
     assert agree and f"card {stated:6.1%}" in lines[0]
     lines, agree = compare([_figure(stated + 0.1, 0.02)], published)
     assert not agree and "outside" in lines[0]
+
+
+def test_all_that_the_card_states_is_asked_by_eval_all() -> None:
+    made = _sized(_CARD_TASKS, {}, len)
+    for name, sizes, _ in _LONG_TASKS:
+        made += _sized((name,), sizes, len)
+    stated = {(task, setting) for _, task, setting, _ in read_card()}
+    assert {(task.name, task.setting) for task in made} == stated

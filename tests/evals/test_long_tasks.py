@@ -14,6 +14,7 @@ from looseleaf.evals.world import (
     make_deep_chain,
     make_example,
     make_look_alike,
+    make_lookups,
     make_needle,
     make_needles,
     make_roll_call,
@@ -21,7 +22,7 @@ from looseleaf.evals.world import (
     numbered_lines,
     words,
 )
-from looseleaf.evals.world_tasks import NeedleTask, RollCallTask, WorldTask
+from looseleaf.evals.world_tasks import LookupsTask, NeedleTask, RollCallTask, WorldTask
 from looseleaf.models import Tokenizer
 
 SEEDS = range(12)
@@ -191,3 +192,20 @@ def test_several_needles_share_a_context_and_each_has_a_question_of_its_own() ->
     assert abs(count_words(text) - 600) < 40
     with pytest.raises(ValueError, match="ask for fewer"):
         make_needles(0, 60, 20)
+
+
+def test_several_lookups_share_a_world_and_each_asks_for_a_fact_of_its_own() -> None:
+    task = LookupsTask(documents=3, per_world=4)
+    items = task.items(range(8))
+    assert len({item.documents for item in items[:4]}) == 1
+    assert items[3].documents != items[4].documents
+    assert len({item.question for item in items[:4]}) == 4
+    for item in items:
+        assert task.score(item, item.answers[0]) == {"exact": 1.0}
+        assert task.score(item, items[0].answers[0])["exact"] == float(item is items[0])
+    assert task.items(range(2, 5)) == items[2:5]
+
+
+def test_a_world_of_fewer_facts_than_lookups_is_refused() -> None:
+    with pytest.raises(ValueError, match="ask for fewer"):
+        make_lookups(0, 100, 2)

@@ -17,7 +17,7 @@ from looseleaf.evals.report.charts import Chart, draw
 from looseleaf.evals.report.quality import quality_charts, quality_table
 from looseleaf.evals.report.reading import reading_charts, reading_tables
 from looseleaf.evals.report.rows import Series, policy_of, read_rows
-from looseleaf.evals.report.sharing import hits_charts, rate_charts, relay_charts
+from looseleaf.evals.report.sharing import hits_charts, lazy_charts, rate_charts, relay_charts
 
 ORIGIN = {
     "date": "2026-11-21", "commit": "abc", "hardware": "a <machine>", "python_version": "3",
@@ -152,6 +152,59 @@ def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) ->
     assert chart.series == (Series("reuse", (0.0, 1.0, 2.0), (7.0, 4.0, 7.0)),)
 
 
+def test_what_frames_cost_is_of_two_arms_of_one_run(tmp_path: Path) -> None:
+    for commit, case, arm, median in (
+        ("abc", "decode", "looseleaf", 11.0), ("abc", "decode", "without frames", 10.0),
+        ("abc", "decode", "ungrouped", 30.0), ("abc", "prefill", "without frames", 10.0),
+        ("abd", "prefill", "looseleaf", 50.0),
+    ):  # fmt: skip
+        row: dict[str, str | float] = {"measurement": case, "arm": arm, "median": median}
+        append_rows(tmp_path / "attention.csv", [row], ORIGIN | {"commit": commit})
+    (chart,) = speed.frames_charts(read_rows(tmp_path / "attention.csv"))
+    assert chart.groups == ("decode",) and chart.series[0].y == pytest.approx((10.0,))
+    assert draw(chart).count(b"<svg") == 1
+
+
+def test_the_closed_form_is_drawn_beside_what_was_measured(tmp_path: Path) -> None:
+    config = hits.HitsConfig(documents=30, document_tokens=64, requests=20, skipped=4)
+    wide = list(hits.measure(replace(config, per_request=20), (1.0,), (0.853,)))
+    append_rows(tmp_path / "hits.csv", wide, ORIGIN)
+    (chart,) = hits_charts(read_rows(tmp_path / "hits.csv"))
+    assert chart.groups == ("stored once", "copy per position")
+    closed, measured = (series.y for series in chart.series)
+    once, copies = (row for row in wide if row["closed_form"] != "")
+    assert measured[0] == pytest.approx(100 * float(once["reused"]), rel=1e-3)
+    assert closed[1] == pytest.approx(100 * float(copies["closed_form"]), rel=1e-3)
+
+
+def test_what_is_cached_is_drawn_stage_by_stage(tmp_path: Path) -> None:
+    rows = [
+        {
+            "model": "m", "measurement": f"breakdown, {cached}: {stage}", "arm": "once",
+            "per_request": 5, "document_tokens": 64, "value": value,
+        }
+        for cached, value in (("none cached", 9.0), ("3 cached", 4.0))
+        for stage in ("first token", "a token of output")
+    ]  # fmt: skip
+    append_rows(tmp_path / "lazy.csv", rows, ORIGIN)
+    (chart,) = lazy_charts(read_rows(tmp_path / "lazy.csv"))
+    assert chart.groups == ("none cached", "3 cached")
+    assert [series.name for series in chart.series] == ["first token", "a token of output"]
+    assert chart.series[0].y == (9.0, 4.0)
+
+
+def test_hosted_tokens_are_drawn_over_contexts_and_depths_apart(tmp_path: Path) -> None:
+    rows = [
+        {"shape": "m", "layers": layers, "context": n, "arm": "graph", "token_ms": layers * 1.0}
+        for layers, contexts in ((32, (32, 16)), (2, (100,)))
+        for n in contexts
+    ]  # fmt: skip
+    append_rows(tmp_path / "hosted.csv", rows, ORIGIN)
+    deep, flat = speed.hosted_charts(read_rows(tmp_path / "hosted.csv"))
+    assert deep.series == (Series("graph", (16.0, 32.0), (32.0, 32.0)),)
+    assert flat.series == (Series("graph", (100.0,), (2.0,)),)
+
+
 def test_of_a_rate_that_was_sought_twice_the_newest_is_drawn(tmp_path: Path) -> None:
     rows = [
         {
@@ -178,6 +231,15 @@ def test_the_page_holds_plots_tables_and_origin_and_is_the_same_each_time(tmp_pa
     write_report(tmp_path, tmp_path / "two")
     for path in paths:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_a_model_is_drawn_beside_each_of_its_lines_and_told_once() -> None:
+    lines = tuple(Series(f"{n} rows", (1.0, 2.0), (n, n)) for n in (1.0, 2.0))
+    models = tuple(replace(line, name=f"{line.name}, model") for line in lines)
+    other = Series("published", (1.0,), (1.0,))
+    page = draw(Chart("a", "t", "y", lines, points=(*models, other))).decode()
+    assert [page.count(f">{name}</text>") for name in ("model", "2.0 rows", "published")] == [1] * 3
+    assert "2.0 rows, model" not in page
 
 
 def test_pictures_come_as_png_too() -> None:
@@ -228,12 +290,22 @@ def test_long_outputs_have_a_chart_of_policies_one_of_revision_and_one_of_exposu
     assert [(one.name, one.x, one.y) for one in exposure.series] == [
         ("5 %, revise 8", (1.0, 2.0), (1.1, 1.2))
     ]
-    (table,) = reading_tables(rows)
+    table, seen = reading_tables(rows)
     assert table.columns == ("reads", "5 %", "10 %")
     assert [line[0] for line in table.lines] == [
         "full attention", "window", "quest", "quest, revise 2", "quest, revise 8",
     ]  # fmt: skip
     assert table.lines[1][2] == "" and table.lines[2][1].startswith("20.0 (")
+    every = "quest, ratio 0.05, every layer, revise 8"
+    more = [*figures, _figure(0.3, every), replace(_figure(1.3, every), metric="exposure_1")]
+    _, both = reading_tables(read_rows(_write(tmp_path / "more", more)))
+    assert both.lines == (*seen.lines, ("5 %, every layer, revise 8", "1.30", ""))
+    assert seen.columns == ("later rows", "1", "2")
+    assert seen.lines == (
+        ("published, 8B, 15 %", "1.17", ""),
+        ("5 %, revise 2", "1.10", "1.20"),
+        ("5 %, revise 8", "1.10", "1.20"),
+    )
 
 
 def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path: Path) -> None:
@@ -259,10 +331,12 @@ def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path:
     assert batches.series == (Series("reuse", (0.0, 1.0), (3.0, 3.0)),)
     select = [
         {"what": "token", "shape": "s", "select": "quest", "context": context, "batch": 1,
-         "arm": "dense", "ms": context / 100}
+         "arm": "dense", "ms": context / 100, "mb": 2000.0}
         for context in (200, 100)
     ]  # fmt: skip
-    (chart,) = charts_of("select", select, speed.select_charts)
+    read, chart = charts_of("select", select, speed.select_charts)
+    assert read.series == (Series("dense", (0.0, 1.0), (2.0, 2.0)),)
+    assert read.groups == ("quest, 1 × 200", "quest, 1 × 100")
     assert chart.series == (Series("dense", (100.0, 200.0), (1.0, 2.0)),)
     attention = [
         {"measurement": "decode", "arm": arm, "median": 2.0, "share_of_roofline": 0.5}

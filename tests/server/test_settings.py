@@ -76,6 +76,7 @@ def test_a_file_with_something_unknown_is_refused(
 def test_an_unknown_variable_is_refused(serve: Serve) -> None:
     with pytest.raises(InvalidOption, match="LOOSELEAF_PROT"):
         serve(LOOSELEAF_PROT="1")
+    serve(LOOSELEAF_COMMIT="0123456789ab")  # what rows of results are told, no option
 
 
 def test_every_option_is_a_flag_with_its_default_and_its_help() -> None:

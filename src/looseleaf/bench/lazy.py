@@ -33,18 +33,18 @@ _SPECIAL = 64  # token ids below it name positions
 class LazyConfig:
     """``documents`` of ``document_tokens``, of which a request takes ``per_request``; the pool
     holds ``capacity`` of them beside what one request needs. The first ``skipped`` requests fill
-    it."""
+    it; of the others half are asked one after the other, half at once."""
 
     shape: str = "llama-3.1-8b"
     device: str = "cuda"
-    documents: int = 100
-    document_tokens: int = 2048
+    documents: int = 60
+    document_tokens: int = 1024
     per_request: int = 5
-    capacity: int = 20
+    capacity: int = 15
     question: int = 64
     output: int = 16
-    requests: int = 100
-    skipped: int = 25
+    requests: int = 64
+    skipped: int = 16
     alphas: tuple[float, ...] = (0.0, 2.1)
     breakdown_tokens: int = 4096
     repetitions: int = 3
@@ -134,35 +134,35 @@ def draw(config: LazyConfig, alpha: float) -> list[list[int]]:
 def measure(config: LazyConfig) -> Iterator[Row]:
     """Rows as they are measured: first tokens and throughput for each skew, then the breakdown."""
     desk = Desk(config, config.document_tokens, config.capacity)
+    # what is compiled and captured on first use is then there
+    _throughput(desk, [desk.once(chosen) for chosen in draw(config, config.alphas[0])])
     for alpha in config.alphas:
         yield from _traffic(desk, alpha)
     yield from _breakdown(config)
 
 
 def _traffic(desk: Desk, alpha: float) -> Iterator[Row]:
+    """Every arm in turn: the first requests at once, which fill the pool; half of the others one
+    after the other, the rest at once."""
     config, drawn = desk.config, draw(desk.config, alpha)
+    middle = (config.skipped + config.requests) // 2
     arms: dict[str, Callable[[Sequence[int]], PromptParts]] = {
         "once": desk.once, "copies per position": desk.copies, "prefix caching": desk.prefix,
     }  # fmt: skip
-    alone: dict[str, Repeated] = {}
-    together: dict[str, Repeated] = {}
+    once: tuple[float, float] | None = None
     for name, make in arms.items():
         desk.engine.store.evict_idle()
-        seconds = [_first_token(desk, make(chosen)) for chosen in drawn]
-        alone[name] = Repeated(tuple(1e3 * s for s in seconds[config.skipped :]))
-        desk.engine.store.evict_idle()
-        for chosen in drawn[: config.skipped]:
-            _first_token(desk, make(chosen))
-        together[name] = Repeated((_throughput(desk, [make(c) for c in drawn[config.skipped :]]),))
+        prompts = [make(chosen) for chosen in drawn]
+        _throughput(desk, prompts[: config.skipped])
+        alone = Repeated(
+            tuple(1e3 * _first_token(desk, p) for p in prompts[config.skipped : middle])
+        )
+        mean, rate = statistics.fmean(alone.values), _throughput(desk, prompts[middle:])
         desk.engine.check()
-    for name, taken in alone.items():
-        mean = statistics.fmean(taken.values)
-        ratio = mean / statistics.fmean(alone["once"].values)
-        yield _row(config, ("first token", "ms, mean"), alpha, name, taken, mean, ratio)
-    for name, taken in together.items():
-        ratio = together["once"].median / taken.median
+        once = once or (mean, rate)
+        yield _row(config, ("first token", "ms, mean"), alpha, name, alone, mean, mean / once[0])
         label = ("throughput", "requests/s")
-        yield _row(config, label, alpha, name, taken, taken.median, ratio)
+        yield _row(config, label, alpha, name, Repeated((rate,)), rate, once[1] / rate)
 
 
 def _first_token(desk: Desk, prompt: PromptParts) -> float:

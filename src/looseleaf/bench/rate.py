@@ -150,16 +150,18 @@ class Service:
 
 @dataclass(frozen=True)
 class Arm:
-    """How prompts are made, what is in the cache before, and the policy of requests."""
+    """How prompts are made, what is in the cache before, and the policy of requests. ``stays``:
+    requests leave in the cache what was there."""
 
     make: Callable[[Chosen], PromptParts]
     cached: Callable[[Chosen], PromptParts] | None = None
     fuse: Fuse | None = None
+    stays: bool = False
 
 
 def arms_of(service: Service) -> dict[str, Arm]:
     """All arms, full recompute first."""
-    reuse = Arm(service.parts, service.parts)
+    reuse = Arm(service.parts, service.parts, stays=True)
     return {
         "full recompute": Arm(service.unseen),
         "prefix caching": Arm(service.text, service.text),
@@ -174,7 +176,7 @@ def fill(service: Service, arm: Arm, numbers: Chosen) -> None:
     if arm.cached is not None:
         for number in numbers:
             service.add(arm.cached([number]), 1)
-            service.finish()
+        service.finish()
 
 
 def measure(config: RateConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
@@ -213,9 +215,12 @@ def _rising(service: Service, arms: dict[str, Arm], full: float) -> Iterator[Row
     config, highest = service.config, dict[str, float]()
     for name, arm in arms.items():
         # what is captured and compiled once is then there
+        fill(service, arm, range(config.documents))
         _first_tokens(service, arm, 1 / full)
         highest[name] = 0.0
         for rate in config.rates:
+            if not arm.stays:
+                fill(service, arm, range(config.documents))
             waited = _first_tokens(service, arm, rate)
             mean = statistics.fmean(waited.values)
             yield _row(config, ("first token", name), waited, full / mean, rate)
@@ -263,7 +268,6 @@ def _mapped(service: Service, *, reduced: bool) -> float:
 def _first_tokens(service: Service, arm: Arm, rate: float) -> Repeated:
     """What requests wait for their first token when so many a second arrive."""
     config = service.config
-    fill(service, arm, range(config.documents))
     prompts = [arm.make(service.draw()) for _ in range(config.arrivals)]
     waited = serve(
         service.engine,

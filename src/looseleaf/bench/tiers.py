@@ -2,9 +2,10 @@
 
 The same documents are loaded from one tier after another while a share of their tokens is computed
 again (`Fuse("random")`); the time until the first token is measured for shares from small to all,
-for the controller's own (``balanced``), and for computing the documents instead of loading them. In
-the end one engine has all tiers at once, and the controller picks one. The goal is a controller
-within 10 % of the best that the sweep finds (CacheBlend, arXiv 2405.16444, section 5.1)."""
+for the controller's own (``balanced``), and for computing the documents instead of loading them.
+One more engine has all tiers at once, and the controller picks one. All take turns. The goal is a
+controller within 10 % of the best that the sweep finds (CacheBlend, arXiv 2405.16444, section
+5.1)."""
 
 import random
 import shutil
@@ -33,6 +34,7 @@ LEAST = 0.15
 Row = dict[str, str | int | float]
 Prompt = list[Document | str]
 _SPACE = 1 << 30
+_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,30 @@ class _Arm:
     computes: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """An engine over one tier, or over all of them."""
+
+    name: str
+    engine: Engine
+
+    @property
+    def salt(self) -> str:
+        """What another engine left in a tier that both have would be in that tier only."""
+        return self.name if self.name == _ALL else ""
+
+    def arms(self, config: TierBench) -> list[_Arm]:
+        """What is measured there."""
+        controller = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True))
+        if self.name == _ALL:
+            return [controller]
+        swept = [_Arm("sweep", Fuse("random", ratio=ratio)) for ratio in config.ratios]
+        return [*swept, controller, _Arm("computed", Fuse("random", ratio=LEAST), computes=True)]
+
+
+_Cell = tuple[_Place, _Arm]
+
+
 def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path) -> Iterator[Row]:
     """Rows of every tier, those of the sweep first; ``folder`` is where the disk tier may write.
 
@@ -71,22 +97,32 @@ def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path
         tiers.append(("disk", [DiskTier(folder / "alone", Ledger(_SPACE))]))
         if url is not None:
             tiers.append(("remote", [RemoteTier(url)]))
-        best = {}
-        for place, held in tiers:
-            rows = _sweep(config, place, held, prompt)
-            best[place] = _best(rows)
-            yield from rows
         everything: list[Tier] = [ThrottledTier(n, r, 0.001, _SPACE) for n, r in reversed(rates)]
         everything.append(DiskTier(folder / "all", Ledger(_SPACE)))
         everything += [RemoteTier(url)] if url else []
-        yield _choice(config, everything, prompt, min(best.values()))
+        places = [_Place(name, _engine(config, held)) for name, held in tiers]
+        together = _Place(_ALL, _engine(config, everything))
+        try:
+            outputs = _in_turn(config, [*places, together], prompt)
+        finally:
+            for place in (*places, together):
+                place.engine.close()
+        best = {}
+        for place in places:
+            rows = [_row(config, place, arm, outputs[place, arm]) for arm in place.arms(config)]
+            best[place.name] = _best(rows)
+            for row in rows:
+                yield row | {"times_best": float(row["seconds_low"]) / best[place.name]}
+        (arm,) = together.arms(config)
+        row = _row(config, together, arm, outputs[together, arm])
+        yield row | {"times_best": float(row["seconds_low"]) / min(best.values())}
 
 
 def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
     """Bytes a second of the throttled tiers: by what the model takes while nothing is loaded."""
     engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, _SPACE)])
-    arm = _Arm("sweep", Fuse("random", ratio=LEAST))
-    outputs = [_ask(engine, arm, prompt) for _ in range(config.repetitions + 2)][2:]
+    place, arm = _Place("any", engine), _Arm("sweep", Fuse("random", ratio=LEAST))
+    outputs = [_ask(place, arm, prompt) for _ in range(config.repetitions + 2)][2:]
     engine.close()
     seconds = statistics.median(map(_first_token, outputs))
     lengths = [document.num_tokens for document in outputs[0].reuse.documents]
@@ -95,38 +131,10 @@ def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
     return [(name, num_bytes / (slowness * seconds)) for name, slowness in config.slowness]
 
 
-def _sweep(config: TierBench, place: str, tiers: list[Tier], prompt: Prompt) -> list[Row]:
-    engine = _engine(config, tiers)
-    arms = [_Arm("sweep", Fuse("random", ratio=ratio)) for ratio in config.ratios]
-    arms += [
-        _Arm("controller", Fuse("random", ratio=LEAST, balanced=True)),
-        _Arm("computed", Fuse("random", ratio=LEAST), computes=True),
-    ]
-    outputs = _in_turn(config, engine, arms, prompt)
-    engine.close()
-    rows = [_row(config, place, arm, outputs[arm]) for arm in arms]
-    for row in rows:
-        row["times_best"] = float(row["seconds_low"]) / _best(rows)
-    return rows
-
-
 def _best(rows: Sequence[Row]) -> float:
     """The quickest of all but the controller, by its quickest repetition: what else the machine
     does only adds to it."""
     return min(float(row["seconds_low"]) for row in rows if row["arm"] != "controller")
-
-
-def _choice(config: TierBench, tiers: list[Tier], prompt: Prompt, best: float) -> Row:
-    """The controller with all tiers to choose from, against the best of them alone."""
-    for tier in tiers:
-        # what an engine before this one left there would be in one tier only
-        tier.delete([entry.key for entry in tier.entries()])
-    engine = _engine(config, tiers)
-    arm = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True))
-    row = _row(config, "all", arm, _in_turn(config, engine, [arm], prompt)[arm])
-    engine.close()
-    row["times_best"] = float(row["seconds_low"]) / best
-    return row
 
 
 def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
@@ -139,21 +147,24 @@ def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
 
 
 def _in_turn(
-    config: TierBench, engine: Engine, arms: Sequence[_Arm], prompt: Prompt
-) -> dict[_Arm, list[RequestOutput]]:
-    """All arms once, not counted, then again and again in ever new order."""
+    config: TierBench, places: Sequence[_Place], prompt: Prompt
+) -> dict[_Cell, list[RequestOutput]]:
+    """All arms of all places once, not counted, then again and again in ever new order: what else
+    the machine does meets all of them."""
     rng = random.Random(config.seed)
-    outputs: dict[_Arm, list[RequestOutput]] = {arm: [] for arm in arms}
+    cells = [(place, arm) for place in places for arm in place.arms(config)]
+    outputs: dict[_Cell, list[RequestOutput]] = {cell: [] for cell in cells}
     for turn in range(config.repetitions + 1):
-        for arm in rng.sample(arms, len(arms)):
+        for place, arm in rng.sample(cells, len(cells)):
+            engine = place.engine
             # nothing in the pool; and the first time nothing in the tiers either
             engine.store.evict_idle()
-            output = _ask(engine, arm, prompt)
+            output = _ask(place, arm, prompt)
             assert engine.tiers is not None
             engine.tiers.flush()
             _cool(engine.tiers)
             if turn:
-                outputs[arm].append(output)
+                outputs[place, arm].append(output)
     return outputs
 
 
@@ -165,10 +176,11 @@ def _cool(tiers: Tiers) -> None:
                 guard.tier.cool(entry.key)
 
 
-def _ask(engine: Engine, arm: _Arm, prompt: Prompt) -> RequestOutput:
+def _ask(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
+    engine = place.engine
     parts = engine.prompts.from_parts([*prompt])
     # what a salt of its own asks for is in no tier
-    salt = f"{time.perf_counter()}" if arm.computes else ""
+    salt = f"{time.perf_counter()}" if arm.computes else place.salt
     params = SamplingParams(max_tokens=1, temperature=0.0)
     progress = engine.add(Request("asked", parts, params, salt, fuse=arm.fuse))
     while engine.has_work:
@@ -182,14 +194,14 @@ def _ask(engine: Engine, arm: _Arm, prompt: Prompt) -> RequestOutput:
     return progress.output()
 
 
-def _row(config: TierBench, place: str, arm: _Arm, outputs: Sequence[RequestOutput]) -> Row:
+def _row(config: TierBench, place: _Place, arm: _Arm, outputs: Sequence[RequestOutput]) -> Row:
     seconds = list(map(_first_token, outputs))
     loading = [o.reuse.loading for o in outputs if o.reuse.loading is not None]
     ratios = [o.reuse.fuse.ratio or 0.0 for o in outputs if o.reuse.fuse is not None]
     names = {name for report in loading for name in report.tiers}
     return {
         "model": config.name,
-        "tier": place,
+        "tier": place.name,
         "arm": arm.label,
         "documents": len(outputs[0].reuse.documents),
         "document_tokens": outputs[0].reuse.document_tokens,

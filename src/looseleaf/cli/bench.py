@@ -209,13 +209,17 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     shape = AttentionShape(head_dim=head_dim)
     rows = []
     config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
-    for row in measure(config, partial(click.echo, err=True)):
-        rows.append(row)
-        click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
-    for sentence in ratios(rows):
-        click.echo(sentence, err=True)
     shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
-    report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
+    try:
+        for row in measure(config, partial(click.echo, err=True)):
+            rows.append(row)
+            click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
+    finally:
+        # who interrupts it keeps what was measured
+        for sentence in ratios(rows):
+            click.echo(sentence, err=True)
+        if rows:
+            report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
 
 
 def _require_transformers() -> None:

@@ -17,6 +17,9 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
 
 @click.command()
 @click.argument("model", required=False)
+@click.option(
+    "--checkpoint", type=click.Choice(("causal", "block")), help="a reference checkpoint as MODEL"
+)
 @click.option("-d", "--document", "names", multiple=True, metavar="FILE", help="file or folder")
 @click.option("-q", "--question", "questions", multiple=True, help="may be repeated")
 @click.option(
@@ -43,6 +46,7 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
 @section_options(*ENGINE_SECTIONS)
 def calibrate(
     model: str | None,
+    checkpoint: str | None,
     names: tuple[str, ...],
     questions: tuple[str, ...],
     file: Path | None,
@@ -57,6 +61,8 @@ def calibrate(
     tolerance, output = options.pop("tolerance"), options.pop("output")
     if not all(0 < ratio <= 1 for ratio in ratios) or not 0 <= tolerance < 1:
         raise InvalidOption("ratios are above 0 and at most 1, the tolerance from 0 to below 1")
+    if model and checkpoint:
+        raise InvalidOption("give MODEL or --checkpoint, not both")
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
     asked = [*questions, *(line.strip() for line in lines if line.strip())]
     documents = read_documents(names)
@@ -64,10 +70,12 @@ def calibrate(
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows
     from looseleaf.engine.llm import LLM
+    from looseleaf.engine.loading import reference_model
     from looseleaf.evals.calibration import Calibration, as_rows, propose
 
-    name = Path(model).name if model else "reference"
-    calibration = Calibration(LLM(model, **given(options)), name, documents, asked)
+    name = Path(model).name if model else checkpoint or "reference"
+    llm = LLM(reference_model(checkpoint) if checkpoint else model, **given(options))
+    calibration = Calibration(llm, name, documents, asked)
     click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
     rows = calibration.sweep(selectors, ratios, _show)
     if output is not None:

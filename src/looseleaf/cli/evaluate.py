@@ -38,7 +38,12 @@ def world_options(command: Any) -> Any:
 @world_options
 @click.option("--lines", default=40, show_default=True, help="questions of an output")
 @click.option("--tokens", multiple=True, type=int, help="lengths of a needle's context [1024]")
-@click.option("--needles", default=1, show_default=True, help="needles of a context")
+@click.option(
+    "--per-context",
+    default=1,
+    show_default=True,
+    help="questions about the same context, one at a time (lookup, needle)",
+)
 @evaluation_options
 def world(
     tasks: tuple[str, ...], questions: int, first_seed: int, lines: int, **options: Any
@@ -52,13 +57,15 @@ def world(
     from looseleaf.evals.catalog import Sizes, make_tasks
 
     documents, tokens = options.pop("documents"), options.pop("tokens") or (1024,)
-    needles = options.pop("needles")
+    per_context = options.pop("per_context")
     if documents < 1:
         raise InvalidOption("--documents must be at least 1")
+    if per_context < 1:
+        raise InvalidOption("--per-context must be at least 1")
     seeds = held_out(first_seed, questions)
     Evaluation.take(options).run(
         lambda count: make_tasks(
-            tasks or _WORLD_TASKS[:3], Sizes(documents, lines, tokens, count, needles)
+            tasks or _WORLD_TASKS[:3], Sizes(documents, lines, tokens, count, per_context)
         ),
         seeds,
     )

@@ -1,5 +1,7 @@
 """``looseleaf eval all``, ``ruler``, ``file``: the model card again, RULER, and one's own data."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +11,54 @@ from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
 from looseleaf.errors import InvalidOption
 
 _CARD_TASKS = ("lookup", "bridge", "chain", "unanswerable")
+_LONG_TASKS: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("deep-chain", {}, 1),
+    ("roll-call", {"documents": 50}, 25),
+    ("needle", {"tokens": (16_384,)}, 10),
+    ("needle", {"tokens": (4096, 16_384), "per_context": 8}, 5),
+)
+"""What the card says of ``causal`` alone: task, sizes, and of how many questions one is asked."""
 
 
 @click.command("all")
-@click.option("--questions", default=200, show_default=True, help="items of each task and setting")
+@click.option(
+    "--questions",
+    default=200,
+    show_default=True,
+    help="items of each task and setting; fewer of what is long: needles and roll-calls",
+)
 @evaluation_options
 def card(questions: int, **options: Any) -> None:
     """The figures of the model card again, each beside the card's.
 
     Exit code 1 if a figure of the card lies outside the interval of what is measured."""
     from looseleaf.evals.card import compare, read_card
-    from looseleaf.evals.catalog import Sizes, make_tasks
 
     if options["model"] or options["endpoint"] or options["arms"] or options["selectors"]:
         raise InvalidOption(
             "eval all is about the reference checkpoints as the card has them: "
             "use eval world for other models and policies"
         )
-    published = read_card()
-    figures = Evaluation.take(options).run(
-        lambda count: make_tasks(_CARD_TASKS, Sizes(count=count)), held_out(0, questions)
+    published, chosen = read_card(), options["checkpoints"]
+    figures = Evaluation.take({**options}).run(
+        partial(_sized, _CARD_TASKS, {}), held_out(0, questions)
     )
+    if not chosen or "causal" in chosen:
+        alone = options | {"checkpoints": ("causal",), "arms": ("full",)}
+        for name, sizes, share in _LONG_TASKS:
+            figures += Evaluation.take({**alone}).run(
+                partial(_sized, (name,), sizes), held_out(0, -(-questions // share))
+            )
     lines, agree = compare(figures, published)
     click.echo("\n".join(["", *lines]))
     if not agree:
         raise SystemExit(1)
+
+
+def _sized(names: tuple[str, ...], sizes: dict[str, Any], count: Callable[[str], int]) -> list[Any]:
+    from looseleaf.evals.catalog import Sizes, make_tasks
+
+    return make_tasks(names, Sizes(count=count, **sizes))
 
 
 @click.command()

@@ -45,25 +45,58 @@ def fuse_options(*, several: bool) -> Callable[[Command], Command]:
             multiple=True,
             help=f"which tokens of reused documents are computed again [default: none]{again}",
         )
-        return fuse(ratio(command))
+        return fuse(ratio(_layer_options(command) if several else command))
 
     return add
 
 
+def _layer_options(command: Command) -> Command:
+    """Adds the flags that say at which layers a selector looks."""
+    watched = click.option(
+        "--watched-share",
+        "watched_shares",
+        type=float,
+        multiple=True,
+        help="share of the layers, the last ones, whose attention --fuse question and links go by "
+        "[default: 0.25]; may be repeated",
+    )
+    checked = click.option(
+        "--check-layer",
+        "check_layers",
+        type=int,
+        multiple=True,
+        help="the layer at which --fuse deviation chooses, from 1 [default: 2]; may be repeated",
+    )
+    return watched(checked(command))
+
+
 def take_fuses(options: dict[str, Any]) -> list[Fuse]:
-    """The policies that the flags ask for, every selector at every ratio; takes both out of
-    ``options``.
+    """The policies that the flags ask for, every selector at every ratio and, if it looks at
+    layers, at each of these; takes the flags out of ``options``.
     """
     selectors: Sequence[EvaluatedSelector] = options.pop("selectors")
     ratios: Sequence[float | None] = options.pop("ratios")
+    shares: Sequence[float] = options.pop("watched_shares", ())
+    layers: Sequence[int] = options.pop("check_layers", ())
     free = [s for s in selectors if s not in _WITHOUT_RATIO]
     if ratios and not free:
         raise InvalidOption("--ratio needs a --fuse that chooses by it: random, question or links")
-    return [
-        Fuse(selector, ratio=ratio)
-        for selector in selectors
-        for ratio in ((ratios or (None,)) if selector in free else (None,))
-    ]
+    if shares and not {"question", "links"}.intersection(selectors):
+        raise InvalidOption("--watched-share is for --fuse question and links")
+    if layers and "deviation" not in selectors:
+        raise InvalidOption("--check-layer is for --fuse deviation")
+    fuses = []
+    for selector in selectors:
+        kinds = [Fuse(selector)]
+        if shares and selector in ("question", "links"):
+            kinds = [replace(kinds[0], watched_share=share) for share in shares]
+        elif layers and selector == "deviation":
+            kinds = [replace(kinds[0], check_layers=(layer,)) for layer in layers]
+        for kind in kinds:
+            own = ratios if selector in free else ()
+            # a default in tokens gives way to the ratio
+            fuses += [replace(kind, ratio=ratio, tokens=None) for ratio in own] or [kind]
+    return fuses
 
 
 def take_fuse(options: dict[str, Any]) -> Fuse | None:

@@ -15,7 +15,7 @@ from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 
 PREFIX = "LOOSELEAF"
-OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS")
+OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS", "LOOSELEAF_COMMIT")
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "llguidance")
 
 

@@ -1,6 +1,7 @@
 """Arms that answer with this package's engine: one prompt an item, under any policies."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from looseleaf.attention.hosted import HostedCounters
@@ -38,6 +39,12 @@ def report_reading(output: RequestOutput) -> dict[str, float]:
         ratios = output.revision.exposure
         report.update({f"exposure_{later}": ratios[later] for later in range(1, len(ratios))})
     return report
+
+
+def report_prefix(output: RequestOutput) -> dict[str, float]:
+    """The share of the prompt that no prefix cache held."""
+    reuse = output.reuse
+    return {"prompt_computed": 1 - reuse.text_tokens_cached / reuse.text_tokens}
 
 
 def greedy(item: Item) -> SamplingParams:
@@ -97,6 +104,28 @@ class EngineArm:
         if self.form == "bare":
             return self.llm.generate(prompts, params, **self.policies)
         return self.llm.chat([_conversation(parts) for parts in prompts], params, **self.policies)
+
+
+class PrefixArm(EngineArm):
+    """Greedy answers of ``llm`` with full attention, where another question behind the first
+    document alone was asked before: what a prefix cache saves of documents in ever new order."""
+
+    def __init__(self, llm: LLM, form: Form | None = None) -> None:
+        super().__init__(llm, "prefix caching", "prompt", form=form, report=report_prefix)
+
+    def outputs(
+        self, items: Sequence[Item], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """As of any `EngineArm`, after the prompts that leave their first document behind."""
+        before = [
+            replace(i, documents=i.documents[:1], question="What else?", turns=(), max_tokens=1)
+            for i in items
+        ]
+        # a salt of its own: prompts of other arms and tasks have the same documents, and would be
+        # found whole
+        self.policies = {"salt": f"{self.name} {items[0].fingerprint()}"}
+        super().outputs(before, [greedy(item) for item in before])
+        return super().outputs(items, params)
 
 
 class EvictingArm(EngineArm):

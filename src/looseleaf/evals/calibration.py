@@ -103,7 +103,7 @@ class Calibration:
         take(Fuse("none"))
         for selector in selectors:
             tried = [(take(fuse), fuse) for fuse in self._layer_choices(selector)]
-            best = min(tried, key=lambda pair: (-pair[0].agreement, pair[0].kl, pair[0].cost))[1]
+            best = min(tried, key=lambda pair: _worth(pair[0]))[1]
             for ratio in ratios:
                 fuse = replace(best, ratio=ratio)
                 if fuse not in [known for known, _ in rows]:
@@ -179,6 +179,12 @@ class Calibration:
             # scouts are paid for out of the budget
             return asked.num_text / documents + max(0.0, (fuse.ratio or 0.0) * share - recomputed)
         return 0.0
+
+
+def _worth(row: Calibrated) -> tuple[float, float, float]:
+    """Where all answers agree, layers are told apart by what they cost (a late check layer lets
+    every token pass those below it); before that, by how near the distributions are."""
+    return (-row.agreement, round(row.cost, 3) if row.agreement == 1 else 0.0, row.kl)
 
 
 def propose(

@@ -5,23 +5,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from looseleaf.engine.llm import LLM
-from looseleaf.evals.arms import EngineArm, Form, HostedArm
+from looseleaf.evals.arms import EngineArm, Form, HostedArm, PrefixArm
 from looseleaf.evals.interview import Interview
 from looseleaf.evals.one_by_one import MapReduceArm, MapRerankArm
 from looseleaf.evals.task import Arm, Task
 from looseleaf.evals.world import MAX_HOPS, CountTokens, count_words
-from looseleaf.evals.world_tasks import NeedleTask, RollCallTask, WorldTask
+from looseleaf.evals.world_tasks import LookupsTask, NeedleTask, RollCallTask, WorldTask
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the items are; a task takes what concerns it. ``count`` tells a text's tokens."""
+    """How large the items are; a task takes what concerns it. ``count`` tells a text's tokens,
+    ``per_context`` how many questions share a context."""
 
     documents: int = 6
     lines: int = 40
     tokens: tuple[int, ...] = (1024,)
     count: CountTokens = count_words
-    needles: int = 1
+    per_context: int = 1
 
 
 DEEP_HOPS = MAX_HOPS + 1
@@ -35,13 +36,19 @@ def _plain(name: str) -> Callable[[Sizes], list[Task]]:
     return lambda sizes: [WorldTask(name, documents=sizes.documents)]
 
 
+def _lookups(sizes: Sizes) -> list[Task]:
+    if sizes.per_context == 1:
+        return [WorldTask("lookup", documents=sizes.documents)]
+    return [LookupsTask(sizes.documents, sizes.per_context)]
+
+
 def _needles(sizes: Sizes) -> list[Task]:
-    return [NeedleTask(tokens, sizes.count, sizes.needles) for tokens in sizes.tokens]
+    return [NeedleTask(tokens, sizes.count, sizes.per_context) for tokens in sizes.tokens]
 
 
 TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(
     {
-        "lookup": _plain("lookup"),
+        "lookup": _lookups,
         "bridge": _plain("bridge"),
         "chain": _chains,
         "unanswerable": _plain("unanswerable"),
@@ -67,6 +74,7 @@ ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
     {
         "full": _full,
         "reuse": _reuse,
+        "prefix": PrefixArm,
         "map-reduce": MapReduceArm,
         "map-rerank": MapRerankArm,
         "hosted": lambda llm, form: HostedArm(llm, 1.0, form=form),

@@ -16,6 +16,7 @@ from looseleaf.evals.world import (
     make_deep_chain,
     make_example,
     make_look_alike,
+    make_lookups,
     make_needle,
     make_needles,
     make_roll_call,
@@ -54,6 +55,33 @@ class WorldTask:
         if self.hops is not None and self.hops > MAX_HOPS:
             return make_deep_chain(seed, self.hops, self.documents)
         return make_example(self.name, seed, num_documents=self.documents, hops=self.hops)
+
+
+@dataclass(frozen=True)
+class LookupsTask:
+    """*lookup* of several facts of the same world, one at a time: ``per_world`` seeds in a row
+    share its documents, so that a long context is read, or hosted, once for all of them."""
+
+    documents: int = 6
+    per_world: int = 8
+    name: str = "lookup"
+
+    @property
+    def setting(self) -> str:
+        """Documents, and the questions about each world."""
+        return f"{self.documents} documents, {self.per_world} questions each"
+
+    def items(self, seeds: range) -> Sequence[Item]:
+        """One question a seed."""
+        items = []
+        for number, own in groupby(seeds, lambda seed: seed // self.per_world):
+            made = make_lookups(number, self.per_world, self.documents)
+            items += [_item(made[seed % self.per_world], seed) for seed in own]
+        return items
+
+    def score(self, item: Item, text: str) -> dict[str, float]:
+        """The whole answer, word for word, but for the spacing."""
+        return {"exact": float(_is_right(item, text))}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 class Chart:
     """One plot: bars over named groups if ``groups`` are given, else lines over numbers.
 
-    ``points`` are drawn as marks without a line: figures that others published."""
+    ``points`` are drawn as marks without a line: figures that others published. ``sideways`` is for
+    bars of groups with long names; it knows no points and no bounds."""
 
     name: str
     title: str
@@ -28,6 +29,7 @@ class Chart:
     points: tuple[Series, ...] = field(default=())
     log_x: bool = False
     log_y: bool = False
+    sideways: bool = False
 
 
 def draw(chart: Chart, kind: Format = "svg") -> bytes:
@@ -40,17 +42,23 @@ def draw(chart: Chart, kind: Format = "svg") -> bytes:
     width = max(6.4, 1.6 + 0.28 * len(chart.groups) * len(chart.series))
     settings = {"svg.hashsalt": chart.name, "font.size": 9, "svg.fonttype": "none"}
     with rc_context(settings):
-        figure = Figure(figsize=(min(width, 14), 3.6), layout="constrained")
+        bars = len(chart.groups) * len(chart.series)
+        size = (9.0, 0.9 + 0.22 * bars) if chart.sideways else (min(width, 14), 3.6)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
-        (_bars if chart.groups else _lines)(axes, chart)
+        if chart.sideways:
+            _bars_sideways(axes, chart)
+        else:
+            (_bars if chart.groups else _lines)(axes, chart)
+            axes.set_ylabel(chart.y_label)
+            axes.set_xlabel(chart.x_label)
         axes.set_title(chart.title, loc="left", fontsize=10)
-        axes.set_ylabel(chart.y_label)
-        axes.set_xlabel(chart.x_label)
-        axes.grid(axis="y", color="#e2e8f0")
+        axes.grid(axis="x" if chart.sideways else "y", color="#e2e8f0")
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        figure.legend(loc="outside right upper", frameon=False)
+        if not chart.sideways or len(chart.series) > 1:
+            figure.legend(loc="outside right upper", frameon=False)
         buffer = io.BytesIO()
         # without a date, the same rows make the same bytes
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
@@ -77,12 +85,34 @@ def _bars(axes: Any, chart: Chart) -> None:
         axes.set_yscale("log")
 
 
-def _lines(axes: Any, chart: Chart) -> None:
+def _bars_sideways(axes: Any, chart: Chart) -> None:
+    """Groups of bars from the top down, each with its number."""
+    share = 0.8 / len(chart.series)
     for number, series in enumerate(chart.series):
+        places = [x + (number - (len(chart.series) - 1) / 2) * share for x in series.x]
         color = _COLORS[number % len(_COLORS)]
+        drawn = axes.barh(places, series.y, share * 0.92, label=series.name, color=color)
+        axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+    axes.set_yticks(range(len(chart.groups)), chart.groups)
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel(chart.y_label)
+
+
+def _lines(axes: Any, chart: Chart) -> None:
+    colors = {}
+    for number, series in enumerate(chart.series):
+        color = colors[series.name] = _COLORS[number % len(_COLORS)]
         axes.plot(series.x, series.y, "o-", label=series.name, color=color, markersize=4)
         _whiskers(axes, series.x, series, color, "none")
     for number, points in enumerate(chart.points):
+        # "X, model" is drawn beside X, and told once
+        whose, _, kind = points.name.rpartition(", ")
+        if whose in colors:
+            axes.plot(points.x, points.y, "--", color=colors[whose], linewidth=1)
+            if number == 0:
+                axes.plot([], [], "--", label=kind, color="#4a5568", linewidth=1)
+            continue
         style = _DASHES[number % len(_DASHES)]
         axes.plot(
             points.x, points.y, linestyle=style, label=points.name, color="#4a5568", linewidth=1

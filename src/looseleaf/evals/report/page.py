@@ -13,7 +13,9 @@ from looseleaf.evals.report.rows import Row, origin_of, read_rows
 from looseleaf.evals.report.sharing import hits_charts, lazy_charts, rate_charts, relay_charts
 from looseleaf.evals.report.speed import (
     attention_tables,
+    frames_charts,
     fuse_charts,
+    hosted_charts,
     select_charts,
     serving_tables,
     tiers_charts,
@@ -33,7 +35,8 @@ _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = 
         "fuse": ("First tokens by what is computed again", fuse_charts),
         "tiers": ("First tokens by where documents are", tiers_charts),
         "select": ("Decoding that reads less", select_charts),
-        "attention": ("Attention beside its roofline", lambda rows: ()),
+        "attention": ("Attention beside its roofline", frames_charts),
+        "hosted": ("Documents in the host's memory", hosted_charts),
         "serving": ("A server beside its floors", lambda rows: ()),
     }
 )

@@ -15,6 +15,7 @@ _REVISED = ", revise "
 _PUBLISHED = Series("published", (1.0, 7.0), (1.17, 1.60))
 
 _Points = Mapping[str, Sequence[tuple[float, Row]]]
+_Exposure = Mapping[str, Mapping[int, float]]
 
 
 def reading_charts(rows: Sequence[Row]) -> Iterator[Chart]:
@@ -33,7 +34,7 @@ def reading_charts(rows: Sequence[Row]) -> Iterator[Chart]:
         }
         if revised:
             yield _budgets(f"revise_{name}", about, revised, own)
-        if exposure := tuple(_exposure(own)):
+        if exposure := tuple(_widest(_exposure(own))):
             yield Chart(
                 f"exposure_{name}",
                 about,
@@ -45,7 +46,8 @@ def reading_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def reading_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """For each model and task a line a policy, a column a budget."""
+    """For each model and task: a line a policy and a column a budget; and where rows are revised,
+    the pages that they saw over those of their own step, by later rows."""
     for (model, task, setting), own in _outputs(rows).items():
         policies = _policies(own)
         budgets = sorted({budget for points in policies.values() for budget, _ in points})
@@ -61,6 +63,8 @@ def reading_tables(rows: Sequence[Row]) -> Iterator[Table]:
         title = f"{model}: {task}, {setting}: right answers, percent (95 % interval; outputs)"
         heads = (f"{100 * budget:g} %" for budget in budgets)
         yield Table(title, ("reads", *heads), tuple(lines))
+        if exposure := _exposure(own):
+            yield _exposure_table(f"{model}: {task}, {setting}: effective KV exposure", exposure)
 
 
 def _outputs(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
@@ -93,21 +97,43 @@ def _budgets(name: str, title: str, policies: _Points, rows: Sequence[Row]) -> C
     return Chart(name, title, _SHARE, series, x_label=_BUDGET, points=level)
 
 
-def _exposure(rows: Sequence[Row]) -> Iterator[Series]:
-    """One line a budget, of the widest window that was run."""
-    found: dict[tuple[int, float], list[tuple[float, float]]] = defaultdict(list)
+def _exposure(rows: Sequence[Row]) -> _Exposure:
+    """By budget and window, those of one policy together: the exposure after so many later rows."""
+    found: dict[tuple[str, float, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
         policy = policy_of(row)
         if policy is None or not row["metric"].startswith("exposure_"):
             continue
-        window = int(policy[0].split(_REVISED)[1])
-        later = float(row["metric"].removeprefix("exposure_"))
-        found[window, policy[1]].append((later, float(row["value"])))
-    widest = max((window for window, _ in found), default=0)
-    for (window, budget), points in sorted(found.items()):
-        if window == widest:
-            x, y = zip(*sorted(points), strict=True)
-            yield Series(f"{100 * budget:g} %, revise {window}", tuple(x), tuple(y))
+        name, window = policy[0].split(_REVISED)
+        later = int(row["metric"].removeprefix("exposure_"))
+        found[name, policy[1], int(window)][later] = float(row["value"])
+    # of its name what comes after the policy's own: "every layer"
+    return {
+        ", ".join([f"{100 * budget:g} %", *name.split(", ")[1:], f"revise {window}"]): ratios
+        for (name, budget, window), ratios in sorted(found.items())
+    }
+
+
+def _widest(exposure: _Exposure) -> Iterator[Series]:
+    """One line a budget, of the widest window that was run."""
+    windows = {name: int(name.rpartition(_REVISED)[2]) for name in exposure}
+    for name, ratios in exposure.items():
+        if windows[name] == max(windows.values()):
+            x, y = zip(*sorted(ratios.items()), strict=True)
+            yield Series(name, tuple(map(float, x)), tuple(y))
+
+
+def _exposure_table(title: str, exposure: _Exposure) -> Table:
+    later = sorted({n for ratios in exposure.values() for n in ratios})
+    published = {int(x): y for x, y in zip(_PUBLISHED.x, _PUBLISHED.y, strict=True)}
+    lines = [("published, 8B, 15 %", *(_ratio(published.get(n)) for n in later))]
+    for name, ratios in exposure.items():
+        lines.append((name, *(_ratio(ratios.get(n)) for n in later)))
+    return Table(title, ("later rows", *map(str, later)), tuple(lines))
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _cell(row: Row) -> str:

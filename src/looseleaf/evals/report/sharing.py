@@ -16,11 +16,15 @@ _PER_REQUEST = "5"
 
 
 def hits_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Hit ratios by budget and skew; what the paper published as marks."""
+    """Hit ratios by budget and skew, what the paper published as marks; the closed form's case."""
     usual = [r for r in rows if r["lengths"] == "equal" and r["per_request"] == _PER_REQUEST]
+    if usual:
+        yield _hit_ratios(usual)
+    yield from _closed_form([row for row in rows if row["per_request"] != _PER_REQUEST])
+
+
+def _hit_ratios(usual: Sequence[Row]) -> Chart:
     cells = list(dict.fromkeys((row["alpha"], row["budget_gb"]) for row in usual))
-    if not cells:
-        return
     series, points = [], []
     for cache, name in _CACHES.items():
         own = [row for row in usual if row["cache"] == cache]
@@ -31,7 +35,26 @@ def hits_charts(rows: Sequence[Row]) -> Iterator[Chart]:
             points.append(Series(name, tuple(x for x, _ in known), tuple(y for _, y in known)))
     groups = tuple(f"α {alpha}, {float(budget):g} GB" for alpha, budget in cells)
     title = "Documents found in the cache (published: another trace, LazyAttention's own)"
-    yield Chart("hits", title, "hit ratio, %", tuple(series), groups, points=tuple(points))
+    return Chart("hits", title, "hit ratio, %", tuple(series), groups, points=tuple(points))
+
+
+def _closed_form(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Hits of a cache that drops what was not used for longest, beside those of one that holds the
+    most popular."""
+    known = [row for row in rows if row["closed_form"]]
+    if known:
+        places = tuple(float(n) for n in range(len(known)))
+        series = [
+            Series(name, places, tuple(100 * float(row[column]) for row in known))
+            for name, column in (("closed form", "closed_form"), ("measured", "reused"))
+        ]
+        first = known[0]
+        title = (
+            f"{first['per_request']} positions, room for {first['documents_held']} documents, "
+            f"α {first['alpha']}"
+        )
+        groups = tuple(_CACHES.get(row["cache"], row["cache"]) for row in known)
+        yield Chart("hits_closed_form", title, "hit ratio, %", tuple(series), groups)
 
 
 def relay_charts(rows: Sequence[Row]) -> Iterator[Chart]:
@@ -85,8 +108,11 @@ def _line(row: Row) -> str:
 
 
 def lazy_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: first tokens and throughput by skew."""
+    """For each machine: first tokens and throughput by skew, and what is cached costs."""
     for machine, own in by_machine(rows):
+        apart = [row for row in own if row["measurement"].startswith("breakdown")]
+        if apart:
+            yield _breakdown(f"lazy_breakdown_{machine}", apart)
         for what in ("first token", "throughput"):
             chosen = [row for row in own if row["measurement"] == what]
             if chosen:
@@ -101,6 +127,20 @@ def _by_skew(name: str, what: str, rows: Sequence[Row]) -> Chart:
     )
     title = f"{what.capitalize()}, {rows[0]['model']}, {rows[0]['hardware']}"
     return Chart(name, title, rows[0]["unit"], series, groups)
+
+
+def _breakdown(name: str, rows: Sequence[Row]) -> Chart:
+    # "breakdown, 3 cached: first token"
+    named = [row | {"arm": row["measurement"].partition(": ")[2]} for row in rows]
+    series, groups = grouped(
+        named,
+        lambda row: row["measurement"].partition(": ")[0].removeprefix("breakdown, "),
+        lambda row: float(row["value"]),
+    )
+    first = rows[0]
+    size = f"{first['per_request']} documents of {first['document_tokens']}"
+    title = f"{size}, {first['model']}, {first['hardware']}"
+    return Chart(name, title, "ms", series, groups, log_y=True)
 
 
 def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:

@@ -1,10 +1,10 @@
-"""Charts of ``tiers.csv``, ``fuse.csv`` and ``select.csv``, and tables of ``attention.csv`` and
-``serving.csv``: times."""
+"""Charts of ``tiers.csv``, ``fuse.csv``, ``select.csv``, ``hosted.csv`` and ``attention.csv``, and
+tables of the last and of ``serving.csv``: times."""
 
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
-from looseleaf.evals.report.rows import Row, by_machine, grouped, over
+from looseleaf.evals.report.rows import Row, Series, by_machine, grouped, over
 from looseleaf.evals.report.tables import Table
 
 
@@ -47,8 +47,17 @@ def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine and policy: attention and whole tokens, by context and by batch."""
+    """For each machine and policy: attention and whole tokens, by context and by batch; bytes."""
     for machine, every in by_machine(rows):
+        tokens = [row for row in every if row["what"] == "token"]
+        if tokens:
+            series, groups = grouped(
+                tokens,
+                lambda row: f"{row['select']}, {row['batch']} × {row['context']}",
+                lambda row: float(row["mb"]) / 1e3,
+            )
+            title = f"Bytes that a token's step reads, counted, {tokens[0]['hardware']}"
+            yield Chart(f"select_traffic_{machine}", title, "GB", series, groups)
         for kind in dict.fromkeys((row["what"], row["shape"], row["select"]) for row in every):
             own = [row for row in every if (row["what"], row["shape"], row["select"]) == kind]
             what, shape, select = kind
@@ -65,6 +74,37 @@ def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                         over(chosen, x, lambda row: float(row["ms"])),
                         x_label=x, log_x=True, log_y=True,
                     )  # fmt: skip
+
+
+def hosted_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine and depth: what a token takes by context, and its searches."""
+    for machine, every in by_machine(rows):
+        for shape, layers in dict.fromkeys((row["shape"], row["layers"]) for row in every):
+            own = [row for row in every if (row["shape"], row["layers"]) == (shape, layers)]
+            title = f"A token of {shape}, {layers} layers, {own[0]['hardware']}"
+            yield Chart(
+                f"hosted_{machine}_{layers}", title, "ms",
+                over(own, "context", lambda row: float(row["token_ms"])),
+                x_label="tokens of context", log_x=True, log_y=True,
+            )  # fmt: skip
+
+
+def frames_charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each machine: what frames cost, case by case, against kernels compiled without them."""
+    for machine, own in by_machine(rows):
+        taken = {(row["measurement"], row["arm"], row["commit"]): row for row in own}
+        costs = {
+            case: 100
+            * (float(taken[case, "looseleaf", commit]["median"]) / float(row["median"]) - 1)
+            for (case, arm, commit), row in taken.items()
+            if arm == "without frames" and (case, "looseleaf", commit) in taken
+        }
+        if costs:
+            places = tuple(float(n) for n in range(len(costs)))
+            yield Chart(
+                f"frames_{machine}", f"What frames cost, {own[0]['hardware']}", "% of a layer",
+                (Series("frames", places, tuple(costs.values())),), tuple(costs), sideways=True,
+            )  # fmt: skip
 
 
 def attention_tables(rows: Sequence[Row]) -> Iterator[Table]:

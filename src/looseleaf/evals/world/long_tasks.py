@@ -1,6 +1,6 @@
-"""Long tasks over worlds: *roll-call*, many questions answered in one output, and *needle*, one
-fact in a context of any length. And two harder forms of the short ones: *look-alike*, a fact beside
-one that nearly matches, and *deep chain*."""
+"""Long tasks over worlds: *roll-call*, many questions answered in one output, *needle*, one fact in
+a context of any length, and several lookups of one world. And two harder forms of the short ones:
+*look-alike*, a fact beside one that nearly matches, and *deep chain*."""
 
 from __future__ import annotations
 
@@ -138,6 +138,26 @@ def make_needles(
     return [
         Example(pages, question, fact.answer(), "needle", 0)
         for question, fact in zip(questions, facts, strict=True)
+    ]
+
+
+def make_lookups(seed: int, questions: int, num_documents: int) -> list[Example]:
+    """``questions`` about different facts of the world of this seed, each by itself.
+
+    Raises ValueError if there are not so many facts."""
+    world = make_world(seed, WorldConfig(num_documents=num_documents))
+    if len(world.facts) < questions:
+        raise ValueError(
+            f"a world of {num_documents} documents has {len(world.facts)} facts: ask for fewer"
+        )
+    rng = random.Random(f"lookups {seed}")
+    facts = [placed.fact for placed in rng.sample(world.facts, questions)]
+    texts = _texts(world)
+    return [
+        Example(
+            texts, fact.question(rng.choice(fact.relation.questions)), fact.answer(), "lookup", 0
+        )
+        for fact in facts
     ]
 
 
