@@ -64,12 +64,18 @@ def test_a_document_at_the_top_of_the_prompts_is_explained(llm: LLM) -> None:
 def test_a_document_without_text_is_refused(text: str) -> None:
     with pytest.raises(EmptyDocument, match="'empty' is empty"):
         Document(text, name="empty")
+    with pytest.raises(EmptyDocument, match="text 2 of document 'empty'"):
+        Document(["one", text, "three"], name="empty")
+    with pytest.raises(EmptyDocument, match="'empty' is empty"):
+        Document([], name="empty")
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_document_of_a_wrong_kind_is_refused() -> None:
     with pytest.raises(InvalidOption, match="must be a string"):
         Document(b"bytes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="holds Document"):
+        Document(["text", Document("text")])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="'lead', 'alone' or 'prompt'"):
         Document("text", context="nowhere")  # type: ignore[arg-type]
 

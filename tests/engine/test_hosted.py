@@ -12,11 +12,11 @@ from torch import Tensor
 
 from looseleaf import LLM, AsyncLLM, Document, SamplingParams
 from looseleaf.config import Fuse, IndexConfig, Revise, Select
-from looseleaf.engine.hosting import Hosting
+from looseleaf.engine.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.tiers import DiskTier, Ledger
-from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document
+from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document, words
 
 LONG = 700
 INDEX = IndexConfig("graph", sink=4, local=12, degree=8, top=20)
@@ -60,6 +60,24 @@ def test_a_full_budget_equals_dense_attention(checkpoint: Folder, kind: str, ker
     llm.host(document(0, LONG, context="alone"), index=config)
     torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
     llm.engine.check()
+
+
+def test_a_hosted_collection_equals_its_documents_in_full_attention(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    texts = [words(n, LONG // 7 + n) for n in range(7)]
+    asked = "What stands in them?"
+    expected = logits(llm, [*(Document(text, context="prompt") for text in texts), asked], None)
+    collection = Document(texts, context="alone")
+    # in the pool it is one document of the same tokens
+    in_pool = logits(llm, [collection, asked], None)
+    torch.testing.assert_close(in_pool, expected, rtol=0, atol=TOLERANCE)
+    segment = llm.host(collection, index=INDEX)
+    assert segment.num_tokens > LONG and len(llm.engine.hosting._segments) == 1
+    torch.testing.assert_close(
+        logits(llm, [collection, asked], ALL), expected, rtol=0, atol=TOLERANCE
+    )
+    joined = Document(" ".join(texts), context="alone")
+    assert not torch.allclose(logits(llm, [joined, asked], None), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:
@@ -229,6 +247,22 @@ def test_another_index_is_built_anew_and_the_same_is_kept(checkpoint: Folder) ->
     other = llm.host(document(0, LONG, context="alone"), index=IndexConfig("ivf"))
     assert other.index is not None and other.index.config.kind == "ivf"
     assert llm.engine.hosting.built == 2
+
+
+def test_an_index_that_learns_from_no_queries_is_built_over_the_keys_that_are_there(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    first = llm.host(document(0, LONG, context="alone"), index=INDEX)
+    expected = logits(llm, prompt(), ALL)
+    computed = HostedPass.advance
+    monkeypatch.setattr(HostedPass, "advance", None)
+    other = llm.host(document(0, LONG, context="alone"), index=IndexConfig("ivf"))
+    assert other.kv is first.kv and other.index is not first.index
+    torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
+    monkeypatch.setattr(HostedPass, "advance", computed)
+    again = llm.host(document(0, LONG, context="alone"), index=INDEX)
+    assert again.kv is not first.kv and torch.equal(again.kv, first.kv)
 
 
 def test_a_registered_hosted_document_is_back_after_a_restart(

@@ -1,7 +1,8 @@
-"""Hosted arms read the share of keys that they name, and all of it answers like reuse."""
+"""Hosted arms read the share of keys that they name, and all of it answers like full attention."""
 
 from looseleaf import LLM
 from looseleaf.engine.loading import reference_model
+from looseleaf.engine.request import Part
 from looseleaf.evals.arms import EngineArm, HostedArm
 from looseleaf.evals.task import Item
 from looseleaf.evals.world import make_example
@@ -9,12 +10,20 @@ from looseleaf.evals.world import make_example
 
 def test_hosted_arms_answer_and_say_what_they_read() -> None:
     example = make_example("lookup", 3, num_documents=6)
-    item = Item("3", ("\n\n".join(example.documents),), example.question, (example.answer,))
+    item = Item("3", example.documents, example.question, (example.answer,))
     llm = LLM(reference_model("causal"), device="cpu", num_pages=400)
-    (plain,) = EngineArm(llm, "reuse", "lead").answer([item])
+    (plain,) = EngineArm(llm, "full", "prompt").answer([item])
     (whole,) = HostedArm(llm, 1.0).answer([item])
     assert whole.text == plain.text
+    full, hosted = EngineArm(llm, "full", "prompt"), HostedArm(llm, 1.0)
+    assert _tokens(llm, full.parts(item)) == _tokens(llm, hosted.parts(item))
     assert whole.report["keys_read"] == 1.0
     (few,) = HostedArm(llm, 0.5, kind="graph").answer([item])
     assert 0.3 < few.report["keys_read"] < 0.6
     assert llm.engine.hosting.built == 1
+
+
+def _tokens(llm: LLM, parts: list[Part]) -> list[int]:
+    """Of the prompt by the chat template."""
+    made = llm.engine.prompts.from_messages([{"role": "user", "content": parts}])
+    return [token for part in made for token in part.tokens]

@@ -67,6 +67,21 @@ def test_pinned_pages_are_counted_as_pinned_until_they_are_not(live: Live) -> No
     assert live.now().pages.pinned == before
 
 
+def test_a_registered_collection_reads_as_its_texts_in_a_prompt(live: Live) -> None:
+    texts = [TEXT, TEXT + "Two.", TEXT + "Three."]
+    body = {"id": "several", "title": "All", "text": texts, "hosted": True, "index": "ivf"}
+    made = DocumentBody.model_validate(live.post("/v1/documents", body).json())
+    single = DocumentBody.model_validate(live.post("/v1/documents", {"text": TEXT}).json())
+    assert (made.state, made.title) == ("ready", "All") and made.tokens > 3 * single.tokens
+    read = {"documents": [{"id": "several"}], "temperature": 0, "max_tokens": 8}
+    assert live.chat(**read, select={"policy": "retrieval", "ratio": 1.0}).status_code == 200
+    for wrong in ([], ["text", " "]):
+        refused = live.post("/v1/documents", {**body, "text": wrong})
+        assert refused.status_code == 400 and "empty" in refused.text
+    for name in ("several", single.id):
+        live.client.delete(f"/v1/documents/{name}")
+
+
 def test_a_hosted_document_takes_no_page(live: Live) -> None:
     live.wait_until_idle()
     before = live.now().pages

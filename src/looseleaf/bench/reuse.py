@@ -85,7 +85,7 @@ def _sized(config: ReuseConfig, requests: Sequence[tuple[list[Document], str]]) 
     llm = LLM(config.model, num_pages=1)
     tokenizer, page_size = llm.engine.tokenizer, llm.engine.config.cache.page_size
     lengths = [
-        len(tokenizer.encode_document(document.text))
+        sum(len(tokenizer.encode_document(text)) for text in document.texts)
         for documents, _ in requests[: config.skipped]
         for document in documents
     ]

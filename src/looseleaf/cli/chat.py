@@ -78,7 +78,8 @@ class Conversation:
             click.echo(f"added {', '.join(str(d.name) for d in found)}")
         elif word == "/docs":
             click.echo(
-                "\n".join(f"{d.name}: {len(d.text)} characters" for d in self._documents) or "none"
+                "\n".join(f"{d.name}: {sum(map(len, d.texts))} characters" for d in self._documents)
+                or "none"
             )
         elif word == "/reuse":
             click.echo(self._report)

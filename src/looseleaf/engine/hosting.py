@@ -37,6 +37,8 @@ from looseleaf.types import Rotation, ScoreRule
 _SIDECAR = "index"
 # indexes that are built at a time where a GPU compares: one is compared, others are joined up
 _WORKERS = 4
+# kinds that learn from the document's own queries, or are chosen by them
+_LEARNING = ("graph", "auto")
 _log = logging.getLogger(__name__)
 
 
@@ -143,27 +145,37 @@ class Hosting:
         self._require_readable(len(context) + len(tokens))
         if key in self._jobs:
             return self._jobs[key]
-        shape = self.model.config
-        segment = self._segments.get(key)
-        if segment is None or segment.index is None or segment.index.config != config:
-            segment = HostedSegment.empty(
-                key,
-                len(tokens),
-                num_layers=shape.num_layers,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
-                dtype=self.model.dtype,
-            )
+        segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress)
-        if segment.index is not None or self._load(segment, config):
+        if segment.index is not None or (not segment.filled and self._load(segment, config)):
             job.stage = "ready"
             self._segments[key] = segment
             job.finished.set()
             return job
+        self._jobs[key] = job
+        if segment.ready:
+            self._begin_index(job)
+            return job
         attention = self.attention
         job.pass_over = HostedPass(self.model.config, attention.rotation, attention.rules, job)
-        self._jobs[key] = job
         return job
+
+    def _room(self, key: SegmentKey, num_tokens: int, config: IndexConfig) -> HostedSegment:
+        """The document with such an index, if it is here; its keys and values alone, if those are
+        and the index learns from nothing else; else room for all of it."""
+        known, shape = self._segments.get(key), self.model.config
+        if known is not None and known.index is not None and known.index.config == config:
+            return known
+        if known is not None and config.kind not in _LEARNING:
+            return HostedSegment(key, num_tokens, known.kv, filled=num_tokens)
+        return HostedSegment.empty(
+            key,
+            num_tokens,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=self.model.dtype,
+        )
 
     def step(self) -> None:
         """Compute a chunk of the oldest document that is not computed; a fault ends its job."""
@@ -177,10 +189,13 @@ class Hosting:
             self._end(job, error)
             return
         if job.segment.ready:
-            job.stage, job.pass_over = "indexing", None
-            threading.Thread(
-                target=self._index, args=(job,), name="looseleaf-indexing", daemon=True
-            ).start()
+            self._begin_index(job)
+
+    def _begin_index(self, job: HostingJob) -> None:
+        job.stage, job.pass_over = "indexing", None
+        threading.Thread(
+            target=self._index, args=(job,), name="looseleaf-indexing", daemon=True
+        ).start()
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config
@@ -360,7 +375,7 @@ def _sampled(job: HostingJob, group: int) -> Tensor:
     """Tokens whose queries are kept, rising: with all heads of a KV head as many as are learnt
     from, and some to measure with."""
     config, num_tokens = job.config, len(job.tokens)
-    if config.kind in ("flat", "ivf"):
+    if config.kind not in _LEARNING:
         return torch.arange(0)
     heads = group if config.per == "kv_head" else 1
     wanted = min(num_tokens, round(1.1 * config.sample * num_tokens / heads) + 64)

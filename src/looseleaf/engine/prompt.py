@@ -167,7 +167,8 @@ class PromptBuilder:
     def _document_ids(self, document: Document) -> tuple[int, ...]:
         if document.token_ids is not None:
             return tuple(self._checked_ids(document.token_ids))
-        return tuple(self.tokenizer.encode_document(document.text))
+        encode = self.tokenizer.encode_document
+        return tuple(token for text in document.texts for token in encode(text))
 
     def _checked_ids(self, part: object) -> list[int]:
         if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):

@@ -22,28 +22,48 @@ class Document:
     beginning-of-sequence token of models that have one; or ``prompt``, all that stands before it,
     as if it were text: exact, but reused only where the whole prompt begins the same. ``name``
     shows up in reports and is no part of the text. The same text in the same context is the same
-    segment. ``token_ids`` are those of the text in the model's document template, if they are known
-    already, so that it is not tokenized again."""
+    segment. Several texts are one document, a *collection*: one segment, in which each text has the
+    model's document template for itself and sees those before it, so its tokens are those that the
+    texts have one after another in a prompt. ``token_ids`` are those of the text in the template,
+    if they are known already, so that it is not tokenized again. Raises InvalidOption for what is
+    no text, EmptyDocument for a text that is blank or a collection of none."""
 
-    text: str
+    text: str | Sequence[str]
     name: str | None = None
     context: DocumentContext = "lead"
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise InvalidOption(
-                f"a document's text must be a string, not {type(self.text).__name__}"
-            )
-        if not self.text.strip():
+            # a list is kept as it was when it came
+            object.__setattr__(self, "text", _checked_texts(self.text))
+        blank = next((n for n, text in enumerate(self.texts, 1) if not text.strip()), None)
+        if blank is not None or not self.texts:
+            of = f"text {blank} of " if len(self.texts) > 1 else ""
             which = f" {self.name!r}" if self.name else ""
             raise EmptyDocument(
-                f"document{which} is empty: leave it out, or check the file it came from"
+                f"{of}document{which} is empty: leave it out, or check the file it came from"
             )
         if self.context not in ("lead", "alone", "prompt"):
             raise InvalidOption(
                 f"a document's context is 'lead', 'alone' or 'prompt', not {self.context!r}"
             )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Those of a collection; of any other document its one text."""
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+
+def _checked_texts(texts: object) -> tuple[str, ...]:
+    several = tuple(texts) if isinstance(texts, list | tuple) else (texts,)
+    wrong = [text for text in several if not isinstance(text, str)]
+    if wrong:
+        raise InvalidOption(
+            "a document's text must be a string, or a list of strings for a collection, but holds "
+            f"{type(wrong[0]).__name__}"
+        )
+    return several
 
 
 Part = str | Document | Sequence[int]

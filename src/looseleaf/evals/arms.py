@@ -171,8 +171,9 @@ class EvictingArm(EngineArm):
 
 
 class HostedArm(EngineArm):
-    """Greedy answers of ``llm`` with an item's documents joined to one, hosted, and read by its
-    index: ``ratio`` of its keys for each query head. With 1.0 every key is read.
+    """Greedy answers of ``llm`` with an item's documents hosted as one collection, the same tokens
+    as with full attention, and read by its index: ``ratio`` of its keys for each query head. With
+    1.0 every key is read.
 
     Its first 4 and last 16 tokens are always read, since contexts of the reference model are short.
     What was hosted stays, so that several arms over one engine host it once."""
@@ -186,8 +187,8 @@ class HostedArm(EngineArm):
         self.kind: IndexKind = kind
 
     def parts(self, item: Item) -> list[Part]:
-        """The item with one document."""
-        return [*([item.before] if item.before else []), self._joined(item), item.question]
+        """The item with one document, the collection."""
+        return [*([item.before] if item.before else []), self._collection(item), item.question]
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
         """One answer for each item, with the shares of keys that decoding read and compared."""
@@ -195,7 +196,7 @@ class HostedArm(EngineArm):
         answers = []
         for item in items:
             self.llm.host(
-                self._joined(item), index=IndexConfig(self.kind, sink=_SINK, local=_LOCAL)
+                self._collection(item), index=IndexConfig(self.kind, sink=_SINK, local=_LOCAL)
             )
             assert hosted is not None, "what is hosted can be read"
             hosted.counters = HostedCounters()
@@ -206,8 +207,8 @@ class HostedArm(EngineArm):
             )
         return answers
 
-    def _joined(self, item: Item) -> Document:
-        return Document("\n\n".join(item.documents), context=self.context)
+    def _collection(self, item: Item) -> Document:
+        return Document(item.documents, context=self.context)
 
 
 def _conversation(parts: Sequence[Part]) -> list[Message]:

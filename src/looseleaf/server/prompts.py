@@ -118,11 +118,17 @@ class PromptMaker:
         parts.append(list(ids))
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))
 
-    def render(self, title: str | None, text: str) -> Document:
-        """A document to be registered or placed. Raises EmptyDocument."""
-        if not text.strip():
+    def render(self, title: str | None, text: str | Sequence[str]) -> Document:
+        """A document to be registered or placed; of several texts a collection, whose ``title`` is
+        its name and stands in none of them. Raises EmptyDocument."""
+        texts = [text] if isinstance(text, str) else text
+        if not texts or not all(one.strip() for one in texts):
             raise EmptyDocument("the document is empty: leave it out, or give it some text")
-        document = Document(render_document(self.template, title, text), name=title)
+        if isinstance(text, str):
+            document = Document(render_document(self.template, title, text), name=title)
+        else:
+            each = [render_document(self.template, None, one) for one in text]
+            document = Document(each, name=title)
         self._check_length([[document]])
         return document
 
@@ -174,7 +180,7 @@ class PromptMaker:
 
     def _fewest_tokens(self, item: str | Document | Sequence[int]) -> int:
         if isinstance(item, Document):
-            return self._fewest_tokens(item.text)
+            return sum(map(self._fewest_tokens, item.texts))
         return len(item) // self.longest_token if isinstance(item, str) else len(item)
 
 

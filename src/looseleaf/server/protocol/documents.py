@@ -16,7 +16,11 @@ class RegisterRequest(Strict):
         None, description="Without one, an id is made from the text and its context."
     )
     title: str | None = Field(None, max_length=1024)
-    text: str
+    text: str | list[str] = Field(
+        description="Several texts are a collection: one document, in which each sees those before "
+        "it, with the same tokens as one after another in a prompt. It has the title as its name "
+        "only."
+    )
     model: Name | None = Field(
         None, description="The model whose chats will hold it: its system prompt is its context."
     )
