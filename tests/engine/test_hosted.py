@@ -3,6 +3,9 @@
 Random weights: these laws are about plumbing, not quality."""
 
 import asyncio
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from looseleaf import LLM, AsyncLLM, Document, SamplingParams
 from looseleaf.config import Fuse, IndexConfig, Revise, Select
 from looseleaf.engine.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
+from looseleaf.index import build_segment
 from looseleaf.kv.hosted import HostedSegment
-from looseleaf.tiers import DiskTier, Ledger
+from looseleaf.tiers import DiskTier, Ledger, tenant_of
 from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document, words
 
 LONG = 700
@@ -306,6 +310,62 @@ def test_the_same_text_under_two_ids_stays_until_both_are_deleted(checkpoint: Fo
     assert llm.engine.hosting.find(segment.key) is segment
     documents.delete("two")
     assert llm.engine.hosting.find(segment.key) is None
+
+
+@pytest.mark.parametrize("stage", ["computing", "indexing"])
+def test_what_is_deleted_on_its_way_is_nowhere(
+    checkpoint: Folder, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, ended = (threading.Event() for _ in range(3))
+
+    def late(vectors: Any, *rest: Any, on_progress: Any, **options: Any) -> Any:
+        begun.set()
+        go_on.wait()
+        try:
+            return build_segment(vectors, *rest, on_progress=on_progress, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("looseleaf.engine.hosting.build_segment", late)
+    text = document(0, LONG, context="alone")
+    llm = make(checkpoint("llama", "dynamic"), disk_path=str(tmp_path))
+    documents, hosting = llm.engine.documents, llm.engine.hosting
+    parts = llm.engine.prompts.from_document(text)
+    assert documents.register(text, parts, "it", hosted=INDEX).state == "computing"
+    if stage == "indexing":
+        while not begun.is_set():
+            llm.engine.step()
+    documents.delete("it")
+    go_on.set()
+    if stage == "indexing":
+        assert ended.wait(60)
+    assert not hosting.has_work
+    for thread in threading.enumerate():
+        if thread.name == "looseleaf-indexing":
+            thread.join(60)
+    assert hosting.built == 0
+    assert not [path for path in (tmp_path / "hosted").rglob("*") if path.is_file()]
+    with pytest.raises(InvalidRequest, match="host it first"):
+        llm.generate([[text, "?"]], GREEDY, select=FEW)
+
+
+def test_hosted_documents_on_disk_keep_to_their_time_and_their_tenants_share(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    options = {"disk_path": str(tmp_path), "tier_ttl": 100.0, "disk_gib": 0.1}
+    llm = make(checkpoint("llama", "dynamic"), **options, tenant_share=0.5)
+    text = document(0, LONG, context="alone")
+    llm.host(text, index=INDEX, salt="one")
+    tier = llm.engine.hosting.tier
+    assert isinstance(tier, DiskTier)
+    (entry,) = tier.entries()
+    assert entry.tenant == tenant_of("one") != ""
+    assert tier.ledger.tenant_share == 0.5
+    for path in (tmp_path / "hosted").glob("*.segment"):
+        os.utime(path, (time.time() - 200, time.time() - 200))
+    later = make(checkpoint("llama", "dynamic"), **options)
+    later.host(text, index=INDEX, salt="one")
+    assert (later.engine.hosting.loaded, later.engine.hosting.built) == (0, 1)
 
 
 def test_a_failed_hosting_is_told_to_who_registered(

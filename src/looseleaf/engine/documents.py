@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from looseleaf.config import IndexConfig
-from looseleaf.engine.hosting import Hosting, HostingJob
+from looseleaf.engine.hosted_pass import HostingJob
+from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Document, DocumentPart, PromptParts

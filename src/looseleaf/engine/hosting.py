@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from looseleaf.attention.hosted import HostedCounters, attend_segment, merge_all
+from looseleaf.attention.hosted import HostedCounters
 from looseleaf.attention.hosted_device import HostedDevice
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.config import EngineConfig, IndexConfig, ModelConfig
+from looseleaf.config import EngineConfig, IndexConfig
+from looseleaf.engine.hosted_pass import LEARNING, HostedPass, HostingJob
 from looseleaf.engine.request import PromptParts, Request
 from looseleaf.engine.runner import OnProgress, Runner
 from looseleaf.engine.sequence import Sequence
@@ -28,41 +28,14 @@ from looseleaf.index import Heads, SegmentIndex, build_segment
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
-from looseleaf.ops.rotate import rotate
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier, Ledger, Record, Tier, TierFault
 from looseleaf.tiers.files import dtype_name
-from looseleaf.types import Rotation, ScoreRule
 
 _SIDECAR = "index"
 # indexes that are built at a time where a GPU compares: one is compared, others are joined up
 _WORKERS = 4
-# kinds that learn from the document's own queries, or are chosen by them
-_LEARNING = ("graph", "auto")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class HostingJob:
-    """A document on its way: ``context`` tokens that it sees, then its own.
-
-    ``stage`` is what is done now; ``on_progress`` hears of it, of how much is done and how much
-    there is: tokens, then indexes. It may be called from another thread."""
-
-    segment: HostedSegment
-    context: tuple[int, ...]
-    tokens: tuple[int, ...]
-    config: IndexConfig
-    on_progress: OnProgress | None = None
-    stage: str = "computing"
-    error: Exception | None = None
-    pass_over: "HostedPass | None" = None
-    finished: threading.Event = field(default_factory=threading.Event)
-
-    def tell(self, done: int, total: int) -> None:
-        """Say how far it is."""
-        if self.on_progress is not None:
-            self.on_progress(self.stage, done, total)
 
 
 @dataclass(eq=False)
@@ -83,6 +56,8 @@ class Hosting:
     built: int = 0
     _segments: dict[SegmentKey, HostedSegment] = field(default_factory=dict)
     _jobs: dict[SegmentKey, HostingJob] = field(default_factory=dict)
+    # a document may be forgotten at the moment at which its index is built
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def create(cls, runner: Runner, keys: KeySpace, config: EngineConfig) -> "Hosting":
@@ -90,10 +65,12 @@ class Hosting:
         at most ``disk_gib`` of them; a folder that can't be used costs time, and no document."""
         on_gpu = runner.model.device.type == "cuda"
         made = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
-        if config.tiers.disk_path is not None:
-            root = Path(config.tiers.disk_path) / "hosted"
+        tiers = config.tiers
+        if tiers.disk_path is not None:
+            root = Path(tiers.disk_path) / "hosted"
             try:
-                made.tier = DiskTier(root, Ledger(int(config.tiers.disk_gib * 2**30)))
+                books = int(tiers.disk_gib * 2**30), tiers.tier_ttl, tiers.tenant_share
+                made.tier = DiskTier(root, Ledger(*books))
                 made.folder = root / "indexing"
             except TierFault as error:
                 _log.warning("hosted documents are not kept on disk: %s", error)
@@ -115,10 +92,15 @@ class Hosting:
         return self._segments.get(key)
 
     def forget(self, key: SegmentKey) -> bool:
-        """Drop a document from memory and from the tier; whoever reads it now goes on."""
-        if self.tier is not None:
-            self.tier.delete([_stored(key)])
-        segment, hosted = self._segments.pop(key, None), self.attention.hosted
+        """Drop a document, there or on its way, from memory and from the tier; whoever reads it now
+        goes on. Whether it was there."""
+        with self._lock:
+            job, segment = self._jobs.pop(key, None), self._segments.pop(key, None)
+        if job is not None:
+            job.stage, job.pass_over = "forgotten", None
+            job.finished.set()
+        self._discard(key)
+        hosted = self.attention.hosted
         if segment is not None and isinstance(hosted, HostedDevice):
             hosted.forget(segment)
         return segment is not None
@@ -146,7 +128,7 @@ class Hosting:
         if key in self._jobs:
             return self._jobs[key]
         segment = self._room(key, len(tokens), config)
-        job = HostingJob(segment, context, tokens, config, on_progress)
+        job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
         if segment.index is not None or (not segment.filled and self._load(segment, config)):
             job.stage = "ready"
             self._segments[key] = segment
@@ -166,7 +148,7 @@ class Hosting:
         known, shape = self._segments.get(key), self.model.config
         if known is not None and known.index is not None and known.index.config == config:
             return known
-        if known is not None and config.kind not in _LEARNING:
+        if known is not None and config.kind not in LEARNING:
             return HostedSegment(key, num_tokens, known.kv, filled=num_tokens)
         return HostedSegment.empty(
             key,
@@ -210,7 +192,7 @@ class Hosting:
             )  # fmt: skip
             segment.queries_of = []
             self.built += 1
-            self._store(segment)
+            self._store(job)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
@@ -219,12 +201,30 @@ class Hosting:
         self._end(job, None)
 
     def _end(self, job: HostingJob, error: Exception | None) -> None:
-        self._jobs.pop(job.segment.key, None)
-        job.error, job.stage = error, "failed" if error else "ready"
-        if error is None:
-            self._segments[job.segment.key] = job.segment
-        job.finished.set()
-        self.wake()
+        key = job.segment.key
+        with self._lock:
+            mine, wanted = self._jobs.get(key) is job, key in self._jobs or key in self._segments
+            if mine:
+                del self._jobs[key]
+                job.error, job.stage = error, "failed" if error else "ready"
+                if error is None:
+                    self._segments[key] = job.segment
+        if mine:
+            job.finished.set()
+            self.wake()
+        elif not wanted:
+            # forgotten while it was stored
+            self._discard(key)
+
+    def _discard(self, key: SegmentKey) -> None:
+        """Delete what the disk has of a document."""
+        try:
+            if self.tier is not None:
+                self.tier.delete([_stored(key)])
+        except TierFault as error:
+            _log.warning("a hosted document was not deleted from disk: %s", error)
+        if self.folder is not None:
+            shutil.rmtree(self.folder / key.hex(), ignore_errors=True)
 
     def _require_readable(self, num_tokens: int) -> None:
         attention = self.attention
@@ -245,7 +245,8 @@ class Hosting:
                 "scores or ALiBi can't read hosted documents"
             )
 
-    def _store(self, segment: HostedSegment) -> None:
+    def _store(self, job: HostingJob) -> None:
+        segment = job.segment
         if self.tier is None or segment.index is None:
             return
         kv = segment.kv
@@ -257,6 +258,7 @@ class Hosting:
             (2, 1, kv.shape[2], kv.shape[3], kv.shape[4]),
             dtype_name(kv.dtype),
             kv[0].numel() * kv.element_size(),
+            job.tenant,
         )
         try:
             self.tier.put(record, kv.view(len(kv), -1).view(torch.uint8))
@@ -300,87 +302,6 @@ class Hosting:
             return False
         self.loaded += 1
         return True
-
-
-class HostedPass:
-    """The prefill of a hosted document; what its layers call for attention.
-
-    The tokens that the document sees come first and stay as they are; then the document, a chunk at
-    a time. Nothing but the chunk and the document's own keys and values takes memory."""
-
-    def __init__(
-        self,
-        shape: ModelConfig,
-        rotation: Rotation,
-        rules: tuple[ScoreRule, ...],
-        job: HostingJob,
-    ) -> None:
-        self.job, self.rotation, self.rules = job, rotation, rules
-        self.context: list[Tensor] = []
-        self.context_done = not job.context
-        self.places, self.first = torch.arange(0), 0
-        self.sampled = _sampled(job, shape.num_qo_heads // shape.num_kv_heads)
-        segment = job.segment
-        segment.filled = 0
-        segment.queries_of = [
-            torch.empty(shape.num_qo_heads, len(self.sampled), shape.head_dim, dtype=kv.dtype)
-            for kv in segment.layers
-        ]
-
-    def advance(self, model: Decoder, most: int) -> None:
-        """Compute what it sees, or the next ``most`` tokens."""
-        segment, context = self.job.segment, self.job.context
-        if not self.context_done:
-            model.forward(torch.tensor(context, device=model.device), self)
-            self.context_done = True
-            return
-        stop = min(segment.filled + most, segment.num_tokens)
-        self.first = segment.filled
-        self.places = torch.arange(segment.filled, stop, device=model.device)
-        tokens = torch.tensor(self.job.tokens[segment.filled : stop], device=model.device)
-        model.forward(tokens, self)
-        segment.filled = stop
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rule, dtype = self.rules[layer], q.dtype
-        if not self.context_done:
-            at = torch.arange(len(q), device=q.device)
-            turned = (rotate(k, at, self.rotation), v)
-            self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
-            turned_q = rotate(q.float(), at, self.rotation)
-            return attend_segment(turned_q, self.context[layer], rule, causal=True).out.to(dtype)
-        kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
-        own = torch.stack((rotate(k, self.places, self.rotation), v)).transpose(1, 2)
-        kv[:, :, first:stop] = own
-        turned_q = rotate(q.float(), self.places, self.rotation)
-        self._keep(layer, turned_q, first, stop)
-        states = [
-            attend_segment(turned_q, own, rule, causal=True),
-            attend_segment(turned_q, kv[:, :, :first], rule),
-        ]
-        if self.context:
-            behind = rotate(q.float(), self.places + len(self.job.context), self.rotation)
-            states.append(attend_segment(behind, self.context[layer], rule))
-        return merge_all(states).out.to(dtype)
-
-    def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
-        """Keep the chunk's queries that the index is to learn from."""
-        lower, upper = torch.searchsorted(self.sampled, torch.tensor([first, stop])).tolist()
-        rows = self.sampled[lower:upper] - first
-        kept = q[rows.to(q.device)].transpose(0, 1)
-        self.job.segment.queries_of[layer][:, lower:upper] = kept
-
-
-def _sampled(job: HostingJob, group: int) -> Tensor:
-    """Tokens whose queries are kept, rising: with all heads of a KV head as many as are learnt
-    from, and some to measure with."""
-    config, num_tokens = job.config, len(job.tokens)
-    if config.kind not in _LEARNING:
-        return torch.arange(0)
-    heads = group if config.per == "kv_head" else 1
-    wanted = min(num_tokens, round(1.1 * config.sample * num_tokens / heads) + 64)
-    generator = torch.Generator().manual_seed(config.seed)
-    return torch.randperm(num_tokens, generator=generator)[:wanted].sort().values
 
 
 def _stored(key: SegmentKey) -> SegmentKey:
