@@ -69,6 +69,22 @@ def test_its_context_is_what_the_chat_has_before_it(llm: LLM) -> None:
     assert [d.source for d in output.reuse.documents] == ["cached"]
 
 
+def test_a_context_that_a_chat_brought_can_be_registered_and_forgotten(llm: LLM) -> None:
+    info = llm.register(A)
+    assert chat(llm, A, system="Be brief.") == ["computed"]
+    again = llm.register(A, system="Be brief.")
+    segments = list(llm.engine.store.segments())
+    assert again.num_pages == 2 * info.num_pages
+    # contexts of chats that are gone from the pool make way for new ones; registered ones stay
+    for segment in segments:
+        llm.engine.store.forget(segment)
+    assert chat(llm, A, system="At length.") == ["computed"]
+    llm.engine.documents.unpin(info.id)
+    llm.engine.documents.delete(info.id)
+    assert llm.engine.documents.all() == []
+    assert_idle(llm)
+
+
 def test_a_document_alone_is_registered_for_every_context(llm: LLM) -> None:
     alone = Document(A.text, name="alone", context="alone")
     llm.register(alone)

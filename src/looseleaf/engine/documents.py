@@ -258,6 +258,8 @@ class Documents:
         entry.error = None
         (use,) = progress.outputs[0].sequence.documents
         entry.ahead[use.key] = parts
+        # a chat may have brought this context before
+        entry.others.discard(use.key)
         entry.warming[use.key] = progress
         self._attach(entry, use.key)
 
