@@ -5,7 +5,9 @@ A document that several sequences wait for is one unfinished segment with one ow
 it; if the owner leaves, a sequence that still waits takes over."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse, TextRun
@@ -74,17 +76,18 @@ class Admission:
         needs = [self.pages_for(use.num_tokens) for use in missing.values()]
         needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
         needs += [sequence.fusion.num_pages] if sequence.fusion else []
-        pages = self.store.reserve(sum(needs))
-        if pages is None:
+        reserved = self.store.reserve(sum(needs))
+        if reserved is None:
             for segments in hits.values():
                 for segment in reversed(segments):
                     self.store.release(segment)
             self._release_documents(sequence)
             return None
+        pages = iter(reserved)
         self._own_missing(sequence, missing, pages)
         self._load_missing(sequence, missing, sources)
         if sequence.fusion is not None:
-            sequence.fusion.pages = [pages.pop(0) for _ in range(sequence.fusion.num_pages)]
+            sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
         for run in sequence.runs:
             self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
             self._announce(sequence, run)
@@ -183,13 +186,13 @@ class Admission:
                 use.segment = None
 
     def _own_missing(
-        self, sequence: Sequence, missing: dict[SegmentKey, DocumentUse], pages: list[int]
+        self, sequence: Sequence, missing: dict[SegmentKey, DocumentUse], pages: Iterator[int]
     ) -> None:
         for use in sequence.documents:
             if use.segment is not None:
                 continue
             if use is missing[use.key]:
-                taken = [pages.pop(0) for _ in range(self.pages_for(use.num_tokens))]
+                taken = islice(pages, self.pages_for(use.num_tokens))
                 # of a document without a token nothing is left to compute
                 empty = use.num_tokens == 0
                 use.segment = self.store.insert(use.key, use.num_tokens, taken, ready=empty)
@@ -240,13 +243,13 @@ class Admission:
         grows = run is sequence.tail and not sequence.warms
         return self.pages_for(run.num_tokens + grows)
 
-    def _fill_run(self, run: TextRun, hits: list[Segment], pages: list[int], count: int) -> None:
-        run.segments = [*hits]
-        run.pages = [segment.pages[0] for segment in hits]
+    def _fill_run(
+        self, run: TextRun, hits: list[Segment], pages: Iterator[int], count: int
+    ) -> None:
+        own = list(islice(pages, count - len(hits)))
+        run.pages = [*(segment.pages[0] for segment in hits), *own]
+        run.segments = [*hits, *[None] * len(own)]
         run.computed = run.scheduled = len(hits) * self.page_size
-        while len(run.pages) < count:
-            run.pages.append(pages.pop(0))
-            run.segments.append(None)
 
     def _announce(self, sequence: Sequence, run: TextRun) -> None:
         for page in range(min(len(run.segments), self._reusable_pages(sequence, run))):

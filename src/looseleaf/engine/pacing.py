@@ -134,11 +134,10 @@ def places_of(
     in each other's way, and in the model's."""
 
     def quickest(names: Rows[str], tokens: Rows[int]) -> str:
-        return min(names, key=lambda name: seconds(name, tokens))
+        return names[0] if len(names) == 1 else min(names, key=lambda n: seconds(n, tokens))
 
-    common = [
-        name for names in found.values() for name in names if all(name in found[k] for k in lengths)
-    ]
+    names = dict.fromkeys(name for names in found.values() for name in names)
+    common = [name for name in names if all(name in found[key] for key in lengths)]
     if common:
         return dict.fromkeys(lengths, quickest(common, list(lengths.values())))
     return {key: quickest(found[key], [n]) for key, n in lengths.items()}

@@ -165,4 +165,7 @@ class Request:
     @cached_property
     def token_ids(self) -> list[int]:
         """The prompt as one list, documents included; made once, for every output names it."""
-        return [token for part in self.parts for token in part.tokens]
+        ids: list[int] = []
+        for part in self.parts:
+            ids += part.tokens
+        return ids

@@ -58,6 +58,8 @@ class PagePool:
         self.slot_positions: Int[Tensor, "pages page_size"] = torch.full(
             (num_pages, page_size), -1, dtype=torch.int32, device=device
         )
+        # of K and V of all layers in one page
+        self.bytes_per_page = self.kv[:, :, 0].numel() * self.kv.element_size()
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
         # how often a page was handed out: what is kept of a page is of one such life of it
         self.generations = np.zeros(num_pages, dtype=np.int64)
@@ -68,11 +70,6 @@ class PagePool:
     def num_free(self) -> int:
         """Pages that nobody holds."""
         return self._num_free
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Bytes of K and V of all layers in one page."""
-        return self.kv[:, :, 0].numel() * self.kv.element_size()
 
     def layer(self, layer: int) -> LayerPages:
         """K pages and V pages of one layer, views of the pool."""
@@ -150,8 +147,11 @@ class PagePool:
         return taken
 
     def _free_runs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        edges = np.diff(self._is_free.astype(np.int8), prepend=0, append=0)
-        starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        free = self._is_free
+        edges = np.flatnonzero(free[1:] != free[:-1]) + 1
+        # runs begin and end in turn
+        bounds = np.concatenate([[0] * bool(free[0]), edges, [len(free)] * bool(free[-1])])
+        starts, stops = bounds.astype(np.intp).reshape(-1, 2).T
         return starts, stops - starts
 
 

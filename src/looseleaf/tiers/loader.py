@@ -215,6 +215,8 @@ class Loader:
 
 def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
     """Numbers of records for each of some threads: the longest first, to the one that has least."""
+    if num_hands == 1:
+        return [sorted(range(len(sizes)), key=lambda n: -sizes[n])]
     shares: list[list[int]] = [[] for _ in range(num_hands)]
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(number)

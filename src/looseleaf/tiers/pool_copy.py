@@ -48,7 +48,7 @@ class PoolCopy:
         """The record of a segment in this pool."""
         layers, _, _, heads, page_size, dim = self.pool.kv.shape
         shape = (2, num_pages, int(heads), int(page_size), int(dim))
-        size = int(np.prod(shape)) * self.pool.kv.itemsize
+        size = num_pages * self.pool.bytes_per_page // int(layers)
         dtype = dtype_name(self.pool.kv.dtype)
         return Record(key, length, int(layers), shape, dtype, size, tenant)
 

@@ -85,8 +85,9 @@ class Tiers:
             )
             for guard in self.guards
         }
-        self._askers = {guard.name: Asker(guard) for guard in self.guards}
+        # what the host's memory holds is known at once
         lower = [guard for guard in self.guards if guard.tier is not self.host]
+        self._askers = {guard.name: Asker(guard) for guard in lower}
         self.writer = Writer(self.copy, self.staging, self.host, lower)
         self._closed = False
 
@@ -148,16 +149,20 @@ class Tiers:
         """Which of ``keys`` are where, as far as can be told without reading them; the names of
         tiers in the order in which they are to be asked.
 
-        What is in the memory of the host is not asked for elsewhere. Another tier is waited for a
-        quarter of a second: one that takes longer has nothing."""
+        What is in the memory of the host is not asked for elsewhere. Another tier is asked in a
+        thread and waited for a quarter of a second: one that takes longer has nothing."""
         host = None if self.host is None else self.host.name
         found: dict[SegmentKey, list[str]] = {}
         for guard in self.guards:
             asked = [k for k in dict.fromkeys(keys) if host not in found.get(k, ())]
             if not asked:
                 break
-            asker = self._askers[guard.name]
-            there = asker.ask(_containing(asked), [False] * len(asked), _LONGEST_LOOKUP)
+            act, nothing = _containing(asked), [False] * len(asked)
+            asker = self._askers.get(guard.name)
+            if asker is None:
+                there = guard.call(act, nothing, proof=False)
+            else:
+                there = asker.ask(act, nothing, _LONGEST_LOOKUP)
             for key, is_there in zip(asked, there, strict=True):
                 if is_there:
                     found.setdefault(key, []).append(guard.name)
