@@ -69,7 +69,7 @@ def blend_all(
         assert progress.error is None, progress.error
         logits = torch.stack(recorder.logits[progress.request.request_id, 0])
         fusion = progress.outputs[0].sequence.fusion
-        chosen = list(fusion.positions or ()) if fusion else []
+        chosen = fusion.chosen_positions if fusion else []
         answers.append(Blended(progress.output(), logits, parts, chosen))
     return answers
 

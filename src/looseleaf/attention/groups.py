@@ -18,6 +18,10 @@ Bitmap = npt.NDArray[np.int32]
 """One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
 
 
+Positions = Sequence[int] | npt.NDArray[np.int64]
+"""Where rows or keys stand, rising."""
+
+
 def join_bitmaps(
     bitmaps: Sequence[Bitmap | None],
 ) -> tuple[list[int], npt.NDArray[np.integer[Any]]]:
@@ -51,12 +55,12 @@ class ReadSpan:
     length: int
     sharable: int
     hidden: Bitmap | None = None
-    places: Sequence[int] | None = None
+    places: Positions | None = None
 
     @property
     def bound(self) -> int:
         """The frame position before which its keys stand."""
-        return self.length if self.places is None else self.places[-1] + 1
+        return self.length if self.places is None else int(self.places[-1]) + 1
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ _ALIGNED = 16
 
 def int32(values: Sequence[int] | IntArray) -> IntArray:
     """``values`` as int32."""
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, values.step, dtype=np.int32)
     return np.asarray(values, dtype=np.int32)
 
 
@@ -283,9 +285,8 @@ def split_item(item: Item, max_pages: int) -> list[Item]:
 
 
 def split_at_multiples(item: Item, step: int) -> list[Item]:
-    """``item`` cut where its segment has read a multiple of ``step`` pages: at the same places
-    whatever part of the segment it is.
-    """
+    """``item`` cut where its segment has read a multiple of ``step`` pages, whatever part of the
+    segment it is."""
     start, stop = item.first_page, item.first_page + len(item.pages)
     inner = range((start // step + 1) * step, stop, step)
     bounds = [0, *(place - start for place in inner), len(item.pages)]

@@ -74,7 +74,7 @@ class StepRows:
             stop = start + len(chunk.positions)
             rows = range(bisect_left(self.asked, start), bisect_left(self.asked, stop))
             if rows:
-                positions = [chunk.positions[self.asked[n] - start] for n in rows]
+                positions = [int(chunk.positions[self.asked[n] - start]) for n in rows]
                 found.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
             start = stop
         return found

@@ -4,7 +4,6 @@ rows.
 Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
 operators. A cost model chooses who reads together and how far items are cut."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,18 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from looseleaf.attention.chunks import PrefillChunk, flat_chunks, host_spans, is_patched
 from looseleaf.attention.cost_model import CostModel, TileCost
 from looseleaf.attention.groups import (
     DecodeRow,
-    Entry,
     Groups,
     Item,
-    ReadSpan,
     group_rows,
-    join_bitmaps,
     tail_items,
 )
-from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.lists import (
     FlatItems,
     HostWork,
@@ -63,19 +59,6 @@ _FINISHED_KEYS = 256
 # page lists that are long enough to be kept as arrays, and how many are
 _WORTH_KEEPING = 16
 _MOST_KEPT = 4096
-
-
-@dataclass(frozen=True)
-class PrefillChunk:
-    """New rows of one part of a request: their positions, rising, and the spans they may read.
-
-    A span may hold keys behind a row's position; the causal rule hides them. ``hosted`` segments
-    stand before all of the rows, outside of the pool.
-    """
-
-    positions: Sequence[int]
-    spans: tuple[ReadSpan, ...]
-    hosted: tuple[HostedRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,16 +150,16 @@ class Planner:
         Without ``finish`` the states of a row hold all that it reads: others may join them."""
         if chunks and not self._by_work_list(chunks):
             return None
-        positions = [row.position for row in rows]
-        own = list(tail_items(rows, groups))
-        for chunk in chunks:
-            own += _chunk_items(chunk, len(positions), self.page_size)
-            positions += chunk.positions
-        flat = FlatItems.concatenate([self._settled_items(groups), self._flat(own)])
+        positions = [int32([row.position for row in rows])]
+        flats = [self._settled_items(groups), self._flat(tail_items(rows, groups))]
+        if chunks:
+            positions += [int32(chunk.positions) for chunk in chunks]
+            flats.append(flat_chunks(chunks, len(rows), self.page_size, self.page_array))
+        flat = FlatItems.concatenate(flats)
         pieces, classes = self._cut(flat)
         if self.finishing and finish and not any(row.hosted for row in rows):
             pieces, classes = self._finished(flat, pieces, classes)
-        return host_work(flat, pieces, int32(positions), self.page_size, classes)
+        return host_work(flat, pieces, np.concatenate(positions), self.page_size, classes)
 
     @property
     def tile_rows(self) -> int:
@@ -211,7 +194,7 @@ class Planner:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
             parts = -(-self.costs.wide.programs // self._num_programs(chunks))
             parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        return host_spans(chunks, self.tile_rows, parts)
+        return host_spans(chunks, self.tile_rows, parts, self.page_array)
 
     def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
         tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
@@ -323,29 +306,6 @@ class Planner:
         )
 
 
-def _chunk_items(chunk: PrefillChunk, first_row: int, page_size: int) -> list[Item]:
-    """The chunk's rows as entries: each sees of a span what stands at its position or before."""
-    items = []
-    for span in chunk.spans:
-        offset, bound = span.offset, span.bound
-        entries = [
-            Entry(first_row + n, offset, max(0, min(bound, position - offset + 1)), span.hidden)
-            for n, position in enumerate(chunk.positions)
-        ]
-        keys = entries[-1].bound
-        if span.places is not None:
-            keys = bisect_left(span.places, keys)
-        seen = -(-keys // page_size)
-        items.append(Item(span.pages[:seen], 0, entries, explicit=span.places is not None))
-    return items
-
-
-def is_patched(chunks: Sequence[PrefillChunk]) -> bool:
-    """Whether rows read around tokens that are replaced."""
-    spans = (span for chunk in chunks for span in chunk.spans)
-    return any(span.hidden is not None or span.places is not None for span in spans)
-
-
 def make_span_list(
     chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
 ) -> SpanList:
@@ -356,45 +316,3 @@ def make_span_list(
 
 def _sent(spans: HostSpans, device: torch.device) -> SpanList:
     return SpanList(**send(spans.arrays, device), parts=spans.parts, complete=True)
-
-
-def host_spans(chunks: Sequence[PrefillChunk], tile_rows: int, parts: int = 1) -> HostSpans:
-    """The same on the host, to be read in ``parts``."""
-    spans = [span for chunk in chunks for span in chunk.spans]
-    tile_counts: list[int] = []
-    tile_request: list[int] = []
-    for index, chunk in enumerate(chunks):
-        for start in range(0, len(chunk.positions), tile_rows):
-            tile_counts.append(min(tile_rows, len(chunk.positions) - start))
-            tile_request.append(index)
-    masks, mask_words = join_bitmaps([span.hidden for span in spans])
-    explicit = int32([span.places is not None for span in spans])
-    if not len(mask_words) and explicit.any():
-        mask_words = int32([0])
-    arrays = {
-        "num_tiles": int32([len(tile_counts)]),
-        "tile_row_indptr": indptr_of(tile_counts),
-        "tile_request": int32(tile_request),
-        "request_span_indptr": indptr_of([len(chunk.spans) for chunk in chunks]),
-        "span_page_indptr": indptr_of([len(span.pages) for span in spans]),
-        "span_offset": int32([span.offset for span in spans]),
-        "span_length": int32([span.length for span in spans]),
-        "span_explicit": explicit,
-        "span_mask": int32(masks),
-        "page_indices": np.concatenate([int32(span.pages) for span in spans]),
-        "mask_words": mask_words,
-        "row_positions": np.concatenate([int32(chunk.positions) for chunk in chunks]),
-    }
-    if len(mask_words) and all(_num_patches(chunk) <= 1 for chunk in chunks):
-        arrays["row_patch_bounds"] = np.concatenate([_patch_bounds(chunk) for chunk in chunks])
-    return HostSpans(arrays, parts)
-
-
-def _num_patches(chunk: PrefillChunk) -> int:
-    return sum(span.places is not None for span in chunk.spans)
-
-
-def _patch_bounds(chunk: PrefillChunk) -> IntArray:
-    """How many slots of the chunk's patch stand at each of its rows or before."""
-    places = [span.offset + place for span in chunk.spans for place in span.places or ()]
-    return int32(np.searchsorted(places, chunk.positions, "right"))

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -77,13 +79,25 @@ def choose_counts(
     """``choose`` with a number of tokens for each request, at most its candidates."""
     if len(counts) == 1:
         # most often: on a GPU machine's many threads PyTorch's steps take longer to begin than this
-        order = np.argsort(-scores.cpu().numpy(), kind="stable")[: counts[0]]
-        return torch.from_numpy(np.sort(order)).to(scores.device)
+        return torch.from_numpy(_highest(scores.cpu().numpy(), counts[0])).to(scores.device)
     best_first = scores.argsort(descending=True, stable=True)
     # a stable second sort brings the requests together and keeps the order within each
     by_request = best_first[candidates.requests[best_first].argsort(stable=True)]
     slots = ranges(candidates.starts, counts, scores.device)
     return by_request[slots].sort().values
+
+
+def _highest(scores: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArray[np.intp]:
+    """Where the ``count`` highest scores stand, ascending; of equal ones the earlier win, and what
+    is no number is the lowest. Without sorting all: that takes a millisecond for 20,000."""
+    if not count:
+        return np.zeros(0, dtype=np.intp)
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    chosen = scores > least
+    ties = np.flatnonzero(scores == least)
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return np.flatnonzero(chosen)
 
 
 def ranges(

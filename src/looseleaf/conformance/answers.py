@@ -122,7 +122,7 @@ def blending(answers: Answers) -> list[Finding]:
         one = Asked(asked.parts, asked.script, fuse)
         ((logits, progress),) = engine.watch([one])
         fusion = progress.outputs[0].sequence.fusion
-        return logits, list(fusion.positions or ()) if fusion else []
+        return logits, fusion.chosen_positions if fusion else []
 
     full, reused = answers.full(asked), answers.reused(asked)
     plain, _ = fused(None)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from looseleaf.config import IndexConfig
 from looseleaf.engine.hosted_pass import HostingJob
 from looseleaf.engine.hosting import Hosting
@@ -227,7 +230,7 @@ class Documents:
             if use.key in counted:
                 continue
             counted.add(use.key)
-            content = _content(sequence.keys, use.tokens)
+            content = _content(sequence.keys, use.part.ids)
             for entry in self._by_content.get(content, ()):
                 self._attach(entry, use.key)
                 if found.source == "computed":
@@ -366,6 +369,6 @@ class Documents:
         return num_tokens if segment.ready else segment.filled
 
 
-def _content(keys: KeySpace, tokens: tuple[int, ...]) -> SegmentKey:
+def _content(keys: KeySpace, tokens: tuple[int, ...] | npt.NDArray[np.int32]) -> SegmentKey:
     """What a document is apart from its contexts."""
     return keys.document(keys.root, tokens)

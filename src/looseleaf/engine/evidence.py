@@ -45,13 +45,13 @@ class _Readers:
     fusion: Fusion
     rows: FusedRows
     weight: Float[Tensor, " rows"]
-    replaced: Sequence[int] = ()
+    replaced: IntArray
 
     @classmethod
     def text(cls, fusion: Fusion) -> "_Readers":
         """The prompt's own text, all of which counts."""
         rows = fusion.text_rows()
-        return cls(fusion, rows, torch.ones(len(rows.positions)))
+        return cls(fusion, rows, torch.ones(len(rows.positions)), rows.positions[:0])
 
     @property
     def before(self) -> list[int]:
@@ -106,9 +106,9 @@ class Evidence:
     def _select(self, fusion: Fusion, scores: Scores) -> None:
         fusion.scores = scores
         kept = fusion.selector.select(fusion.candidates, scores)
-        self._settle(fusion, fusion.candidates.positions[kept].tolist())
+        self._settle(fusion, fusion.candidates.positions[kept].numpy())
 
-    def _settle(self, fusion: Fusion, positions: list[int]) -> None:
+    def _settle(self, fusion: Fusion, positions: IntArray) -> None:
         self.attention.pool.free(fusion.settle(positions))
 
     def _chase(self, chasing: list[tuple[Fusion, Chase]]) -> None:
@@ -131,7 +131,7 @@ class Evidence:
     ) -> list[tuple[Fusion, Chase]]:
         readers = []
         for fusion, _, chase in going:
-            positions = fusion.candidates.positions[chase.scouts].tolist()
+            positions = fusion.candidates.positions[chase.scouts].numpy()
             weight = chase.importance[chase.scouts]
             rows = fusion.document_rows(positions)
             readers.append(_Readers(fusion, rows, weight, positions))
@@ -164,7 +164,7 @@ class Evidence:
         return list(received.cpu().split(lengths))
 
     def _step(
-        self, parts: Sequence[tuple[Fusion, FusedRows, Sequence[int]]]
+        self, parts: Sequence[tuple[Fusion, FusedRows, IntArray]]
     ) -> tuple[Tensor, ChunkStep]:
         """The tokens of some rows of each fusion and their attention, with the tokens at the given
         positions in its patch.
@@ -172,14 +172,14 @@ class Evidence:
         return self._step_of(*self._rows(parts))
 
     def _rows(
-        self, parts: Sequence[tuple[Fusion, FusedRows, Sequence[int]]]
+        self, parts: Sequence[tuple[Fusion, FusedRows, IntArray]]
     ) -> tuple[IntArray, list[PrefillChunk]]:
         chunks = []
         for fusion, rows, replaced in parts:
             if len(replaced):
                 self.attention.pool.place(fusion.pages, replaced)
-            positions: list[int] = rows.positions.tolist()
-            chunks.append(PrefillChunk(positions, fusion.spans(replaced, positions[-1])))
+            spans = fusion.spans(replaced, int(rows.positions[-1]))
+            chunks.append(PrefillChunk(rows.positions, spans))
         return np.concatenate([rows.table for _, rows, _ in parts], axis=1), chunks
 
     def _step_of(self, table: IntArray, chunks: Sequence[PrefillChunk]) -> tuple[Tensor, ChunkStep]:
@@ -187,12 +187,12 @@ class Evidence:
         spans = self.attention.planner.span_list(chunks)
         return held[0], ChunkStep(self.attention, spans, held[1], held[2])
 
-    def _deviating(self, fusion: Fusion, selector: Deviation) -> list[int]:
+    def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
         """The tokens left behind the last check layer, of a pass that all begin together.
 
         It computes them as well: the patch is theirs when it ends."""
         candidates = fusion.candidates
-        everyone: list[int] = candidates.positions.tolist()
+        everyone = candidates.positions.numpy()
         rows = fusion.pass_rows(everyone)
         narrow = RowFilter(
             selector,
@@ -205,13 +205,13 @@ class Evidence:
         )
         attend = _Moving()
         tokens, attend.step = self._step([(fusion, rows, everyone)])
-        left: dict[int, list[int]] = {0: everyone}
+        left: dict[int, IntArray] = {0: everyone}
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
             hidden = narrow(layer, hidden)
             if layer in selector.check_layers:
-                left[layer] = narrow.candidates.positions.tolist()
-                if left[layer]:
+                left[layer] = narrow.candidates.positions.numpy()
+                if len(left[layer]):
                     kept = fusion.pass_rows(left[layer])
                     _, attend.step = self._step([(fusion, kept, left[layer])])
             # without a token that is left nothing is worth going on for
@@ -224,7 +224,7 @@ class Evidence:
 
     def _true_deviation(self, fusion: Fusion) -> Float[Tensor, " tokens"]:
         """How far stored keys and values are from those of the full prefill, over all layers."""
-        everyone: list[int] = fusion.candidates.positions.tolist()
+        everyone = fusion.candidates.positions.numpy()
         rows = fusion.pass_rows(everyone)
         among = torch.from_numpy(np.searchsorted(rows.positions, everyone))
         total = torch.zeros(len(everyone))
@@ -238,15 +238,15 @@ class Evidence:
         self.model.forward(tokens, Following(step, self.awaited), measure)
         return total
 
-    def _gather(self, fusion: Fusion, left: dict[int, list[int]]) -> None:
+    def _gather(self, fusion: Fusion, left: dict[int, IntArray]) -> None:
         """Bring the keys and values of the tokens that are left at the end to the beginning of the
         patch, from where they were when those ``left`` since a layer had it.
         """
         pool, layers = self.attention.pool, sorted(left)
-        final = np.asarray(left[layers[-1]], dtype=np.int64)
+        final = left[layers[-1]]
         stops = [*layers[1:], layers[-1]]
         for first, stop in zip(layers, stops, strict=True):
-            was = fusion.patch_slots(np.searchsorted(np.asarray(left[first]), final))
+            was = fusion.patch_slots(np.searchsorted(left[first], final))
             now = fusion.patch_slots(np.arange(len(final)))
             old, new = (torch.from_numpy(x).to(self.model.device) for x in (was, now))
             size = pool.page_size

@@ -64,7 +64,7 @@ class Fusion:
     page_size: int
     num_prompt_tail: int
     most: int
-    positions: list[int] | None = None
+    positions: IntArray | None = None
     pages: list[int] = field(default_factory=list)
     scores: torch.Tensor | None = None
     patched: bool = False
@@ -87,6 +87,11 @@ class Fusion:
     def chosen(self) -> bool:
         """Whether the pass may begin: its tokens are chosen, and computed if that is one."""
         return self.positions is not None and not self.stale
+
+    @property
+    def chosen_positions(self) -> list[int]:
+        """``positions`` as a list, empty until they are chosen."""
+        return [] if self.positions is None else self.positions.tolist()
 
     @property
     def num_pages(self) -> int:
@@ -121,11 +126,11 @@ class Fusion:
         rows = [self._text_rows(run, run.num_tokens) for run in others]
         return by_position([*rows, self._text_rows(tail, self.num_prompt_tail)])
 
-    def document_rows(self, positions: Sequence[int]) -> FusedRows:
+    def document_rows(self, positions: IntArray) -> FusedRows:
         """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
-        at = np.asarray(positions, dtype=np.int64)
-        tokens = self._candidate_tokens[np.searchsorted(self._candidate_positions, at)]
-        return FusedRows(at, np.stack([tokens, self.patch_slots(np.arange(len(at))), at]))
+        nth = np.arange(len(positions))
+        tokens = self._candidate_tokens[np.searchsorted(self._candidate_positions, positions)]
+        return FusedRows(positions, np.stack([tokens, self.patch_slots(nth), positions]))
 
     def patch_slots(self, nth: IntArray) -> IntArray:
         """The slots of the keys number ``nth`` of the patch."""
@@ -135,10 +140,10 @@ class Fusion:
     def prefill(self, start: int, stop: int) -> PrefillChunk:
         """Rows ``start:stop`` of the pass as the attention plan knows them."""
         assert self.positions is not None
-        positions: list[int] = self.rows.positions[start:stop].tolist()
-        return PrefillChunk(positions, self.spans(self.positions, positions[-1]))
+        positions = self.rows.positions[start:stop]
+        return PrefillChunk(positions, self.spans(self.positions, int(positions[-1])))
 
-    def pass_rows(self, chosen: Sequence[int]) -> FusedRows:
+    def pass_rows(self, chosen: IntArray) -> FusedRows:
         """Rows of document tokens at ``chosen``, and of the text before the last candidate."""
         last = int(self._candidate_positions[-1])
         texts = [self._text_rows(run, run.num_tokens) for run in self.runs if run.start < last]
@@ -158,14 +163,14 @@ class Fusion:
         slots = np.asarray(pages, dtype=np.int64) * self.page_size + places % self.page_size
         return slots, places
 
-    def settle(self, positions: list[int]) -> list[int]:
+    def settle(self, positions: IntArray) -> list[int]:
         """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
         self.positions, self.stale = positions, False
         spare = self.pages[self.num_pages :]
         del self.pages[self.num_pages :]
         return spare
 
-    def spans(self, replaced: Sequence[int], last: int) -> tuple[ReadSpan, ...]:
+    def spans(self, replaced: IntArray, last: int) -> tuple[ReadSpan, ...]:
         """What rows up to position ``last`` read when the document tokens at ``replaced`` are in
         the patch.
         """
@@ -183,9 +188,9 @@ class Fusion:
 
     def num_chosen_of(self, use: DocumentUse) -> int:
         """How many tokens of a document are computed again, 0 until they are chosen."""
-        if use not in self.documents:
+        if use not in self.documents or self.positions is None:
             return 0
-        return len(_within(self.positions or (), use))
+        return len(_within(self.positions, use))
 
     def book(self) -> None:
         """The first ``computed`` rows are done: so much of every run is there."""
@@ -209,7 +214,7 @@ class Fusion:
 
     @cached_property
     def _candidate_tokens(self) -> IntArray:
-        return np.concatenate([np.asarray(use.tokens, dtype=np.int64) for use in self.documents])
+        return np.concatenate([use.part.ids for use in self.documents]).astype(np.int64)
 
     def _text_rows(self, run: TextRun, stop: int) -> FusedRows:
         places = np.arange(stop)
@@ -223,7 +228,7 @@ class Fusion:
             yield part.span() if isinstance(part, DocumentUse) else part.span(part.num_tokens)
 
     def _behind(
-        self, replaced: Sequence[int], parts: Sequence[TextRun | DocumentUse]
+        self, replaced: IntArray, parts: Sequence[TextRun | DocumentUse]
     ) -> Iterator[ReadSpan]:
         for part in parts:
             if isinstance(part, TextRun):
@@ -256,7 +261,7 @@ def make_fusion(
     most = len(candidates)
     if selector.evidence == "none":
         kept = selector.select(candidates, torch.zeros(len(candidates)))
-        positions = candidates.positions[kept].tolist()
+        positions = candidates.positions[kept].numpy()
         most = len(positions)
     elif isinstance(selector, Links | Question):
         most = selector.budget.count(len(candidates))
@@ -311,10 +316,9 @@ def _falling(num_check_layers: int) -> tuple[float, ...]:
 
 def _candidates(parts: Sequence[TextRun | DocumentUse], first_number: int) -> Candidates:
     uses = [(first_number + n, u) for n, u in enumerate(parts) if isinstance(u, DocumentUse)]
-    positions = [torch.arange(use.start, use.start + use.num_tokens) for _, use in uses]
-    numbers = [torch.full((use.num_tokens,), number) for number, use in uses]
-    at = torch.cat(positions)
-    return Candidates(at, torch.cat(numbers), (len(at),))
+    at = np.concatenate([np.arange(use.start, use.start + use.num_tokens) for _, use in uses])
+    numbers = np.repeat([number for number, _ in uses], [use.num_tokens for _, use in uses])
+    return Candidates(torch.from_numpy(at), torch.from_numpy(numbers), (len(at),))
 
 
 def by_position(parts: Sequence[FusedRows]) -> FusedRows:
@@ -324,11 +328,10 @@ def by_position(parts: Sequence[FusedRows]) -> FusedRows:
     return FusedRows(positions[order], table[:, order])
 
 
-def _within(positions: Sequence[int], use: DocumentUse) -> IntArray:
+def _within(positions: IntArray, use: DocumentUse) -> IntArray:
     """Which of ``positions`` stand in a document, as places in it."""
-    at = np.asarray(positions, dtype=np.int64)
-    first, last = np.searchsorted(at, (use.start, use.start + use.num_tokens))
-    return at[first:last] - use.start
+    first, last = np.searchsorted(positions, (use.start, use.start + use.num_tokens))
+    return positions[first:last] - use.start
 
 
 def _without(use: DocumentUse, places: IntArray) -> ReadSpan:
@@ -342,6 +345,6 @@ def _without(use: DocumentUse, places: IntArray) -> ReadSpan:
 
 
 def _bitmap(places: IntArray, length: int) -> Bitmap:
-    words = np.zeros(-(-length // 32), dtype=np.uint32)
-    np.bitwise_or.at(words, places // 32, np.uint32(1) << (places % 32).astype(np.uint32))
-    return words.view(np.int32)
+    hidden = np.zeros(-(-length // 32) * 32, dtype=np.bool_)
+    hidden[places] = True
+    return np.packbits(hidden, bitorder="little").view("<i4")

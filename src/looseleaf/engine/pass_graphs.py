@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk, host_spans
 from looseleaf.attention.lists import IntArray
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import PrefillChunk, host_spans
 from looseleaf.attention.span_buffer import HostSpans, SpanBuffer, SpanCapacity
 from looseleaf.attention.watched import (
     WATCHED_ROWS,

@@ -69,7 +69,7 @@ def probe(
         one.logprobs or (),
         values,
         output.reuse,
-        tuple(fusion.positions or ()) if fusion else (),
+        tuple(fusion.chosen_positions) if fusion else (),
         tuple(fusion.candidates.positions.tolist()) if fusion else (),
         tuple(scores.tolist()),
     )

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+import numpy.typing as npt
+
 from looseleaf.config import Fuse, Revise, Select
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.sampling_params import SamplingParams
@@ -96,6 +99,11 @@ class DocumentPart:
     tokens: tuple[int, ...]
     context_length: int
     name: str
+
+    @cached_property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """``tokens`` as an array; made once, for the document's key and for its rows."""
+        return np.array(self.tokens, dtype=np.int32)
 
 
 PromptParts = tuple[TextPart | DocumentPart, ...]

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from looseleaf.attention.apart import Apart, ApartStep
 from looseleaf.attention.calibration import OnLaunch, Shape, costs_of
+from looseleaf.attention.chunks import PrefillChunk, is_patched
 from looseleaf.attention.cost_model import CostModel
 from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
-from looseleaf.attention.plan import PrefillChunk, is_patched
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.eviction import Tapped, find_taps
@@ -135,7 +135,8 @@ class Runner:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         for chunk in work.chunks:
             if isinstance(chunk.target, Fusion) and chunk.start == 0:
-                self.pool.place(chunk.target.pages, chunk.target.positions or [])
+                assert chunk.target.positions is not None, "a pass begins when they are chosen"
+                self.pool.place(chunk.target.pages, chunk.target.positions)
         awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
         new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
         each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
@@ -210,7 +211,7 @@ def _book(work: StepWork) -> None:
 
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
     read = [(1, row.position + 1) for row in decode]
-    read += [(len(c.positions), c.positions[-1] + 1) for c in chunks]
+    read += [(len(c.positions), int(c.positions[-1]) + 1) for c in chunks]
     return count_pairs(read)
 
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
+import numpy as np
+import numpy.typing as npt
+
 SegmentKey = NewType("SegmentKey", bytes)
 _DIGEST_BYTES = 32
 
@@ -28,7 +31,9 @@ def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
     return SegmentKey(hashlib.blake2b(_framed(kind, parts), digest_size=_DIGEST_BYTES).digest())
 
 
-def _token_bytes(tokens: Sequence[int]) -> bytes:
+def _token_bytes(tokens: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
+    if isinstance(tokens, np.ndarray):
+        return tokens.astype("<i4").tobytes()
     return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
@@ -64,7 +69,9 @@ class KeySpace:
             return self
         return KeySpace(_digest(b"salted", [self.root, salt.encode()]), self.shared_root)
 
-    def document(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
+    def document(
+        self, context: SegmentKey, tokens: Sequence[int] | npt.NDArray[np.int32]
+    ) -> SegmentKey:
         """A document encoded behind ``context``."""
         return _digest(b"document", [self.root, context, _token_bytes(tokens)])
 

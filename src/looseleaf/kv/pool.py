@@ -75,7 +75,7 @@ class PagePool:
         """K pages and V pages of one layer, views of the pool."""
         return self._layers[layer]
 
-    def place(self, pages: Sequence[int], positions: Sequence[int]) -> None:
+    def place(self, pages: Sequence[int], positions: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Say where the keys in ``pages`` stand, slot by slot; the slots behind them hold none."""
         told = np.full((len(pages), 1 + self.page_size), -1, dtype=np.int32)
         told[:, 0] = pages
