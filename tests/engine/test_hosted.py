@@ -29,8 +29,8 @@ FEW = Select("retrieval", tokens=40)
 
 
 def make(folder: Path, **options: Any) -> LLM:
-    options = {"num_pages": 256, "max_model_len": 1024, **options}
-    return LLM(folder, device="cpu", dtype="float32", **options)
+    options = {"num_pages": 256, "max_model_len": 1024, "dtype": "float32", **options}
+    return LLM(folder, device="cpu", **options)
 
 
 def logits(llm: LLM, prompt: Any, select: Select | None, **options: Any) -> Tensor:
@@ -82,6 +82,17 @@ def test_a_hosted_collection_equals_its_documents_in_full_attention(checkpoint: 
     )
     joined = Document(" ".join(texts), context="alone")
     assert not torch.allclose(logits(llm, [joined, asked], None), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_hosting_in_16_bits_errs_as_the_pool_does(checkpoint: Folder) -> None:
+    exact, narrow = (make(checkpoint("llama", "dynamic"), dtype=d) for d in ("float32", "bfloat16"))
+    expected = logits(exact, prompt(), None)
+    pool = logits(narrow, prompt(), None).float()
+    narrow.host(document(0, LONG, context="alone"), index=INDEX)
+    hosted = logits(narrow, prompt(), ALL).float()
+    # the first token's row: behind another token they may read on differently
+    errors = [float((rows - expected)[0].norm()) for rows in (hosted, pool)]
+    assert 0 < errors[0] < 3 * errors[1], errors
 
 
 def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:

@@ -225,7 +225,7 @@ def read_chunk(
     states = []
     for read in reads:
         turned = rotate(q.float(), positions - read.offset, rotation)
-        states.append(attend_segment(turned, read.segment.kv[layer], rule))
+        states.append(attend_segment(turned, read.segment.kv[layer], rule, of_prompt=True))
     return merge_all(states)
 
 
@@ -234,12 +234,16 @@ def attend_segment(
     kv: Float[Tensor, "2 kv_heads keys head_dim"],
     rule: ScoreRule,
     causal: bool = False,
+    *,
+    of_prompt: bool = False,
 ) -> AttnState:
     """The state of rows over all keys of a segment, in whose frame they stand; fp32.
 
-    ``causal`` rows are the segment's own and row i sees keys up to i."""
+    ``causal`` rows are the segment's own and row i sees keys up to i. On a CPU rows ``of_prompt``
+    are multiplied with keys in the keys' own dtype, as in the pool, all others in fp32."""
     states = []
-    heads = q.float().transpose(0, 1)[None]
+    dtype = kv.dtype if of_prompt else torch.float32
+    heads = q.to(dtype).transpose(0, 1)[None]
     step = kv.shape[2] if causal else _TILE
     for first in range(0, kv.shape[2], max(step, 1)):
         tile = kv[:, :, first : first + step]
@@ -247,7 +251,7 @@ def attend_segment(
             k, v = _to_device(tile, q.device)
             states.append(attend_dense_cuda(q, k, v, rule.softmax_scale, causal))
             continue
-        k, v = (part[None].float() for part in tile)
+        k, v = (part[None].to(dtype) for part in tile)
         out, lse = attend_dense(heads, k, v, rule, causal=causal)
         states.append(AttnState(out[0].transpose(0, 1), lse[0].transpose(0, 1)))
     if not states:

@@ -97,19 +97,20 @@ class HostedPass:
             turned = (rotate(k, at, self.rotation), v)
             self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
             turned_q = rotate(q.float(), at, self.rotation)
-            return attend_segment(turned_q, self.context[layer], rule, causal=True).out.to(dtype)
+            seen = self.context[layer]
+            return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
         own = torch.stack((rotate(k, self.places, self.rotation), v)).transpose(1, 2)
         kv[:, :, first:stop] = own
         turned_q = rotate(q.float(), self.places, self.rotation)
         self._keep(layer, turned_q, first, stop)
         states = [
-            attend_segment(turned_q, own, rule, causal=True),
-            attend_segment(turned_q, kv[:, :, :first], rule),
+            attend_segment(turned_q, own, rule, causal=True, of_prompt=True),
+            attend_segment(turned_q, kv[:, :, :first], rule, of_prompt=True),
         ]
         if self.context:
             behind = rotate(q.float(), self.places + len(self.job.context), self.rotation)
-            states.append(attend_segment(behind, self.context[layer], rule))
+            states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
         return merge_all(states).out.to(dtype)
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
