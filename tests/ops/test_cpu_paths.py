@@ -15,7 +15,7 @@ from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.scene import Scene, Shape
 from looseleaf.testing.variants import VARIANTS
 from looseleaf.types import AttnState
@@ -72,7 +72,7 @@ def prefilled(seed: int, shape: Shape, tile_rows: int) -> tuple[Scene, AttnState
 
 def assert_right(actual: AttnState, scene: Scene) -> None:
     dtype = scene.shape.dtype
-    plain = dense_attention(scene, dtype)
+    plain = plain_attention(scene)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 

@@ -20,7 +20,7 @@ from looseleaf.ops.rotate import rotate
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import work_list
-from looseleaf.testing.oracle import dense_attention
+from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Scene, Shape
 from looseleaf.testing.variants import VARIANTS
@@ -63,7 +63,7 @@ def attended(scene: Scene, work: WorkList) -> AttnState:
 
 def assert_right(actual: AttnState, scene: Scene) -> None:
     dtype = scene.shape.dtype
-    plain = dense_attention(scene, dtype)
+    plain = plain_attention(scene)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 

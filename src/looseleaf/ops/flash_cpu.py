@@ -156,7 +156,7 @@ def attend_dense(
         k, v = k.to(q.dtype), v.to(q.dtype)
     many_runs = q.dtype is torch.bfloat16 and q.shape[0] > 1 and q.shape[2] <= _FEW_ROWS
     if rule.soft_cap or many_runs:
-        out, lse = _attend_plainly(q, k, v, rule, bias, causal)
+        out, lse = _attend_plainly(q, k, v, rule, bias, blind, causal)
     else:
         out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=bias, scale=rule.softmax_scale
@@ -169,7 +169,13 @@ def attend_dense(
 
 
 def _attend_plainly(
-    q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, bias: Tensor | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: ScoreRule,
+    bias: Tensor | None,
+    blind: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
     if group > 1:
@@ -188,6 +194,9 @@ def _attend_plainly(
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
     weights = scores.softmax(-1)
+    if blind is not None:
+        # bf16 products by AMX tiles carry what is not a number from one row into its neighbours
+        weights = weights.masked_fill(blind[..., None], 0.0)
     # the likeliest key's weight is exp(its score - lse); a row without keys is the caller's to mask
     lse = scores.amax(-1) - weights.amax(-1).log()
     return torch.matmul(weights.to(v.dtype), v).to(q.dtype), lse
