@@ -60,14 +60,8 @@ def work_of(rows: int, dtype: torch.dtype = torch.float32, turn: Any = None) -> 
 def states(work: HostedWork, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
     work.q[: len(q)] = q
     work.run(layer)
-    out, lse = parts(work)
+    out, lse = work.parts()
     return out[: len(q)], lse[: len(q)]
-
-
-def parts(work: HostedWork) -> tuple[Tensor, Tensor]:
-    rows = work.q.shape[0]
-    out, lse = work.states.split([rows * HEADS * DIM, rows * HEADS])
-    return out.view(rows, HEADS, DIM), lse.view(rows, HEADS)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
@@ -203,7 +197,7 @@ def test_a_word_in_memory_has_a_layer_done() -> None:
             pass
         assert done.value == 1 and not bell[0]
         done.value = 0
-        assert all(torch.equal(a, b) for a, b in zip(parts(work), expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(work.parts(), expected, strict=True))
     assert not settled
     del work
     gc.collect()

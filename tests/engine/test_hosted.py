@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, AsyncLLM, Document, SamplingParams
-from looseleaf.config import Fuse, IndexConfig, Revise, Select
+from looseleaf.config import Fuse, IndexConfig, Select
 from looseleaf.engine.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
@@ -227,8 +227,6 @@ def test_what_has_no_meaning_is_refused(checkpoint: Folder) -> None:
     llm.host(document(0, LONG, context="alone"), index=INDEX)
     with pytest.raises(InvalidRequest, match="fuse can't be combined"):
         llm.generate([prompt()], GREEDY, select=FEW, fuse=Fuse("first", tokens=3))
-    with pytest.raises(InvalidRequest, match="revise can't be combined"):
-        llm.generate([prompt()], GREEDY, select=FEW, revise=Revise(2))
     with pytest.raises(InvalidRequest, match="none of this request's documents is hosted"):
         llm.generate([prompt()], GREEDY, select=FEW, salt="another")
     with pytest.raises(InvalidRequest, match="sliding windows"):

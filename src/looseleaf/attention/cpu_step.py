@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.plan import PrefillChunk, make_span_list
-from looseleaf.attention.readings import HostedRows, Reading, SelectedRows
+from looseleaf.attention.readings import Joining, Reading
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
@@ -48,7 +47,6 @@ class CpuAttention:
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
-    hosted: HostedAttention | None = None
     # by the key of the reading; plans by window too
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
@@ -237,7 +235,7 @@ class _TorchDecode:
         layer: int,
         q: Tensor,
         owner: CpuAttention,
-        selected: Sequence[SelectedRows | HostedRows],
+        selected: Sequence[Joining],
         out: Tensor,
     ) -> None:
         """One output a row."""

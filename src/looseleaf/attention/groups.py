@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.hosted_window import WindowRow
 
 Bitmap = npt.NDArray[np.int32]
 """One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
@@ -69,13 +70,15 @@ class DecodeRow:
 
     ``settled`` and the tail's ``pages`` are the same objects at every step of the row's life, so
     that a grouping can be kept from step to step; the tail grows. All of both is visible to the
-    row. ``hosted`` is what it reads besides, outside of the pool.
+    row. ``hosted`` is what it reads besides, outside of the pool; in a ``window`` past rows read
+    what the newest finds there.
     """
 
     position: int
     settled: tuple[ReadSpan, ...]
     tail: ReadSpan
     hosted: tuple[HostedRead, ...] = field(default=(), kw_only=True)
+    window: WindowRow | None = field(default=None, kw_only=True)
 
 
 class Entry(NamedTuple):

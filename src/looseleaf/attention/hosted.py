@@ -4,9 +4,10 @@ A decoding row reads the segment's first and last keys, and those that its index
 query head; the states are merged, and join the row's others (law 1). Rows of a prompt read all of
 it. The query comes to the segment's frame, so one index serves every place and every request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +20,8 @@ from looseleaf.ops.flash_cuda import attend_dense_cuda
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 # keys that rows of a prompt read at a time
 _TILE = 8192
 
@@ -34,6 +37,12 @@ class HostedRead:
     offset: int
     count: int = 0
     dense_layers: frozenset[int] = frozenset()
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it leaves keys out in some layer."""
+        index = self.segment.index
+        return index is not None and 0 < self.count < len(index.indexed)
 
     def index_at(self, layer: int) -> SegmentIndex | None:
         """The index that is searched in ``layer``, None where all keys are read."""
@@ -96,9 +105,15 @@ class HostedAttention:
         """Begin the reads of decoding rows; row i makes ``reads[i]`` at ``positions[i]``.
 
         The result is one fp32 state a row, ``(0, -inf)`` for a row without reads."""
+        return self.submit(self.decode, layer, q, positions, reads, rule)
+
+    def submit(
+        self, function: Callable[Arguments, Result], *args: Arguments.args, **more: Arguments.kwargs
+    ) -> "Future[Result]":
+        """Call ``function`` on the thread that reads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "looseleaf-hosted")
-        return self._pool.submit(self.decode, layer, q, positions, reads, rule)
+        return self._pool.submit(function, *args, **more)
 
     def decode(
         self,

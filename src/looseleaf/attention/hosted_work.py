@@ -6,6 +6,7 @@ copies."""
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.hosted import HostedCounters, HostedRead
+from looseleaf.attention.hosted_window import HostedWindow, WindowRow
 from looseleaf.index.crew import Crew, Part, set_parts
 from looseleaf.index.keys import KeyVectors
-from looseleaf.index.reads import READ, HeadKeys, ReadPlaces, ReadTask, row_type
+from looseleaf.index.reads import READ, WINDOW, HeadKeys, ReadPlaces, ReadTask, row_type
 from looseleaf.kv.hosted import HostedSegment
-from looseleaf.types import Rotation, ScoreRule
+from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
 class PlaceTables:
@@ -63,6 +65,23 @@ class PlaceTables:
         return ReadPlaces(heads)
 
 
+class _LayerTask(NamedTuple):
+    """One part of a layer: its task in C, its reads, which of all reads they are, and the windows
+    of the rows that make them, if these have any."""
+
+    task: ReadTask
+    reads: np.ndarray
+    numbers: list[int]
+    windows: np.ndarray | None
+
+
+class _Members(NamedTuple):
+    """The window of a newest row, and the rows of the step that are in it, newest first."""
+
+    window: HostedWindow
+    rows: np.ndarray
+
+
 class HostedWork:
     """Room for the reads of up to ``rows`` rows, and what C does with them layer by layer.
 
@@ -86,37 +105,54 @@ class HostedWork:
         self._lse = self.states.data_ptr() + 4 * out
         self.layers = crew.layers(len(rules), self._lse, rows * heads)
         self._tables = tables
-        self._tasks: list[tuple[ReadTask, np.ndarray, list[int]]] = []
+        self._tasks: list[_LayerTask] = []
         self._kept: list[object] = []
         self._loaded: list[HostedRead] = []
         self._rows: list[int] = []
+        # by the newest row
+        self._members: dict[int, _Members] = {}
 
     def load(
         self,
         positions: Sequence[int],
         reads: Sequence[Sequence[HostedRead]],
         sampled: tuple[int, int] | None = None,
+        windows: Sequence[WindowRow | None] = (),
     ) -> None:
         """What row i reads at ``positions[i]``; layers must not run meanwhile.
 
-        ``sampled`` is a layer and a number: so many units further on recall is measured."""
-        flat = [(row, read) for row, several in enumerate(reads) for read in several]
+        ``sampled`` is a layer and a number: so many units further on recall is measured. Rows of
+        ``windows`` that are not the newest read what their newest row does."""
+        members = _members(windows)
+        past = {int(row) for some in members.values() for row in some.rows[1:]}
+        flat = [
+            (row, read) for row, several in enumerate(reads) if row not in past for read in several
+        ]
         same = len(flat) == len(self._loaded) and all(
             row == was and read is known
             for (row, read), was, known in zip(flat, self._rows, self._loaded, strict=True)
         )
-        if not same:
+        if not (same and _same(members, self._members)):
             self._rows, self._loaded = [row for row, _ in flat], [read for _, read in flat]
-            self._tasks, self._kept = [], []
+            self._tasks, self._kept, self._members = [], [], members
             for layer in range(len(self._rules)):
                 self._set_layer(layer)
         places = np.array([positions[row] - read.offset for row, read in flat], dtype=np.int64)
-        for task, own, numbers in self._tasks:
+        at = np.array([positions[row] for row, _ in flat], dtype=np.int64)
+        for task, own, numbers, table in self._tasks:
             own["place"] = places[numbers]
+            if table is not None:
+                table["position"] = at[numbers][_starts(own["row"])[:-1]]
             task.sampled = -1
         if sampled is not None and self._tasks:
-            task = self._tasks[sampled[0] % len(self._tasks)][0]
+            task = self._tasks[sampled[0] % len(self._tasks)].task
             task.sampled = sampled[1] % self.q.shape[1]
+
+    def parts(self) -> AttnState:
+        """The states of all rows, where the next layer writes too."""
+        rows, heads, dim = self.q.shape
+        out, lse = self.states.split([rows * heads * dim, rows * heads])
+        return AttnState(out.view(rows, heads, dim), lse.view(rows, heads))
 
     def holds(self, segment: HostedSegment) -> bool:
         """Whether what was loaded reads ``segment``, which lives as long as it may be read."""
@@ -129,7 +165,7 @@ class HostedWork:
     def collect(self, counters: HostedCounters) -> None:
         """Add up what the layers have read since the last time."""
         heads = self.q.shape[1]
-        for task, own, _ in self._tasks:
+        for task, own, _, _ in self._tasks:
             before, read, scanned, wanted, found = task.counts
             counters.reads += heads * len(own) if before else 0
             counters.keys += before
@@ -144,21 +180,46 @@ class HostedWork:
         by_unit: dict[int, list[int]] = {}
         tables = [self._tables.at(read, layer) for read in self._loaded]
         for number, (places, _) in enumerate(tables):
-            by_unit.setdefault(places.unit, []).append(number)
+            together = self._rows[number] in self._members
+            unit = places.window_unit if together else places.unit
+            by_unit.setdefault(unit, []).append(number)
         parts = []
         for unit, numbers in by_unit.items():
             own = np.zeros(len(numbers), dtype=READ)
             own["row"] = [self._rows[n] for n in numbers]
             own["want"] = [self._loaded[n].count for n in numbers]
             own["heads"] = [tables[n][0].address for n in numbers]
-            starts = np.flatnonzero(np.diff(own["row"], prepend=-1, append=-1)).astype(np.int64)
-            task = self._task(layer, own, starts)
-            self._tasks.append((task, own, numbers))
+            starts = _starts(own["row"])
+            windows = self._windows(layer, unit, own, numbers, starts)
+            task = self._task(layer, own, starts, windows)
+            self._tasks.append(_LayerTask(task, own, numbers, windows))
             self._kept.append(starts)
             parts.append(Part(unit, ctypes.addressof(task), (len(starts) - 1) * self.q.shape[1]))
         self._kept.append(set_parts(self.layers[layer], parts))
 
-    def _task(self, layer: int, reads: np.ndarray, starts: np.ndarray) -> ReadTask:
+    def _windows(
+        self, layer: int, unit: int, own: np.ndarray, numbers: Sequence[int], starts: np.ndarray
+    ) -> np.ndarray | None:
+        """The windows of the rows whose reads are ``own``, which learn where what was found is."""
+        if own["row"][0] not in self._members:
+            return None
+        made = np.zeros(len(starts) - 1, dtype=WINDOW)
+        for n, first in enumerate(starts[:-1]):
+            window, rows = self._members[int(own["row"][first])]
+            made[n] = window.record(layer, unit, rows)
+        for n, number in enumerate(numbers):
+            row, read = self._rows[number], self._loaded[number]
+            # its place among all of the row's reads, by which the window knows it
+            place = self._rows[:number].count(row)
+            index = read.index_at(layer)
+            if index is not None:
+                window = self._members[row].window
+                own["found"][n] = window.found(place, layer, read.count, len(index.indexed))
+        return made
+
+    def _task(
+        self, layer: int, reads: np.ndarray, starts: np.ndarray, windows: np.ndarray | None
+    ) -> ReadTask:
         rotation = self._rotation
         task = ReadTask(
             q=self.q.data_ptr(),
@@ -174,5 +235,32 @@ class HostedWork:
             sampled=-1,
             out=self.states.data_ptr(),
             lse=self._lse,
+            windows=None if windows is None else windows.ctypes.data,
         )
         return task
+
+
+def _members(windows: Sequence[WindowRow | None]) -> dict[int, _Members]:
+    """The windows of a step by their newest row."""
+    rows: dict[HostedWindow, dict[int, int]] = {}
+    for number, at in enumerate(windows):
+        if at is not None:
+            rows.setdefault(at.window, {})[at.age] = number
+    found = {}
+    for window, by_age in rows.items():
+        in_order = np.array([by_age[age] for age in range(len(by_age))], dtype=np.int64)
+        found[by_age[0]] = _Members(window, in_order)
+    return found
+
+
+def _same(one: dict[int, _Members], other: dict[int, _Members]) -> bool:
+    """Whether the same windows have the same rows."""
+    return one.keys() == other.keys() and all(
+        mine.window is other[row].window and np.array_equal(mine.rows, other[row].rows)
+        for row, mine in one.items()
+    )
+
+
+def _starts(rows: np.ndarray) -> np.ndarray:
+    """Where in a run of reads those of another row begin, and its end."""
+    return np.flatnonzero(np.diff(rows, prepend=-1, append=-1)).astype(np.int64)

@@ -28,6 +28,7 @@ from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
+from looseleaf.attention.hosted_windows import HostedWindows
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
@@ -36,7 +37,7 @@ from looseleaf.attention.plan import (
     PrefillChunk,
     make_span_list,
 )
-from looseleaf.attention.readings import HostedRows, Reading, Readings, SelectedRows
+from looseleaf.attention.readings import Joining, Reading, Readings, SelectedRows
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
@@ -143,14 +144,12 @@ class PagedAttention:
             self.planner.page_array,
         )
         self.hosted: HostedAttention | HostedDevice | None = None
+        rows, threads = ((self.num_qo_heads, kv.shape[5]), self._row_dtype), torch.get_num_threads()
         if self._cpu is not None:
-            self.hosted = HostedAttention(self.rotation, torch.get_num_threads())
-            self._cpu.hosted = self._readings.hosted = self.hosted
+            self._readings.hosted = self.hosted = HostedAttention(self.rotation, threads)
+            self._readings.windows = HostedWindows(self.hosted, self.rules, *rows)
         elif device.type == "cuda":
-            heads = self.num_qo_heads, kv.shape[5]
-            self.hosted = HostedDevice(
-                self.rotation, self.rules, heads, self._row_dtype, device, torch.get_num_threads()
-            )
+            self.hosted = HostedDevice(self.rotation, self.rules, *rows, device, threads)
 
     @property
     def groups(self) -> Groups:
@@ -198,6 +197,7 @@ class PagedAttention:
         if not any(row.hosted for row in decode):
             return None
         assert isinstance(self.hosted, HostedDevice), "kernels that read no hosted segments"
+        assert not any(row.window for row in decode), "windows of hosted rows are for a CPU"
         positions, reads = zip(*((row.position, row.hosted) for row in decode), strict=True)
         return self.hosted.load(rows, positions, reads)
 
@@ -317,7 +317,7 @@ class _LayerPlan:
     """
 
     plan: AttentionPlan
-    selected: "Sequence[SelectedRows | HostedRows]" = ()
+    selected: "Sequence[Joining]" = ()
     choice: DeviceChoice | None = None
 
 

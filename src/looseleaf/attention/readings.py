@@ -17,6 +17,7 @@ from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
 from looseleaf.attention.hosted import HostedAttention, HostedRead
+from looseleaf.attention.hosted_windows import HostedWindows, WindowedRows
 from looseleaf.attention.selected import attend_chosen, merged
 from looseleaf.attention.selection import (
     Candidates,
@@ -149,6 +150,10 @@ class HostedRows:
         states.lse[place] = state.lse
 
 
+Joining = SelectedRows | HostedRows | WindowedRows
+"""Rows of a step whose states get one more: by `begin`, then `join`."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """One way of reading: rows as the work list has them, and who chooses besides.
@@ -159,7 +164,7 @@ class Reading:
     key: tuple[bool, ...]
     rows: Sequence[DecodeRow]
     groups: Groups
-    selected: tuple[SelectedRows | HostedRows, ...] = ()
+    selected: tuple[Joining, ...] = ()
 
 
 _RowKey = tuple[PagePolicy, int, int, int, int]
@@ -176,7 +181,8 @@ class _KnownRow(NamedTuple):
 class Readings:
     """Makes the readings of steps; groups, tables and summaries are kept while they hold.
     ``selected`` are the rows of the latest step that choose. What rows read of hosted segments
-    joins their states where ``hosted`` is given; on a GPU it is carried to the merge."""
+    joins their states where ``hosted`` is given, and ``windows`` for rows of windows; on a GPU it
+    is carried to the merge."""
 
     pool: PagePool
     rotation: Rotation
@@ -184,6 +190,7 @@ class Readings:
     group: Grouping
     array_of: PageArray
     hosted: HostedAttention | None = None
+    windows: HostedWindows | None = None
     selected: list[SelectedRows] = field(default_factory=list)
     _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
     _tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
@@ -223,13 +230,28 @@ class Readings:
             self._summaries[summary.name] = PageSummaries(self.pool, summary)
         return self._summaries[summary.name]
 
-    def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[HostedRows, ...]:
+    def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[Joining, ...]:
         reading = [index for index, row in enumerate(rows) if row.hosted]
         if not reading or self.hosted is None:
             return ()
-        places = torch.tensor(reading)
-        positions, reads = zip(*((rows[n].position, rows[n].hosted) for n in reading), strict=True)
-        return (HostedRows(places, positions, reads, self.hosted, self.rules),)
+        found: list[Joining] = []
+        alone = [n for n in reading if rows[n].window is None]
+        if alone:
+            positions, reads = zip(
+                *((rows[n].position, rows[n].hosted) for n in alone), strict=True
+            )
+            own = torch.tensor(alone), positions, reads
+            found.append(HostedRows(*own, self.hosted, self.rules))
+        inside = [(n, window) for n in reading if (window := rows[n].window) is not None]
+        if inside:
+            assert self.windows is not None, "who reads hosted segments has room for windows"
+            windows = [window for _, window in inside]
+            positions, reads = zip(
+                *((rows[n].position, rows[n].hosted) for n, _ in inside), strict=True
+            )
+            work = self.windows.load(positions, reads, windows)
+            found.append(WindowedRows(torch.tensor([n for n, _ in inside]), self.windows, work))
+        return tuple(found)
 
     def _selected(self, selecting: dict[int, SelectingRow]) -> list[SelectedRows]:
         by_policy: dict[PagePolicy, list[int]] = {}

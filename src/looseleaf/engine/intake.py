@@ -93,11 +93,6 @@ class Intake:
                 "fuse can't be combined with select='retrieval': tokens that are computed again "
                 "would have to be hidden from the document's index; leave one of them out"
             )
-        if request.revise is not None:
-            raise InvalidRequest(
-                "revise can't be combined with select='retrieval': it remembers pages that were "
-                "seen, and an index finds keys; leave one of them out"
-            )
         keys, page_size = self.admission.keys, self.admission.page_size
         if not Sequence(request, 0, keys, page_size, self.find_hosted).hosted:
             raise InvalidRequest(
@@ -115,7 +110,9 @@ class Intake:
         sequence = Sequence(
             request, index, self.admission.keys, self.admission.page_size, self.find_hosted
         )
-        if request.revise is not None:
+        if request.revise is not None and sequence.hosted:
+            sequence.revision = self.revisions.hosted(request.revise)
+        elif request.revise is not None:
             sequence.revision = self.revisions.revision(request.revise, sequence.policy)
         self.evictions.equip(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

@@ -151,15 +151,18 @@ class RevisionReport:
     """How much revision added to what rows read.
 
     ``pages_read[n]`` are pages that the rows looked at, one in eight, read at their own step or one
-    of the ``n`` steps behind it, summed over layers and KV heads; only sealed pages count."""
+    of the ``n`` steps behind it, summed over layers and KV heads; only sealed pages count. Of
+    hosted documents ``keys_read[n]`` are keys that rows read so, for ``n`` below the window, summed
+    over layers and query heads; one of both is empty."""
 
     revise: Revise
-    pages_read: tuple[int, ...]
+    pages_read: tuple[int, ...] = ()
+    keys_read: tuple[int, ...] = ()
 
     @property
     def exposure(self) -> list[float]:
-        """The effective KV budget with 0 to 7 later rows, as a multiple of a row's own."""
-        return exposure_ratios(self.pages_read)
+        """The effective KV budget with 0, 1, … later rows, as a multiple of a row's own."""
+        return exposure_ratios(self.pages_read or self.keys_read)
 
 
 @dataclass(frozen=True)

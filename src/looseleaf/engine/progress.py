@@ -155,12 +155,13 @@ class RequestProgress:
         self.keys_shared += shared
 
     def _revision(self) -> RevisionReport | None:
-        found = [output.sequence.revision for output in self.outputs]
-        totals = [revision.exposure.totals() for revision in found if revision is not None]
-        if not totals or self.request.revise is None:
+        found = [r for output in self.outputs if (r := output.sequence.revision) is not None]
+        if not found or self.request.revise is None:
             return None
-        pages = tuple(sum(counts) for counts in zip(*totals, strict=True))
-        return RevisionReport(self.request.revise, pages)
+        read = tuple(map(sum, zip(*(revision.counts() for revision in found), strict=True)))
+        if found[0].counts_keys:
+            return RevisionReport(self.request.revise, keys_read=read)
+        return RevisionReport(self.request.revise, read)
 
     def count_pages(self, read: int, held: int, num_bytes: int, recall: float | None) -> None:
         """The pages of one row more, of a request with a policy; as many as are held: it was dense.

@@ -1,55 +1,43 @@
-"""The revision of one output (RetroAttention): the rows of its window, step by step.
+"""The revision of an output whose rows choose pages, and what makes the revisions of an engine.
 
-The newest row of an output chooses what is read. It and the rows before it, as far as they are in
-the window, are rows of the step like any other, each at its own position; their keys and values go
-where they went before. What rows keep between steps lives in `RevisionStates`, in a slot of the
-output."""
+What rows keep between steps lives in `RevisionStates`, in a slot of the output; what they keep of
+hosted documents is of each output (`looseleaf.engine.hosted_revision`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan
+from looseleaf.attention.groups import DecodeRow
+from looseleaf.attention.hosted_window import WindowShape
 from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import Revise
-from looseleaf.errors import InvalidOption
+from looseleaf.engine.hosted_revision import KeyRevision
+from looseleaf.engine.revised_rows import Revision
+from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
 from looseleaf.models import Decoder
+from looseleaf.ops.native_build import find_compiler
 from looseleaf.retro import (
     Exposure,
     RevisedRow,
     Revising,
     RevisionStates,
     StateShape,
-    Window,
     free_rows,
-    window_for,
 )
 
 
 @dataclass(eq=False)
-class Revision:
-    """One output's window; its slot is held while the output decodes. ``free_rows`` is how many
-    rows a step may have before an adaptive window falls.
-    """
+class PageRevision(Revision):
+    """That of an output whose newest row chooses pages; a slot of the states is held while it
+    decodes."""
 
-    revise: Revise
     policy: Revising
-    page_size: int
-    free_rows: int
-    window: Window = field(default_factory=Window)
     exposure: Exposure = field(default_factory=Exposure)
     _slot: int | None = None
     _num_sealed: int = 0
-    _trimmed: list[int] = field(default_factory=list)
 
     def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        """The rows of a step, the newest first: ``newest`` as it would be without revision.
-
-        Where the newest row reads everything, or a window falls to one row, nothing is revised, and
-        nothing kept."""
-        width = self.revise.window
-        if self.revise.adaptive:
-            width = window_for(width, num_outputs, self.free_rows - num_new_rows)
+        """As of every `Revision`."""
+        width = self.width(num_outputs, num_new_rows)
         if width == 1 or not isinstance(newest, SelectingRow):
             self.restart()
             return [newest]
@@ -63,18 +51,21 @@ class Revision:
         return [first, *(self._row(newest, age) for age in range(1, window.num_rows))]
 
     def book(self) -> None:
-        """Count what the step has read."""
+        """As of every `Revision`."""
         if self._slot is not None and self.window.num_past >= 0:
             self.exposure.book(self.policy.states.registers[:, self._slot], self._num_sealed)
 
+    def counts(self) -> list[int]:
+        """Pages, see `Exposure.totals`."""
+        return self.exposure.totals()
+
     def restart(self) -> None:
-        """Nothing is kept of the rows so far."""
-        self.window.restart()
+        """As of every `Revision`."""
+        super().restart()
         self.exposure.restart()
-        self._trimmed = []
 
     def release(self) -> None:
-        """Give the slot back: the output has ended, or starts over."""
+        """As of every `Revision`; gives the slot back."""
         self.restart()
         if self._slot is not None:
             self.policy.states.free(self._slot)
@@ -88,26 +79,8 @@ class Revision:
         place = position % self.policy.states.window
         newly_sealed = window.newly_sealed if age == 0 else 0
         state = RevisedRow(self._slot, place, age, newly_sealed)
-        length = newest.tail.length - age
-        # where rows read everything, those of a window read what is final together
-        tail = replace(
-            newest.tail,
-            pages=self._pages(newest.tail, length),
-            length=length,
-            sharable=max(newest.tail.sharable, window.sealed),
-        )
+        tail = self.tail(newest.tail, age)
         return SelectingRow(position, newest.settled, tail, self.policy, window.sealed, state)
-
-    def _pages(self, tail: ReadSpan, length: int) -> Sequence[int]:
-        """The pages that ``length`` keys of the tail stand in: the same object as long as it is the
-        same pages, by which rows are known from step to step.
-        """
-        count = -(-length // self.page_size)
-        if count == len(tail.pages):
-            return tail.pages
-        if len(self._trimmed) != count:
-            self._trimmed = list(tail.pages[:count])
-        return self._trimmed
 
 
 @dataclass
@@ -142,18 +115,43 @@ class Revisions:
         """The revision of a new output under ``base``; None if there is nothing to revise. Raises
         InvalidOption for a window that depends on the batch where answers must not.
         """
-        if revise.adaptive and self.batch_invariant:
-            raise InvalidOption(
-                "an adaptive window depends on what else the engine does, and batch_invariant "
-                "promises that answers do not: leave one of them out"
-            )
+        self._require_steady(revise)
         if revise.window == 1 or base is None:
             return None
         window = revise.window
         policy = self._policies.get((base, window))
         if policy is None:
             policy = self._policies[base, window] = Revising(base, self.states(window))
-        return Revision(revise, policy, self.page_size, self.free_rows)
+        return PageRevision(revise, self.page_size, self.free_rows, policy)
+
+    def hosted(self, revise: Revise) -> Revision | None:
+        """The revision of a new output that reads hosted documents by their indexes; raises as
+        `revision` does, and InvalidRequest where such rows can't be read.
+        """
+        self._require_steady(revise)
+        if revise.window == 1:
+            return None
+        if self.shape.device.type != "cpu":
+            raise InvalidRequest(
+                "revise beside select='retrieval' is for engines on a CPU so far: leave one of "
+                "them out, or select pages of a document in the pool"
+            )
+        try:
+            find_compiler()
+        except NativeUnavailable as error:
+            raise InvalidRequest(
+                "revise beside select='retrieval' takes a C compiler: install gcc or clang, or "
+                "leave revise out"
+            ) from error
+        shape = WindowShape(self.shape.num_layers, self.shape.num_qo_heads, self.shape.head_dim)
+        return KeyRevision(revise, self.page_size, self.free_rows, shape)
+
+    def _require_steady(self, revise: Revise) -> None:
+        if revise.adaptive and self.batch_invariant:
+            raise InvalidOption(
+                "an adaptive window depends on what else the engine does, and batch_invariant "
+                "promises that answers do not: leave one of them out"
+            )
 
     def states(self, window: int) -> RevisionStates:
         """What outputs with this window keep."""

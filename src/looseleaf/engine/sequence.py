@@ -22,7 +22,7 @@ from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
 from looseleaf.engine.placing import reads_apart, starts_of
 from looseleaf.engine.request import DocumentPart, Request
-from looseleaf.engine.revision import Revision
+from looseleaf.engine.revised_rows import Revision
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Arriving
@@ -200,9 +200,14 @@ class Sequence:
 
     def num_exact(self, run: TextRun) -> int:
         """Computed tokens of ``run`` that any request with the same prefix would compute alike."""
-        if self.policy is None or run is not self.tail:
+        if not self.chooses or run is not self.tail:
             return run.computed
         return min(run.computed, self._num_prompt_tail)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its output comes of what its rows choose to read."""
+        return self.policy is not None or bool(self.hosted)
 
     @property
     def num_evicted(self) -> int:
@@ -379,7 +384,7 @@ class Sequence:
                 part.segment = None
         self.owned = []
         self._settled = None
-        if self.policy is not None or self.eviction is not None:
+        if self.chooses or self.eviction is not None:
             self.replay = self.output_token_ids
             del self.tail.tokens[self._num_prompt_tail :]
         if self.fusion is not None:

@@ -12,7 +12,7 @@ from looseleaf.ops.native_build import load_library, vector_lanes
 
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 # what stands between `vectors.h` and a file's own text
-_BEFORE = {"reads.c": ("search.c",)}
+_BEFORE = {"windows.c": ("search.c", "reads.c")}
 
 
 class KeysPointer(ctypes.Structure):

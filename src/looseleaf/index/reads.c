@@ -12,10 +12,12 @@ typedef struct {
     int64_t effort, top;  /* the index is so thorough as to find `top` keys */
 } Place;
 
-/* A row's read of a segment: `place` in its frame, `want` keys found by the index. */
+/* A row's read of a segment: `place` in its frame, `want` keys found by the index; of an output with a
+   window what was `found` before. */
 typedef struct {
     int64_t row, place, want;
     const Place *heads;
+    const struct Found *found;
 } Read;
 
 typedef struct {
@@ -29,6 +31,7 @@ typedef struct {
     int64_t sampled; /* the unit whose recall is measured, or -1 */
     float *out, *lse; /* [rows, heads, DIM] and [rows, heads]; what is there is joined */
     int64_t counts[5]; /* keys before the reads, keys read, vectors compared; of the sampled unit: keys wanted, found */
+    const struct Window *windows; /* that of the n-th reading row; none: rows are on their own */
 } Task;
 
 typedef struct {
@@ -103,46 +106,70 @@ static void measure(Task *task, const Index *index, const float *query, int64_t 
     __atomic_fetch_add(&task->counts[4], found < want ? found : want, __ATOMIC_RELAXED);
 }
 
-static void join_found(Task *task, State *state, const Place *place, const float *query, int64_t want, int sampled) {
+/* The keys that the index finds for a query, best first, with their scores times the scale; the caller
+   frees `ids`, and `scores` lie behind them. */
+typedef struct {
+    int32_t *ids;
+    float *scores;
+    int64_t count;
+} Finds;
+
+static Finds find(Task *task, const Place *place, const float *query, int64_t want, int sampled) {
     const Index *index = place->index;
     if (want > index->keys.count) want = index->keys.count;
     int32_t *ids = malloc((sizeof(int32_t) + sizeof(float)) * (size_t)(want + 1));
-    float *scores = (float *)(ids + want + 1);
+    Finds finds = {ids, (float *)(ids + want + 1), 0};
     int64_t scanned, effort = place->effort;
     if (want > place->top) effort = llrint((double)effort * (double)want / (double)place->top);
-    Search search = {index, query, want, effort, ids, scores, &scanned, NULL, 0.0f, NULL, NULL};
+    Search search = {index, query, want, effort, ids, finds.scores, &scanned, NULL, 0.0f, NULL, NULL};
     run(&search);
-    int64_t found = 0;
-    while (found < want && ids[found] >= 0) found++;
-    if (sampled) measure(task, index, query, want, scores);
-    for (int64_t n = 0; n < found; n++) scores[n] *= task->scale;
-    join(state, scores, ids, 0, found, place->values);
-    free(ids);
-    __atomic_fetch_add(&task->counts[1], found, __ATOMIC_RELAXED);
+    while (finds.count < want && ids[finds.count] >= 0) finds.count++;
+    if (sampled) measure(task, index, query, want, finds.scores);
+    for (int64_t n = 0; n < finds.count; n++) finds.scores[n] *= task->scale;
+    __atomic_fetch_add(&task->counts[1], finds.count, __ATOMIC_RELAXED);
     __atomic_fetch_add(&task->counts[2], scanned, __ATOMIC_RELAXED);
+    return finds;
+}
+
+static void count_read(Task *task, const Place *place) {
+    int64_t always = place->always[0]->count, keys = place->index ? place->index->keys.count : 0;
+    __atomic_fetch_add(&task->counts[0], always + keys, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&task->counts[1], always, __ATOMIC_RELAXED);
+}
+
+/* A state is stored as its output and its lse. */
+static State stored(const float *out, const float *lse) {
+    State state;
+    memcpy(state.sum, out, sizeof state.sum);
+    state.top = *lse;
+    state.total = state.top > -INFINITY ? 1.0f : 0.0f;
+    if (state.total == 0.0f) memset(state.sum, 0, sizeof state.sum);
+    return state;
+}
+
+static void store(const State *state, float *out, float *lse) {
+    float share = state->total > 0.0f ? 1.0f / state->total : 0.0f;
+    for (int i = 0; i < DIM; i++) out[i] = state->sum[i] * share;
+    *lse = state->total > 0.0f ? state->top + logf(state->total) : -INFINITY;
 }
 
 void looseleaf_read(void *arg, int64_t unit) {
     Task *task = arg;
     int64_t head = unit % task->heads, which = unit / task->heads;
     int64_t row = task->reads[task->starts[which]].row, at = row * task->heads + head;
-    State state;
-    memcpy(state.sum, task->out + at * DIM, sizeof state.sum);
-    state.top = task->lse[at];
-    state.total = state.top > -INFINITY ? 1.0f : 0.0f;
-    if (state.total == 0.0f) memset(state.sum, 0, sizeof state.sum);
+    State state = stored(task->out + at * DIM, task->lse + at);
     for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
         const Read *read = &task->reads[n];
         const Place *place = &read->heads[head];
         float query[DIM];
         turn(task, row, head, read->place, query);
-        if (place->index) join_found(task, &state, place, query, read->want, unit == task->sampled);
+        if (place->index) {
+            Finds finds = find(task, place, query, read->want, unit == task->sampled);
+            join(&state, finds.scores, finds.ids, 0, finds.count, place->values);
+            free(finds.ids);
+        }
         join_all(&state, place->always, query, task->scale);
-        int64_t always = place->always[0]->count, keys = place->index ? place->index->keys.count : 0;
-        __atomic_fetch_add(&task->counts[0], always + keys, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&task->counts[1], always, __ATOMIC_RELAXED);
+        count_read(task, place);
     }
-    float share = state.total > 0.0f ? 1.0f / state.total : 0.0f;
-    for (int i = 0; i < DIM; i++) task->out[at * DIM + i] = state.sum[i] * share;
-    task->lse[at] = state.total > 0.0f ? state.top + logf(state.total) : -INFINITY;
+    store(&state, task->out + at * DIM, task->lse + at);
 }

@@ -1,4 +1,4 @@
-"""Reads of segments by decoding rows as C does them: tables of places, reads and tasks."""
+"""Reads of segments by decoding rows as C does them: tables of places, reads, windows and tasks."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,10 +24,39 @@ _PLACE = np.dtype(
     align=True,
 )
 READ = np.dtype(
-    [("row", np.int64), ("place", np.int64), ("want", np.int64), ("heads", np.uintp)], align=True
+    [
+        ("row", np.int64),
+        ("place", np.int64),
+        ("want", np.int64),
+        ("heads", np.uintp),
+        ("found", np.uintp),
+    ],
+    align=True,
 )
 """A row's read of a segment: ``place`` is where the row stands in its frame, ``want`` how many keys
-the index finds, ``heads`` the address of `ReadPlaces.address`."""
+the index finds, ``heads`` the address of `ReadPlaces.address`, ``found`` that of a `FOUND`, for a
+row with a window."""
+FOUND = np.dtype(
+    [("ids", np.uintp), ("steps", np.uintp), ("counts", np.uintp), ("room", np.int64)], align=True
+)
+"""What the searches of a window found of a segment: addresses of int32 ``[heads, room]`` twice and
+int64 ``[heads]``."""
+WINDOW = np.dtype(
+    [
+        ("position", np.int64),
+        ("count", np.int64),
+        ("size", np.int64),
+        ("rows", np.uintp),
+        ("out", np.uintp),
+        ("lse", np.uintp),
+        ("booked", np.uintp),
+        ("tallies", np.uintp),
+    ],
+    align=True,
+)
+"""The rows of an output, of which the newest stands at ``position``, and addresses: which ``rows``
+of the step the ``count`` of them are, newest first, int64; fp32 ``out`` ``[size, heads, dim]`` and
+``lse``, what they keep; int64 ``booked`` ``[heads]`` and ``tallies`` ``[size]``."""
 
 
 class ReadTask(ctypes.Structure):
@@ -49,6 +78,7 @@ class ReadTask(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("lse", ctypes.c_void_p),
         ("counts", ctypes.c_int64 * 5),
+        ("windows", ctypes.c_void_p),
     )
 
 
@@ -69,10 +99,10 @@ class ReadPlaces:
 
     def __init__(self, heads: Sequence[HeadKeys]) -> None:
         index = heads[0].index
-        library = load_index_library("reads.c", index.keys if index else heads[0].always[0])
-        unit = ctypes.cast(library.looseleaf_read, ctypes.c_void_p).value
-        assert unit is not None
-        self.unit = unit
+        library = load_index_library("windows.c", index.keys if index else heads[0].always[0])
+        # for a row on its own, and for the rows of a window
+        self.unit = _address(library.looseleaf_read)
+        self.window_unit = _address(library.looseleaf_read_window)
         self._heads = list(heads)
         self._kept: dict[int, KeysPointer | IndexPointer] = {}
         self._table = np.zeros(len(heads), dtype=_PLACE)
@@ -94,6 +124,12 @@ class ReadPlaces:
 
     def _keep(self, owner: object, pointer: KeysPointer | IndexPointer) -> int:
         return ctypes.addressof(self._kept.setdefault(id(owner), pointer))
+
+
+def _address(function: object) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert address is not None
+    return address
 
 
 def row_type(dtype: torch.dtype) -> int:

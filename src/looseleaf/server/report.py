@@ -108,8 +108,8 @@ def _revision(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
     reports = [output.revision for output in outputs if output.revision is not None]
     if not reports:
         return None
-    pages = [sum(counts) for counts in zip(*(r.pages_read for r in reports), strict=True)]
-    return {"exposure": exposure_ratios(pages)}
+    read = [sum(n) for n in zip(*(r.pages_read or r.keys_read for r in reports), strict=True)]
+    return {"exposure": exposure_ratios(read)}
 
 
 def _slowest(times: Sequence[float | None]) -> float | None:

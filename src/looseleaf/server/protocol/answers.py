@@ -75,7 +75,7 @@ class SelectionReport(Strict):
 
 class RevisionReport(Strict):
     """What revision added: the pages that a token has read with 0 to 7 later ones, in all, as a
-    multiple of those that it read by itself."""
+    multiple of those that it read by itself; of hosted documents keys, as far as windows go."""
 
     exposure: list[float]
 

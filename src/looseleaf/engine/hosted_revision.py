@@ -1,0 +1,61 @@
+"""The revision of an output whose rows read hosted documents by their indexes.
+
+Only the newest row searches; the rows before it attend to those of the keys it found that they
+have not read yet. What stands in the pool all rows of the window read anew, so nothing of it is
+kept, and the keys of the window's own tokens are never stale."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from looseleaf.attention.groups import DecodeRow
+from looseleaf.attention.hosted_window import HostedWindow, WindowRow, WindowShape
+from looseleaf.engine.revised_rows import Revision
+
+
+@dataclass(eq=False)
+class KeyRevision(Revision):
+    """That of an output of a model with this ``shape``."""
+
+    counts_keys: ClassVar[bool] = True
+    shape: WindowShape
+    _kept: HostedWindow | None = None
+
+    def __post_init__(self) -> None:
+        # of rows so many steps old: how many were computed, and what they read for the first time
+        self._rows = np.zeros(self.revise.window, dtype=np.int64)
+        self._tallies = np.zeros_like(self._rows)
+
+    def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
+        """As of every `Revision`."""
+        width = self.width(num_outputs, num_new_rows)
+        if width == 1 or not any(read.leaves_out for read in newest.hosted):
+            self.restart()
+            return [newest]
+        self.window.advance(newest.position, width, newest.tail.offset, self.page_size)
+        return [self._row(newest, age) for age in range(self.window.num_rows)]
+
+    def book(self) -> None:
+        """As of every `Revision`."""
+        self._rows[: self.window.num_rows] += 1
+
+    def counts(self) -> list[int]:
+        """Keys, over layers, documents and query heads, those that are always read among them; as
+        if all rows had lived as long as a window."""
+        share = self._rows[0] / np.maximum(self._rows, 1)
+        return [round(count) for count in np.cumsum(self._tallies * share).tolist()]
+
+    def release(self) -> None:
+        """As of every `Revision`."""
+        self.restart()
+        self._kept = None
+
+    def _row(self, newest: DecodeRow, age: int) -> DecodeRow:
+        """The row ``age`` before the newest."""
+        if self._kept is None:
+            self._kept = HostedWindow(self.shape, self.revise.window, self._tallies)
+        tail, at = self.tail(newest.tail, age), WindowRow(self._kept, age)
+        return DecodeRow(
+            newest.position - age, newest.settled, tail, hosted=newest.hosted, window=at
+        )
