@@ -196,8 +196,8 @@ def test_seen_sets_only_grow_and_are_as_long_as_some_searches() -> None:
 def test_a_step_that_is_made_again_reads_nothing_anew() -> None:
     segment = segment_of(300, "graph")
     reads, at = (HostedRead(segment, 7, 20),), drift(2)
-    calm = run_steps(work_of(4), reads, HostedWindow(SHAPE, 4), 0, at)
-    window, work = HostedWindow(SHAPE, 4), work_of(4)
+    once, window, work = HostedWindow(SHAPE, 4), HostedWindow(SHAPE, 4), work_of(4)
+    calm = run_steps(work_of(4), reads, once, 0, at)
     for q, out, lse, newest in calm:
         rows = len(q)
         positions = [newest - age for age in range(rows)]
@@ -209,6 +209,7 @@ def test_a_step_that_is_made_again_reads_nothing_anew() -> None:
             mine = work.parts()
             torch.testing.assert_close(mine[0][:rows], out, rtol=0, atol=1e-6)
             torch.testing.assert_close(mine[1][:rows], lse, rtol=0, atol=1e-6)
+    assert window.tallies.tolist() == once.tallies.tolist()
 
 
 def test_windows_and_rows_on_their_own_share_a_step() -> None:

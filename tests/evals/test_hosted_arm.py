@@ -1,6 +1,7 @@
 """Hosted arms read the share of keys that they name, and all of it answers like full attention."""
 
 from looseleaf import LLM
+from looseleaf.config import Revise
 from looseleaf.engine.loading import reference_model
 from looseleaf.engine.request import Part
 from looseleaf.evals.arms import EngineArm, HostedArm
@@ -20,6 +21,9 @@ def test_hosted_arms_answer_and_say_what_they_read() -> None:
     assert whole.report["keys_read"] == 1.0
     (few,) = HostedArm(llm, 0.5, kind="graph").answer([item])
     assert 0.3 < few.report["keys_read"] < 0.6
+    (revised,) = HostedArm(llm, 40, kind="graph", revise=Revise(3)).answer([item])
+    assert 1 < revised.report["exposure_1"] <= revised.report["exposure_2"]
+    assert revised.report["keys_read"] < few.report["keys_read"]
     assert llm.engine.hosting.built == 1
 
 

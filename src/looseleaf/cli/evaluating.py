@@ -187,7 +187,7 @@ class Evaluation:
 
     def arms(self, llm: Any) -> list[Any]:
         """The ways of answering, over ``llm``."""
-        from looseleaf.evals.arms import EngineArm, EvictingArm, report_reading
+        from looseleaf.evals.arms import EngineArm, EvictingArm, HostedArm, report_reading
         from looseleaf.evals.catalog import ARMS
 
         form = self.choices["form"]
@@ -198,6 +198,12 @@ class Evaluation:
             select, revise = reading.select, reading.revise
             if select is None:
                 policies.append(EvictingArm(llm, reading.policy, reading.budget, form=form))
+                continue
+            if select.policy == "retrieval":
+                # what is found is exact: what the policy costs, and not what an index misses
+                keys = select.ratio or select.tokens
+                assert keys is not None
+                policies.append(HostedArm(llm, keys, kind="flat", form=form, revise=revise))
                 continue
             # a name says all that an answer depends on
             layers = ", every layer" if select.dense_layers == () else ""

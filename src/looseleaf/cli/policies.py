@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _WITHOUT_RATIO = ("none", "all", "ape")
 # these look at keys, so a newer token may find what an older one missed
-_REVISED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
+_REVISED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial", "retrieval")
 
 
 def fuse_options(*, several: bool) -> Callable[[Command], Command]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from looseleaf.attention.hosted import HostedCounters
-from looseleaf.config import IndexConfig, IndexKind, Select, SelectPolicy
+from looseleaf.config import IndexConfig, IndexKind, Revise, Select, SelectPolicy
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, DocumentContext, Message, Part
@@ -32,13 +32,17 @@ def report_reuse(output: RequestOutput) -> dict[str, float]:
 def report_reading(output: RequestOutput) -> dict[str, float]:
     """The share of the pages that the rows of the answer read, under a select policy, and how
     much revision added to it: the effective KV exposure with 1 to 7 later rows."""
-    report = {}
+    report = report_exposure(output)
     if output.select is not None and output.select.pages_held:
         report["pages_read"] = output.select.pages_read / output.select.pages_held
-    if output.revision is not None:
-        ratios = output.revision.exposure
-        report.update({f"exposure_{later}": ratios[later] for later in range(1, len(ratios))})
     return report
+
+
+def report_exposure(output: RequestOutput) -> dict[str, float]:
+    """How much revision added to what rows read, by the number of later rows; of hosted documents
+    keys."""
+    ratios = output.revision.exposure if output.revision is not None else ()
+    return {f"exposure_{later}": ratios[later] for later in range(1, len(ratios))}
 
 
 def report_prefix(output: RequestOutput) -> dict[str, float]:
@@ -172,18 +176,28 @@ class EvictingArm(EngineArm):
 
 class HostedArm(EngineArm):
     """Greedy answers of ``llm`` with an item's documents hosted as one collection, the same tokens
-    as with full attention, and read by its index: ``ratio`` of its keys for each query head. With
-    1.0 every key is read.
+    as with full attention, and read by its index: ``budget`` keys for each query head, up to 1 that
+    share of them. With 1.0 every key is read. With ``revise`` past rows read on.
 
     Its first 4 and last 16 tokens are always read, since contexts of the reference model are short.
     What was hosted stays, so that several arms over one engine host it once."""
 
     def __init__(
-        self, llm: LLM, ratio: float, *, kind: IndexKind = "graph", form: Form | None = None
+        self,
+        llm: LLM,
+        budget: float,
+        *,
+        kind: IndexKind = "graph",
+        form: Form | None = None,
+        revise: Revise | None = None,
     ) -> None:
-        name = "hosted, all keys" if ratio == 1.0 else f"hosted, {kind}, {100 * ratio:g} % of keys"
-        select = Select("retrieval", ratio=ratio)
-        super().__init__(llm, name, "lead", form=form, report=lambda _: {}, select=select)
+        keys = f"{100 * budget:g} % of keys" if budget <= 1 else f"{budget:g} keys"
+        name = "hosted, all keys" if budget == 1.0 else f"hosted, {kind}, {keys}"
+        ratio, tokens = (budget, None) if budget <= 1 else (None, int(budget))
+        policies: dict[str, Any] = {"select": Select("retrieval", tokens, ratio)}
+        if revise is not None:
+            name, policies = f"{name}, revise {revise.window}", {**policies, "revise": revise}
+        super().__init__(llm, name, "lead", form=form, report=report_exposure, **policies)
         self.kind: IndexKind = kind
 
     def parts(self, item: Item) -> list[Part]:
@@ -203,7 +217,10 @@ class HostedArm(EngineArm):
             (answer,) = super().answer([item])
             read, scanned = hosted.counters.share_read, hosted.counters.share_scanned
             answers.append(
-                Answer(answer.text, {"keys_read": read or 0.0, "keys_compared": scanned or 0.0})
+                Answer(
+                    answer.text,
+                    {**answer.report, "keys_read": read or 0.0, "keys_compared": scanned or 0.0},
+                )
             )
         return answers
 
