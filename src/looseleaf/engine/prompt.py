@@ -6,8 +6,9 @@ chat it is the system prompt and the header of the first user turn, the same for
 application, so a document is still computed once; and it gives each document the beginning the
 model was trained to see, instead of one attention sink per document."""
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from looseleaf.engine.request import (
     Document,
@@ -24,10 +25,13 @@ from looseleaf.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PromptBuilder:
-    """Tokenizes prompts and conversations for one model."""
+    """Tokenizes prompts and conversations for one model; a `Document` once, for as long as its
+    owner holds it."""
 
     tokenizer: Tokenizer
     vocab_size: int
+    # by object and not by text: how long it takes tells nobody what somebody else has sent
+    _encoded: dict[int, tuple[weakref.ref[Document], tuple[int, ...]]] = field(default_factory=dict)
 
     def from_parts(self, prompt: Prompt) -> PromptParts:
         """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
@@ -165,18 +169,26 @@ class PromptBuilder:
         )
 
     def _document_ids(self, document: Document) -> tuple[int, ...]:
+        number, encoded = id(document), self._encoded
+        known = encoded.get(number)
+        if known is not None and known[0]() is document:
+            return known[1]
         if document.token_ids is not None:
-            return tuple(self._checked_ids(document.token_ids))
-        encode = self.tokenizer.encode_document
-        return tuple(token for text in document.texts for token in encode(text))
+            ids = tuple(self._checked_ids(document.token_ids))
+        else:
+            encode = self.tokenizer.encode_document
+            ids = tuple(token for text in document.texts for token in encode(text))
+        encoded[number] = weakref.ref(document, lambda _: encoded.pop(number, None)), ids
+        return ids
 
     def _checked_ids(self, part: object) -> list[int]:
-        if not isinstance(part, Sequence) or not all(isinstance(i, int) for i in part):
+        kinds = set(map(type, part)) if isinstance(part, Sequence) else set()
+        if not isinstance(part, Sequence) or not all(issubclass(kind, int) for kind in kinds):
             raise InvalidRequest(
                 "a prompt part is a string, a Document or a list of token ids, "
                 f"not {type(part).__name__}"
             )
-        ids = [int(i) for i in part]
+        ids = [*part] if kinds <= {int} else [int(i) for i in part]
         beyond = [i for i in ids if not 0 <= i < self.vocab_size]
         if beyond:
             raise InvalidRequest(

@@ -1,6 +1,7 @@
 """What a caller hands in: documents, the parts of a prompt, and the request made of them."""
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,7 +104,7 @@ class DocumentPart:
     @cached_property
     def ids(self) -> npt.NDArray[np.int32]:
         """``tokens`` as an array; made once, for the document's key and for its rows."""
-        return np.array(self.tokens, dtype=np.int32)
+        return np.frombuffer(struct.pack(f"<{len(self.tokens)}i", *self.tokens), dtype="<i4")
 
 
 PromptParts = tuple[TextPart | DocumentPart, ...]

@@ -33,7 +33,7 @@ def _digest(kind: bytes, parts: Sequence[bytes]) -> SegmentKey:
 
 def _token_bytes(tokens: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     if isinstance(tokens, np.ndarray):
-        return tokens.astype("<i4").tobytes()
+        return tokens.astype("<i4", copy=False).tobytes()
     return struct.pack(f"<{len(tokens)}i", *tokens)
 
 

@@ -1,0 +1,80 @@
+"""From documents to tokens: once for each that its owner holds, and as ever for any other."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from looseleaf.engine.loading import reference_model
+from looseleaf.engine.prompt import PromptBuilder
+from looseleaf.engine.request import Document, DocumentPart
+from looseleaf.errors import InvalidRequest
+from looseleaf.models import Tokenizer
+
+TEXT = "The ferry to Ostrava leaves at nine."
+
+
+class Counted(Tokenizer):
+    """Counts the texts of documents that it is given."""
+
+    encoded = 0
+
+    def encode_document(self, text: str) -> list[int]:
+        self.encoded += 1
+        return super().encode_document(text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Counted:
+    return Counted(reference_model())
+
+
+@pytest.fixture
+def builder(tokenizer: Counted) -> PromptBuilder:
+    tokenizer.encoded = 0
+    return PromptBuilder(tokenizer, tokenizer.vocab_size)
+
+
+def tokens_of(builder: PromptBuilder, document: Document) -> tuple[int, ...]:
+    (found,) = (p for p in builder.from_parts([document, "When?"]) if isinstance(p, DocumentPart))
+    return found.tokens
+
+
+@pytest.mark.parametrize("text", [TEXT, [TEXT, "It is full."]])
+def test_a_document_that_is_held_is_tokenized_once(
+    builder: PromptBuilder, tokenizer: Counted, text: str | list[str]
+) -> None:
+    document, again = Document(text), Document(text)
+    first = tokens_of(builder, document)
+    once = tokenizer.encoded
+    assert once == len(document.texts)
+    assert tokens_of(builder, document) == first and tokenizer.encoded == once
+    # another one of the same text is nobody else's
+    assert tokens_of(builder, again) == first and tokenizer.encoded == 2 * once
+
+
+def test_what_documents_became_goes_with_them(builder: PromptBuilder) -> None:
+    documents = [Document(f"{TEXT} {n}") for n in range(3)]
+    builder.from_parts([*documents, "When?"])
+    assert len(builder._encoded) == 3
+    del documents[1:]
+    gc.collect()
+    assert len(builder._encoded) == 1
+
+
+Ids = Callable[[list[int]], object]
+
+
+@pytest.mark.parametrize("ids", [list, tuple, lambda ids: [True, *ids[1:]]])
+def test_token_ids_of_all_kinds_are_taken(builder: PromptBuilder, ids: Ids) -> None:
+    (text,) = builder.from_parts([ids([1, 5, 7])])  # type: ignore[list-item]
+    assert text.tokens[-3:] == (1, 5, 7)
+    assert all(type(token) is int for token in text.tokens)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_an_id_outside_of_the_vocabulary_is_refused(builder: PromptBuilder, token: int) -> None:
+    with pytest.raises(InvalidRequest, match="outside the model's vocabulary"):
+        builder.from_parts([[1, token]])
+    with pytest.raises(InvalidRequest, match="outside the model's vocabulary"):
+        builder.from_parts([Document(TEXT, token_ids=(1, token)), "When?"])
