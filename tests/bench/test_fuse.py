@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from looseleaf.bench.fuse import FuseBench, _Bench, measure
+from looseleaf.bench.fuse import Arm, FuseBench, _Bench, measure
 from looseleaf.errors import InvalidOption
 
 
@@ -39,7 +39,7 @@ def test_documents_come_from_where_the_row_says(config, place):
     for _ in range(2):
         documents, question = bench.prompt()
         bench.prepare(place, documents)
-        _, output = bench.ask((*documents, question), config.policies()["random"])
+        _, output = bench.ask((*documents, question), config.policies()[Arm("random", 0.15)])
         came = {d.tier if d.source == "loaded" else "device" for d in output.reuse.documents}
         assert came == {place}
     bench.engine.close()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -31,13 +32,30 @@ from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier
 
 PLACES = ("device", "host", "disk")
-Cell = tuple[str, str]
 Prompt = tuple[list[DocumentPart], TextPart]
+
+
+class Arm(NamedTuple):
+    """A way to answer; ``ratio`` is the share that is computed again, 0 where there is none."""
+
+    name: str
+    ratio: float = 0.0
+
+
+class Cell(NamedTuple):
+    """An arm, and where the documents are."""
+
+    arm: Arm
+    place: str
+
+
+_FULL, _PREFIX = Cell(Arm("full"), "nowhere"), Cell(Arm("prefix"), "device")
 
 
 @dataclass(frozen=True)
 class FuseBench:
-    """``documents`` of ``document_tokens`` each and a question; ``places`` of `PLACES`.
+    """``documents`` of ``document_tokens`` each and a question; ``places`` of `PLACES`; every
+    selector that takes one has an arm for each of ``ratios``.
 
     The sustained load has ``batches`` of ``batch`` requests, each with ``documents`` of ``stored``
     in an order of its own; the pool holds about ``pool_prompts`` whole prompts."""
@@ -48,7 +66,7 @@ class FuseBench:
     documents: int = 5
     document_tokens: int = 4096
     question: int = 64
-    ratio: float = 0.15
+    ratios: tuple[float, ...] = (0.15,)
     places: tuple[str, ...] = PLACES
     repetitions: int = 5
     stored: int = 14
@@ -74,20 +92,23 @@ class FuseBench:
         """Tokens of a prompt."""
         return self.documents * self.document_tokens + self.question
 
-    def policies(self) -> dict[str, Fuse | None]:
-        """The policies by the name of their arm."""
+    def policies(self) -> dict[Arm, Fuse | None]:
+        """The policies by their arms. Raises InvalidOption for a selector that has none."""
         layer = min(1, MODEL_SHAPES[self.shape].num_layers - 1)
-        every: dict[str, Fuse | None] = {
-            "random": Fuse("random", ratio=self.ratio),
-            "deviation": Fuse("deviation", ratio=self.ratio, check_layers=(layer,)),
-            "question": Fuse("question", ratio=self.ratio),
-            "links": Fuse("links", ratio=self.ratio),
-            "first": Fuse("first", tokens=16),
-        }
-        unknown = set(self.selectors) - set(every)
+        every: dict[Arm, Fuse] = {Arm("first"): Fuse("first", tokens=16)}
+        for ratio in self.ratios:
+            every |= {
+                Arm("random", ratio): Fuse("random", ratio=ratio),
+                Arm("deviation", ratio): Fuse("deviation", ratio=ratio, check_layers=(layer,)),
+                Arm("question", ratio): Fuse("question", ratio=ratio),
+                Arm("links", ratio): Fuse("links", ratio=ratio),
+            }
+        unknown = set(self.selectors) - {arm.name for arm in every}
         if unknown:
-            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {', '.join(every)}")
-        return {"reuse": None, **{name: every[name] for name in self.selectors}}
+            known = ", ".join(dict.fromkeys(arm.name for arm in every))
+            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {known}")
+        chosen = {arm: every[arm] for name in self.selectors for arm in every if arm.name == name}
+        return {Arm("reuse"): None, **chosen}
 
 
 @dataclass(eq=False)
@@ -255,40 +276,44 @@ def measure(config: FuseBench) -> Iterator[Row]:
 
 def _first_tokens(bench: _Bench) -> Iterator[Row]:
     config, policies = bench.config, bench.config.policies()
-    cells: list[Cell] = [("full", "nowhere"), ("prefix", "device")]
-    cells += [("load", place) for place in config.places if place != "device"]
-    cells += [(arm, place) for place in config.places for arm in policies]
+    cells = [_FULL, _PREFIX]
+    cells += [Cell(Arm("load"), place) for place in config.places if place != "device"]
+    cells += [Cell(arm, place) for place in config.places for arm in policies]
     taken: dict[Cell, list[float]] = {cell: [] for cell in cells}
     outputs: dict[Cell, RequestOutput] = {}
-    for turn in range(config.repetitions + 1):
-        by = turn * 5 % len(cells)
-        for cell in [*cells[by:], *cells[:by]]:
-            seconds, output = _once(bench, cell, policies)
-            if turn:
-                taken[cell].append(seconds)
-            if output is not None:
-                outputs[cell] = output
-    middle = {cell: statistics.median(values) for cell, values in taken.items()}
-    for cell in cells:
-        yield _row(config, cell, taken[cell], middle, outputs.get(cell))
+    try:
+        for turn in range(config.repetitions + 1):
+            by = turn * 5 % len(cells)
+            for cell in [*cells[by:], *cells[:by]]:
+                seconds, output = _once(bench, cell, policies)
+                if turn:
+                    taken[cell].append(seconds)
+                if output is not None:
+                    outputs[cell] = output
+    finally:
+        # who interrupts it keeps the turns that were
+        if all(taken.values()):
+            middle = {cell: statistics.median(values) for cell, values in taken.items()}
+            for cell in cells:
+                yield _row(config, cell, taken[cell], middle, outputs.get(cell))
 
 
 def _once(
-    bench: _Bench, cell: Cell, policies: Mapping[str, Fuse | None]
+    bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]
 ) -> tuple[float, RequestOutput | None]:
-    (arm, place), prompt = cell, bench.prompt()
+    prompt = bench.prompt()
     documents, question = prompt
-    if arm == "full":
+    if cell == _FULL:
         bench.prepare("host", documents)
         return bench.ask(as_text(prompt))
-    if arm == "prefix":
+    if cell == _PREFIX:
         bench.prepare("host", documents)
         bench.ask((TextPart((*documents[0].tokens, *question.tokens)),))
         return bench.ask(as_text(prompt))
-    bench.prepare(place, documents)
-    if arm == "load":
+    bench.prepare(cell.place, documents)
+    if cell.arm.name == "load":
         return bench.bring(documents), None
-    return bench.ask((*documents, question), policies[arm])
+    return bench.ask((*documents, question), policies[cell.arm])
 
 
 def _row(
@@ -299,25 +324,25 @@ def _row(
     output: RequestOutput | None,
 ) -> Row:
     arm, place = cell
-    load = middle.get(("load", place), 0.0)
+    load = middle.get(Cell(Arm("load"), place), 0.0)
     # the same with documents that are there already: what is left when loading takes no time
-    compute = middle.get((arm, "device"), 0.0) if arm != "load" else 0.0
+    compute = middle.get(Cell(arm, "device"), 0.0) if arm.name != "load" else 0.0
     slower = max(load, compute) if load and compute else 0.0
     again = 0 if output is None else sum(d.recomputed for d in output.reuse.documents)
     return {
         **_about(config),
         "measurement": "first token",
-        "arm": arm,
+        "arm": arm.name,
         "place": place,
-        "ratio": config.ratio if arm in ("random", "deviation", "question", "links") else 0.0,
+        "ratio": arm.ratio,
         "computed_again": again,
         "batch": 0,
         "repetitions": len(values),
         "ms": 1e3 * middle[cell],
         "ms_low": 1e3 * min(values),
         "ms_high": 1e3 * max(values),
-        "times_full": middle["full", "nowhere"] / middle[cell],
-        "times_prefix": middle["prefix", "device"] / middle[cell],
+        "times_full": middle[_FULL] / middle[cell],
+        "times_prefix": middle[_PREFIX] / middle[cell],
         "load_ms": 1e3 * load,
         "compute_ms": 1e3 * compute,
         "over_slower": middle[cell] / slower if slower else 0.0,
@@ -341,30 +366,31 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
     if not config.batches:
         return
     few = max(2, config.batches // 4)
-    arms: dict[str, tuple[Fuse | None, bool, int]] = {
-        "full": (None, True, few),
-        "prefix": (None, True, few),
-        **{name: (fuse, False, config.batches) for name, fuse in config.policies().items()},
+    arms: dict[Arm, tuple[Fuse | None, bool, int]] = {
+        _FULL.arm: (None, True, few),
+        _PREFIX.arm: (None, True, few),
+        **{arm: (fuse, False, config.batches) for arm, fuse in config.policies().items()},
     }
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[Arm, list[float]] = {}
     for arm, (fuse, text, number) in arms.items():
         bench.prepare("host", bench.held)
         seconds[arm] = []
         for _ in range(number):
-            if arm == "full":
+            if arm == _FULL.arm:
                 bench.engine.store.evict_idle()
             prompts = bench.shuffled(bench.held)
             parts = [as_text(p) if text else as_parts(p) for p in prompts]
             seconds[arm].append(bench.answer_all(parts, fuse))
-    full = statistics.median(seconds["full"])
+    full = statistics.median(seconds[_FULL.arm])
+    prefix = statistics.median(seconds[_PREFIX.arm])
     for arm, taken in seconds.items():
         for number, value in enumerate(taken):
             yield {
                 **_about(config),
                 "measurement": f"batch of {config.batch}, {config.documents} of {config.stored}",
-                "arm": arm,
+                "arm": arm.name,
                 "place": "host",
-                "ratio": config.ratio if arm in ("random", "deviation", "question", "links") else 0,
+                "ratio": arm.ratio,
                 "computed_again": 0,
                 "batch": number,
                 "repetitions": 1,
@@ -372,7 +398,7 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
                 "ms_low": 1e3 * value,
                 "ms_high": 1e3 * value,
                 "times_full": full / value,
-                "times_prefix": statistics.median(seconds["prefix"]) / value,
+                "times_prefix": prefix / value,
                 "load_ms": 0.0,
                 "compute_ms": 0.0,
                 "over_slower": 0.0,

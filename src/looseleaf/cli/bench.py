@@ -11,7 +11,7 @@ import click
 from looseleaf.cli.bench_fuse import fuse
 from looseleaf.cli.bench_hosted import hosted
 from looseleaf.cli.bench_index import index
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, collect, report
 from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
@@ -53,6 +53,7 @@ def generate(
     _require_transformers()
     from looseleaf.bench.checkpoints import write_random_checkpoint
     from looseleaf.bench.generate import GenerateConfig, Material, measure
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import reference_model
     from looseleaf.evals.world import make_example
     from looseleaf.models import find_checkpoint
@@ -71,12 +72,13 @@ def generate(
         examples = [make_example("lookup", seed) for seed in range(128)]
         text = "\n".join(document for e in examples for document in e.documents)
         material = Material(text, tuple(e.question for e in examples))
-        rows = []
-        for row in measure(config, material):
-            rows.append(row)
-            click.echo(f"{row['measurement']}: {row['times_faster']:.2f} times faster", err=True)
+
+        def say(row: Any) -> str:
+            return f"{row['measurement']}: {row['times_faster']:.2f} times faster"
+
+        rows = collect(measure(config, material), say, output, "generate")
     shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
-    report(rows, f"generate: {name}", shown, output, "generate")
+    show_table(rows, f"generate: {name}", shown)
 
 
 @bench.command()
@@ -170,6 +172,7 @@ def serving(
     """First tokens, time per token and throughput of a server's work, beside their floors."""
     import dataclasses
 
+    from looseleaf.bench.results import show_table
     from looseleaf.bench.serving import ServingSizes, ServingVariant, measure
     from looseleaf.engine.loading import pick_device
 
@@ -180,15 +183,12 @@ def serving(
         "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
         "roofline_share",
     )  # fmt: skip
-    rows = []
-    try:
-        for row in measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines):
-            rows.append(row)
-            click.echo(f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}", err=True)
-    finally:
-        # who interrupts it keeps what was measured
-        if rows:
-            report(rows, f"serving: {shape}", shown, output, "serving")
+
+    def say(row: Any) -> str:
+        return f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}"
+
+    measured = measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines)
+    show_table(collect(measured, say, output, "serving"), f"serving: {shape}", shown)
 
 
 @bench.command()
@@ -204,22 +204,20 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
     from looseleaf.bench.attention import AttentionConfig, measure, ratios
     from looseleaf.bench.attention_cases import AttentionShape
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import pick_device
 
     shape = AttentionShape(head_dim=head_dim)
-    rows = []
     config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
     shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
-    try:
-        for row in measure(config, partial(click.echo, err=True)):
-            rows.append(row)
-            click.echo(f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us", err=True)
-    finally:
-        # who interrupts it keeps what was measured
-        for sentence in ratios(rows):
-            click.echo(sentence, err=True)
-        if rows:
-            report(rows, f"attention: heads of {head_dim}", shown, output, "attention")
+
+    def say(row: Any) -> str:
+        return f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us"
+
+    rows = collect(measure(config, partial(click.echo, err=True)), say, output, "attention")
+    for sentence in ratios(rows):
+        click.echo(sentence, err=True)
+    show_table(rows, f"attention: heads of {head_dim}", shown)
 
 
 def _require_transformers() -> None:

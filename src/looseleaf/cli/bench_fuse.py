@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, collect
 
 
 @click.command()
@@ -19,7 +19,9 @@ from looseleaf.cli.bench_report import OUTPUT, report
 @click.option("--documents", default=5, show_default=True, help="documents of a prompt")
 @click.option("--document-tokens", default=4096, show_default=True)
 @click.option("--question", default=64, show_default=True, help="tokens of the question")
-@click.option("--ratio", default=0.15, show_default=True, help="share that is computed again")
+@click.option(
+    "--ratio", "ratios", multiple=True, type=float, help="shares computed again [default: 0.15]"
+)
 @click.option("--place", "places", multiple=True, help="device, host, disk [default: all]")
 @click.option("--selector", "selectors", multiple=True, help="[default: all that have an arm]")
 @click.option("--repetitions", default=5, show_default=True)
@@ -35,6 +37,7 @@ from looseleaf.cli.bench_report import OUTPUT, report
 def fuse(
     device: str,
     places: tuple[str, ...],
+    ratios: tuple[float, ...],
     selectors: tuple[str, ...],
     folder: Path | None,
     output: Path | None,
@@ -42,20 +45,23 @@ def fuse(
 ) -> None:
     """First token of reused documents under every fuse policy, beside full prefill."""
     from looseleaf.bench.fuse import PLACES, FuseBench, measure
+    from looseleaf.bench.results import show_table
     from looseleaf.engine.loading import pick_device
 
     if selectors:
         sizes["selectors"] = selectors
+    if ratios:
+        sizes["ratios"] = ratios
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         config = FuseBench(
             device=pick_device(device), folder=Path(scratch), places=places or PLACES, **sizes
         )
-        # first tokens are kept though the sustained load may be given up
-        for measurement, measured in groupby(measure(config), lambda row: row["measurement"]):
-            rows = []
-            for row in measured:
-                rows.append(row)
-                said = f"{measurement} {row['batch'] or ''}, {row['arm']} from {row['place']}"
-                click.echo(f"{said}: {float(row['ms']):.1f} ms", err=True)
-            shown = ("arm", "place", "batch", "ms", "times_full", "load_ms", "over_slower")
-            report(rows, f"fuse, {measurement}: {rows[0]['model']}", shown, output, "fuse")
+        rows = collect(measure(config), _say, output, "fuse")
+    shown = ("arm", "ratio", "place", "batch", "ms", "times_full", "load_ms", "over_slower")
+    for measurement, measured in groupby(rows, lambda row: row["measurement"]):
+        show_table([*measured], f"fuse, {measurement}: {rows[0]['model']}", shown)
+
+
+def _say(row: Any) -> str:
+    what = f"{row['measurement']} {row['batch'] or ''}, {row['arm']} {row['ratio'] or ''}"
+    return f"{what} from {row['place']}: {float(row['ms']):.1f} ms"

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, collect
 
 
 @click.command()
@@ -37,6 +37,7 @@ def index(
     from looseleaf.bench.index import measure
     from looseleaf.bench.index_layers import made_layer, reference_layers
     from looseleaf.bench.index_plot import draw
+    from looseleaf.bench.results import show_table
     from looseleaf.config import IndexConfig
     from looseleaf.evals.world import make_example
 
@@ -49,15 +50,14 @@ def index(
             else:
                 yield made_layer(kind, keys, queries, seed)
 
-    rows: list[Any] = []
-    for row in measure(layers(), IndexConfig(), names):
-        rows.append(row)
-        click.echo(
+    def say(row: Any) -> str:
+        return (
             f"{row['layer']}, {row['index']} {row['effort']}: recall {row['recall']:.3f}, "
-            f"{100 * float(row['scanned']):.2f} % scanned",
-            err=True,
+            f"{100 * float(row['scanned']):.2f} % scanned"
         )
+
+    rows = collect(measure(layers(), IndexConfig(), names), say, output, "index")
     shown = ("layer", "index", "effort", "recall", "scanned", "ms_per_query", "bytes_per_token")
-    report(rows, "index: recall@100", shown, output, "index")
+    show_table(rows, "index: recall@100", shown)
     if plot is not None:
         draw(rows, plot)

@@ -1,6 +1,7 @@
-"""How every ``looseleaf bench`` command ends: a table on the screen, rows in a file."""
+"""What every ``looseleaf bench`` command does with its rows: each is told and kept in a file as it
+is measured, so that a run that is cut keeps what it had; at the end a table of all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,20 @@ def report(
     append(rows, output, name)
 
 
+def collect(
+    measured: Iterable[Any], say: Callable[[Any], str], output: Path | None, name: str
+) -> list[Any]:
+    """All rows; each is told by what ``say`` makes of it, and kept, as soon as it is measured."""
+    rows, keep = [], keeper(output, name)
+    for row in measured:
+        rows.append(row)
+        keep(row)
+        click.echo(say(row), err=True)
+    return rows
+
+
 def keeper(output: Path | None, name: str) -> Callable[[Any], None]:
-    """What appends a row as soon as it is measured, so that a run that is cut keeps what it had."""
+    """What appends a row to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows
 

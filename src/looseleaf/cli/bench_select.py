@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, report
+from looseleaf.cli.bench_report import OUTPUT, keeper
 
 
 @click.command()
@@ -26,6 +26,7 @@ from looseleaf.cli.bench_report import OUTPUT, report
 )
 @click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
 @click.option("--repetitions", default=5, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
 @OUTPUT
 def select(
     shape: str,
@@ -33,30 +34,29 @@ def select(
     contexts: tuple[int, ...],
     batches: tuple[int, ...],
     windows: tuple[int, ...],
-    new_tokens: int,
-    repetitions: int,
+    device: str,
     output: Path | None,
+    **sizes: int,
 ) -> None:
     """One layer's attention and a whole token, dense, under a policy, and revised."""
-    import torch
-
-    from looseleaf.bench.results import Row
+    from looseleaf.bench.results import Row, show_table
     from looseleaf.bench.select import SelectBench, measure
     from looseleaf.config import Select
+    from looseleaf.engine.loading import pick_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = SelectBench(
         shape,
         Select("quest", tokens=budget),
         contexts or (8192,),
         batches or (1,),
         windows or (1,),
-        new_tokens,
-        repetitions,
-        device,
+        device=pick_device(device),
+        **sizes,
     )
+    keep = keeper(output, "select")
 
     def say(row: Row) -> None:
+        keep(row)
         click.echo(
             f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}: "
             f"{float(row['ms']):.4g} ms",
@@ -65,4 +65,4 @@ def select(
 
     rows = measure(bench, say)
     shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
-    report(rows, f"quest, {budget} tokens, {shape}", shown, output, "select")
+    show_table(rows, f"quest, {budget} tokens, {shape}", shown)

@@ -2,13 +2,13 @@
 blending."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, keeper, report
+from looseleaf.cli.bench_report import OUTPUT, collect, report
 from looseleaf.errors import InvalidOption
 
 _DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
@@ -105,7 +105,7 @@ def relay(
         raise InvalidOption(
             "--prefix, --batch, --shots, --requests and --repetitions must be positive"
         )
-    rows = _collect(measure(config, parts or PARTS), output, "relay")
+    rows = collect(measure(config, parts or PARTS), _figure, output, "relay")
     shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
     show_table(rows, "relay", shown)
 
@@ -140,7 +140,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     if min(config.alphas) < 0:
         raise InvalidOption("--alpha must be 0 (uniform) or more")
     config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
-    rows = _collect(measure(config), output, "lazy")
+    rows = collect(measure(config), _figure, output, "lazy")
     shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
     show_table(rows, f"lazy: {config.shape}", shown)
 
@@ -184,7 +184,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         raise InvalidOption(
             "--document-tokens must be at least 16, --arrivals and --repetitions at least 1"
         )
-    rows = _collect(measure(config, parts or PARTS), output, "rate")
+    rows = collect(measure(config, parts or PARTS), _figure, output, "rate")
     shown = (
         "measurement",
         "per_request",
@@ -204,12 +204,6 @@ def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sizes.items() if value is not None and value != ()}
 
 
-def _collect(measured: Iterable[Any], output: Path | None, name: str) -> list[Any]:
-    """All rows, each told and kept as it comes."""
-    rows, keep = [], keeper(output, name)
-    for row in measured:
-        rows.append(row)
-        keep(row)
-        figure = row.get("value", row.get("median"))
-        click.echo(f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}", err=True)
-    return rows
+def _figure(row: Any) -> str:
+    figure = row.get("value", row.get("median"))
+    return f"{row['measurement']}, {row['arm']}: {figure:.4g} {row['unit']}"
