@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from looseleaf.bench.throttled import ThrottledTier
-from looseleaf.bench.tiers import TierBench, measure
+from looseleaf.bench.tiers import TierBench, measure, of_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.tiers.records import LAYER_BYTES, LAYERS, content, key, put, read
 from tests.tiers.redis_server import find_redis
@@ -27,7 +27,8 @@ def test_a_throttled_tier_takes_its_time_and_gives_what_was_stored() -> None:
 def test_every_tier_has_its_sweep_the_controller_and_what_is_computed(tmp_path: Path) -> None:
     find_redis()
     folder = make_checkpoint(tmp_path / "model")
-    config = TierBench(folder, "tiny", ratios=(0.15, 1.0), repetitions=1)
+    make = of_checkpoint(folder, "cpu", 640)
+    config = TierBench(make, "tiny", ratios=(0.15, 1.0), repetitions=1)
     rows = list(measure(config, ["a b c d " * 6, "e f g h " * 5], "what?", tmp_path))
     places = ["fast", "medium", "slow", "disk", "remote"]
     arms = [(row["tier"], row["arm"], row["ratio"]) for row in rows if row["arm"] != "controller"]

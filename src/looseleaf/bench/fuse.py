@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from looseleaf.bench.random_model import MODEL_SHAPES, random_engine
+from looseleaf.bench.random_model import model_shape, random_engine
 from looseleaf.bench.results import Row
 from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, TierConfig
 from looseleaf.engine.engine import Engine
@@ -36,7 +36,7 @@ Prompt = tuple[list[DocumentPart], TextPart]
 
 
 class Arm(NamedTuple):
-    """A way to answer; ``ratio`` is the share that is computed again, 0 where there is none."""
+    """A way to answer, and the share that is computed again, 0 where there is none."""
 
     name: str
     ratio: float = 0.0
@@ -77,10 +77,7 @@ class FuseBench:
     selectors: tuple[str, ...] = ("first", "random", "deviation", "question", "links")
 
     def __post_init__(self) -> None:
-        if self.shape not in MODEL_SHAPES:
-            raise InvalidOption(
-                f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
-            )
+        model_shape(self.shape)
         unknown = set(self.places) - set(PLACES)
         if unknown:
             raise InvalidOption(
@@ -94,7 +91,7 @@ class FuseBench:
 
     def policies(self) -> dict[Arm, Fuse | None]:
         """The policies by their arms. Raises InvalidOption for a selector that has none."""
-        layer = min(1, MODEL_SHAPES[self.shape].num_layers - 1)
+        layer = min(1, model_shape(self.shape).num_layers - 1)
         every: dict[Arm, Fuse] = {Arm("first"): Fuse("first", tokens=16)}
         for ratio in self.ratios:
             every |= {
@@ -105,8 +102,8 @@ class FuseBench:
             }
         unknown = set(self.selectors) - {arm.name for arm in every}
         if unknown:
-            known = ", ".join(dict.fromkeys(arm.name for arm in every))
-            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {known}")
+            known = dict.fromkeys(arm.name for arm in every)
+            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {', '.join(known)}")
         chosen = {arm: every[arm] for name in self.selectors for arm in every if arm.name == name}
         return {Arm("reuse"): None, **chosen}
 
@@ -123,7 +120,7 @@ class _Bench:
 
     @classmethod
     def create(cls, config: FuseBench) -> "_Bench":
-        shape, page = MODEL_SHAPES[config.shape], 16
+        shape, page = model_shape(config.shape), 16
         per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         per_token *= getattr(torch, shape.torch_dtype).itemsize
         gib = config.stored * (config.document_tokens + page) * per_token / (1 << 30)
@@ -276,8 +273,7 @@ def measure(config: FuseBench) -> Iterator[Row]:
 
 def _first_tokens(bench: _Bench) -> Iterator[Row]:
     config, policies = bench.config, bench.config.policies()
-    cells = [_FULL, _PREFIX]
-    cells += [Cell(Arm("load"), place) for place in config.places if place != "device"]
+    cells = [_FULL, _PREFIX, *(Cell(Arm("load"), p) for p in config.places if p != "device")]
     cells += [Cell(arm, place) for place in config.places for arm in policies]
     taken: dict[Cell, list[float]] = {cell: [] for cell in cells}
     outputs: dict[Cell, RequestOutput] = {}
@@ -381,8 +377,7 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
             prompts = bench.shuffled(bench.held)
             parts = [as_text(p) if text else as_parts(p) for p in prompts]
             seconds[arm].append(bench.answer_all(parts, fuse))
-    full = statistics.median(seconds[_FULL.arm])
-    prefix = statistics.median(seconds[_PREFIX.arm])
+    full, prefix = (statistics.median(seconds[cell.arm]) for cell in (_FULL, _PREFIX))
     for arm, taken in seconds.items():
         for number, value in enumerate(taken):
             yield {

@@ -75,15 +75,25 @@ def model_shape(name: str) -> ModelConfig:
     return MODEL_SHAPES[name]
 
 
-def random_engine(shape: str, config: EngineConfig, device: torch.device) -> Engine:
-    """An engine over random weights in the shape's dtype; token ids are all that it understands.
+def random_decoder(shape: str, device: torch.device) -> Decoder:
+    """A model with random weights in the shape's dtype, which several engines may share.
 
     Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
     """
     model = model_shape(shape)
-    dtype: torch.dtype = getattr(torch, model.torch_dtype)
+    return Decoder(model, random_weights(model, getattr(torch, model.torch_dtype), device))
+
+
+def random_engine(
+    shape: str, config: EngineConfig, device: torch.device, decoder: Decoder | None = None
+) -> Engine:
+    """An engine over random weights, or over ``decoder``'s; token ids are all that it understands.
+
+    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    """
+    model = model_shape(shape)
     max_model_len = config.max_model_len or model.max_position_embeddings
-    decoder = Decoder(model, random_weights(model, dtype, device))
+    decoder = decoder or random_decoder(shape, device)
     keys = KeySpace.create(
         model=f"random {shape}".encode(),
         rope=rope_fingerprint(model.rope),

@@ -13,42 +13,69 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import torch
+
+from looseleaf.bench.random_model import model_shape, random_decoder, random_engine
 from looseleaf.bench.throttled import ThrottledTier
 from looseleaf.config import Fuse, TierConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
+from looseleaf.engine.loading import load_model, make_engine, reference_model
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.request import Document, Request
 from looseleaf.errors import InvalidOption
+from looseleaf.models import read_config
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier, Ledger, RemoteTier, Tier, Tiers
 
 LEAST = 0.15
 Row = dict[str, str | int | float]
 Prompt = list[Document | str]
-_SPACE = 1 << 30
 _ALL = "all"
 
 
 @dataclass(frozen=True)
 class TierBench:
-    """The throttled tiers take so many times as long to load as the model to compute the least
-    share (``slowness``); ``ratios`` are swept; every arm is measured ``repetitions`` times, in
-    turn."""
+    """``make`` gives an engine, each over a pool of its own (`of_checkpoint`, `of_shape`); tiers
+    that it is given hold up to ``space`` bytes. The throttled ones take so many times as long to
+    load as the model to compute the least share (``slowness``); ``ratios`` are swept; every arm is
+    measured ``repetitions`` times, in turn."""
 
-    model: Path
+    make: Callable[[], Engine]
     name: str
+    space: int = 1 << 30
     slowness: tuple[tuple[str, float], ...] = (("fast", 0.25), ("medium", 1.5), ("slow", 3.0))
     ratios: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6, 1.0)
     repetitions: int = 5
     seed: int = 0
+
+
+def of_checkpoint(model: Path, device: str, num_pages: int) -> Callable[[], Engine]:
+    """What makes engines over a checkpoint, in fp32."""
+    options = {"device": device, "num_pages": num_pages, "dtype": "float32"}
+    config = make_config(options)
+    return partial(make_engine, load_model(model, config), config)
+
+
+def of_shape(shape: str, device: torch.device, num_pages: int) -> Callable[[], Engine]:
+    """What makes engines over the same random weights of a shape.
+
+    Raises InvalidOption for a shape that is unknown, or has no room for the reference model's
+    vocabulary: documents are text."""
+    needed = read_config(reference_model()).vocab_size
+    if (known := model_shape(shape).vocab_size) < needed:
+        raise InvalidOption(
+            f"shape {shape!r} knows {known} tokens, and documents are of {needed}: use another"
+        )
+    config = make_config({"device": str(device), "num_pages": num_pages})
+    return partial(random_engine, shape, config, device, random_decoder(shape, device))
 
 
 @dataclass(frozen=True)
@@ -87,40 +114,50 @@ _Cell = tuple[_Place, _Arm]
 def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path) -> Iterator[Row]:
     """Rows of every tier, those of the sweep first; ``folder`` is where the disk tier may write.
 
-    Without a Redis or Valkey server on this machine there are no rows of one."""
+    Without a Redis or Valkey server on this machine there are no rows of one. Rows come at the end,
+    since all take turns; who interrupts it gets those of the turns that were."""
     prompt: Prompt = [*(Document(text, f"document {n}") for n, text in enumerate(texts)), question]
+    space = config.space
     with _redis() as url:
         rates = _rates(config, prompt)
         tiers: list[tuple[str, list[Tier]]] = [
-            (name, [ThrottledTier(name, rate, 0.001, _SPACE)]) for name, rate in rates
+            (name, [ThrottledTier(name, rate, 0.001, space)]) for name, rate in rates
         ]
-        tiers.append(("disk", [DiskTier(folder / "alone", Ledger(_SPACE))]))
+        tiers.append(("disk", [DiskTier(folder / "alone", Ledger(space))]))
         if url is not None:
             tiers.append(("remote", [RemoteTier(url)]))
-        everything: list[Tier] = [ThrottledTier(n, r, 0.001, _SPACE) for n, r in reversed(rates)]
-        everything.append(DiskTier(folder / "all", Ledger(_SPACE)))
+        everything: list[Tier] = [ThrottledTier(n, r, 0.001, space) for n, r in reversed(rates)]
+        everything.append(DiskTier(folder / "all", Ledger(space)))
         everything += [RemoteTier(url)] if url else []
         places = [_Place(name, _engine(config, held)) for name, held in tiers]
         together = _Place(_ALL, _engine(config, everything))
+        outputs = {
+            (p, arm): list[RequestOutput]() for p in [*places, together] for arm in p.arms(config)
+        }
         try:
-            outputs = _in_turn(config, [*places, together], prompt)
+            _in_turn(config, outputs, prompt)
         finally:
             for place in (*places, together):
                 place.engine.close()
-        best = {}
-        for place in places:
-            rows = [_row(config, place, arm, outputs[place, arm]) for arm in place.arms(config)]
-            best[place.name] = _best(rows)
-            for row in rows:
-                yield row | {"times_best": float(row["seconds_low"]) / best[place.name]}
-        (arm,) = together.arms(config)
-        row = _row(config, together, arm, outputs[together, arm])
-        yield row | {"times_best": float(row["seconds_low"]) / min(best.values())}
+            if all(outputs.values()):
+                yield from _compared(config, outputs)
+
+
+def _compared(config: TierBench, outputs: Mapping[_Cell, Sequence[RequestOutput]]) -> Iterator[Row]:
+    """A row for every arm, beside the best of its place; all tiers at once beside the best of
+    all."""
+    best = dict[str, float]()
+    for place in dict.fromkeys(place for place, _ in outputs):
+        rows = [_row(config, place, arm, outputs[place, arm]) for arm in place.arms(config)]
+        # all tiers together come last
+        best[place.name] = min(best.values()) if place.name == _ALL else _best(rows)
+        for row in rows:
+            yield row | {"times_best": float(row["seconds_low"]) / best[place.name]}
 
 
 def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
     """Bytes a second of the throttled tiers: by what the model takes while nothing is loaded."""
-    engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, _SPACE)])
+    engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, config.space)])
     place, arm = _Place("any", engine), _Arm("sweep", Fuse("random", ratio=LEAST))
     outputs = [_ask(place, arm, prompt) for _ in range(config.repetitions + 2)][2:]
     engine.close()
@@ -139,7 +176,7 @@ def _best(rows: Sequence[Row]) -> float:
 
 def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
     """An engine over these tiers, which has measured them."""
-    made = load_engine(config.model, make_config({"num_pages": 640, "dtype": "float32"}))
+    made = config.make()
     runner = replace(made.runner, pace=ComputePace())
     held = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0))
     keys, longest = made.documents.keys, made.max_model_len
@@ -147,15 +184,13 @@ def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
 
 
 def _in_turn(
-    config: TierBench, places: Sequence[_Place], prompt: Prompt
-) -> dict[_Cell, list[RequestOutput]]:
+    config: TierBench, outputs: Mapping[_Cell, list[RequestOutput]], prompt: Prompt
+) -> None:
     """All arms of all places once, not counted, then again and again in ever new order: what else
     the machine does meets all of them."""
     rng = random.Random(config.seed)
-    cells = [(place, arm) for place in places for arm in place.arms(config)]
-    outputs: dict[_Cell, list[RequestOutput]] = {cell: [] for cell in cells}
     for turn in range(config.repetitions + 1):
-        for place, arm in rng.sample(cells, len(cells)):
+        for place, arm in rng.sample([*outputs], len(outputs)):
             engine = place.engine
             # nothing in the pool; and the first time nothing in the tiers either
             engine.store.evict_idle()
@@ -165,7 +200,6 @@ def _in_turn(
             _cool(engine.tiers)
             if turn:
                 outputs[place, arm].append(output)
-    return outputs
 
 
 def _cool(tiers: Tiers) -> None:
