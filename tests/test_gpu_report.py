@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from tools import gpu_report
-from tools.gpu_report import Outcome, Part, main, parts, report, run
+from tools.gpu_report import (
+    MEASURED,
+    Measured,
+    Outcome,
+    Part,
+    find_command,
+    main,
+    measured,
+    parts,
+    report,
+    run,
+)
 
 
 def part(name: str, code: str, seconds: float = 20.0) -> Part:
@@ -30,7 +41,7 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_others(
     assert states["hanging"] == "too slow"
     assert states["absent"].startswith("missing")
     assert states["good"].startswith("ok")
-    assert (tmp_path / "hanging.log").read_text() == "here\n"
+    assert (tmp_path / "hanging.log").read_text().startswith("here\n")
     # what is missing is no failure, and a part can be run alone
     assert main(["--out", str(tmp_path), "--only", "good,absent"]) == 0
     assert main(["--out", str(tmp_path), "--only", "broken"]) == 1
@@ -50,10 +61,10 @@ def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
-    named = {one.name: one for one in parts("cuda:1", tmp_path, tiny=True)}
+    named = {one.name: one for one in parts("cpu", tmp_path, tiny=True)}
     attention = named["attention"].command
     assert attention[1:5] == ("-m", "looseleaf.cli", "bench", "attention")
-    assert attention[attention.index("--device") + 1] == "cuda:1"
+    assert attention[attention.index("--device") + 1] == "cpu"
     assert attention[attention.index("--output") + 1] == str(tmp_path / "attention.csv")
     assert attention[attention.index("--longest") + 1] == "128"
 
@@ -64,6 +75,43 @@ def test_rows_stand_in_the_report_and_the_table_of_parts_last(tmp_path: Path) ->
         "decode,looseleaf,us a layer,12.5,10,0.8\n"
         "decode,ungrouped,us a layer,25,10,0.4\n"
     )
-    lines = report([Outcome("attention", "ok", 3.0, "done")], tmp_path)
+    rows = tmp_path / "attention.csv"
+    lines = report([Outcome("attention", "ok", 3.0, "done")], [rows, rows])
+    assert len(lines) == 3
     assert lines[0] == "attention: decode: 12.5 us a layer (0.8); ungrouped x2.000"
     assert lines[-1].split()[:3] == ["attention", "ok", "3.0"]
+
+
+def test_a_part_is_asked_to_end_before_it_is_ended_and_the_report_says_how_to_go_on(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "try:\n  print('begun', flush=True)\n  while True: pass\n"
+        "except KeyboardInterrupt: print('kept')"
+    )
+    outcome = run(part("long", code, 3.0), tmp_path, 60.0)
+    assert (outcome.state, outcome.last_line) == ("too slow", "kept")
+    late = Outcome("late", "not run", 0.0, "")
+    assert report([outcome, late], [])[-1] == "left to run: make gpu-report ONLY=long,late"
+
+
+@pytest.mark.parametrize("one", MEASURED, ids=lambda one: str(one.name))
+def test_every_part_is_a_command_with_the_flags_that_it_has(one: Measured, tmp_path: Path) -> None:
+    for tiny in (False, True):
+        if not (command := measured(one, "cpu", tmp_path, tiny).command):
+            continue
+        # parsed as it is called, never run
+        _, _, cli, *words = command
+        assert cli == "looseleaf.cli"
+        called, rest = find_command(words)
+        called.make_context(one.name, rest)
+
+
+def test_claims_are_all_parts_that_measure_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_report, "run", lambda one, *rest: Outcome(one.name, "ok", 0.0, ""))
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--only", "claims,serving"]
+    assert main(arguments) == 0
+    ran = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert ran == ["serving", *(one.name for one in MEASURED if one.claim)]

@@ -321,14 +321,26 @@ def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path:
     (chart,) = charts_of("tiers", tiers, speed.tiers_charts)
     assert [s.name for s in chart.series] == ["15%", "40%", "controller"]
     assert chart.series[1] == Series("40%", (0.0, 1.0), (400.0, 400.0))
+    shaped = [row | {"model": "small, random"} for row in tiers[:3]]
+    names = [chart.name for chart in charts_of("tiers", shaped, speed.tiers_charts)]
+    assert names[1] == f"{names[0]}_small"
     fuse = [
         {"model": "m", "documents": 5, "document_tokens": 64, "measurement": what, "arm": "reuse",
-         "place": "host", "batch": batch, "ms": 3.0}
+         "place": "host", "ratio": 0.0, "batch": batch, "ms": 3.0}
         for what, batch in (("first token", 0), ("batch of 2", 0), ("batch of 2", 1))
     ]  # fmt: skip
     first, batches = charts_of("fuse", fuse, speed.fuse_charts)
     assert first.groups == ("host",)
     assert batches.series == (Series("reuse", (0.0, 1.0), (3.0, 3.0)),)
+    shares = [
+        fuse[0] | {"arm": arm, "ratio": ratio, "ms": 100 * ratio + 1}
+        for arm, ratio in (("full", 0.0), ("random", 0.05), ("random", 0.15), ("random", 0.18))
+    ]
+    bars, shares = charts_of("shares", shares, speed.fuse_charts)
+    # what is compared in bars is of one share
+    assert [(s.name, s.y) for s in bars.series] == [("full", (1.0,)), ("random", (16.0,))]
+    assert shares.series == (Series("random, host", (5.0, 15.0, 18.0), (6.0, 16.0, 19.0)),)
+    assert shares.points == (Series("full", (5.0, 18.0), (1.0, 1.0)),)
     select = [
         {"what": "token", "shape": "s", "select": "quest", "context": context, "batch": 1,
          "arm": "dense", "ms": context / 100, "mb": 2000.0}

@@ -65,6 +65,7 @@ def hits(
 @click.option("--heads", type=(int, int, int), help="query heads, KV heads, head dim")
 @click.option("--requests", type=int, help="asked of the engines at a time")
 @click.option("--shots", multiple=True, type=int, help="examples before a question [1, 3, 5]")
+@click.option("--rate-seconds", type=float, help="of requests that a rate is tried for [0.7]")
 @click.option("--repetitions", default=3, show_default=True)
 @click.option(
     "--part",
@@ -105,6 +106,8 @@ def relay(
         raise InvalidOption(
             "--prefix, --batch, --shots, --requests and --repetitions must be positive"
         )
+    if config.rate_seconds <= 0:
+        raise InvalidOption("--rate-seconds must be positive")
     rows = collect(measure(config, parts or PARTS), _figure, output, "relay")
     shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
     show_table(rows, "relay", shown)

@@ -7,24 +7,32 @@ from looseleaf.evals.report.charts import Chart
 from looseleaf.evals.report.rows import Row, Series, by_machine, grouped, over
 from looseleaf.evals.report.tables import Table
 
+_USUAL_RATIO = "0.15"
+
 
 def tiers_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: first tokens by tier, for shares computed again, and by the controller."""
-    for machine, own in by_machine(rows):
-        # a sweep has an arm for each share
-        named = [
-            row | {"arm": f"{float(row['ratio']):.0%}" if row["arm"] == "sweep" else row["arm"]}
-            for row in own
-        ]
-        series, groups = grouped(
-            named, lambda row: row["tier"], lambda row: 1e3 * float(row["seconds"])
-        )
-        title = f"First tokens by tier, {own[0]['model']}, {own[0]['hardware']}"
-        yield Chart(f"tiers_{machine}", title, "ms", series, groups)
+    """For each machine and model: first tokens by tier, for shares computed again, and by the
+    controller."""
+    for machine, every in by_machine(rows):
+        for model in dict.fromkeys(row["model"] for row in every):
+            # a sweep has an arm for each share
+            own = [
+                row | {"arm": f"{float(row['ratio']):.0%}" if row["arm"] == "sweep" else row["arm"]}
+                for row in every
+                if row["model"] == model
+            ]
+            series, groups = grouped(
+                own, lambda row: row["tier"], lambda row: 1e3 * float(row["seconds"])
+            )
+            title = f"First tokens by tier, {model}, {own[0]['hardware']}"
+            # a shape's name stands before "random"
+            shape = f"_{model.partition(',')[0]}" if "," in model else ""
+            yield Chart(f"tiers_{machine}{shape}", title, "ms", series, groups)
 
 
 def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine and size: first tokens by policy and place; batch after batch."""
+    """For each machine and size: first tokens by policy and place, and by the share that is
+    computed again; batch after batch."""
     for machine, every in by_machine(rows):
         for sizes in dict.fromkeys((row["documents"], row["document_tokens"]) for row in every):
             own = [row for row in every if (row["documents"], row["document_tokens"]) == sizes]
@@ -32,11 +40,7 @@ def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
             name = f"{machine}_{sizes[0]}_{sizes[1]}"
             first = [row for row in own if row["measurement"] == "first token"]
             if first:
-                series, groups = grouped(
-                    first, lambda row: row["place"], lambda row: float(row["ms"])
-                )
-                title = f"First tokens, {where}"
-                yield Chart(f"fuse_{name}", title, "ms", series, groups, log_y=True)
+                yield from _first_tokens(name, where, first)
             batches = [row for row in own if row["measurement"].startswith("batch")]
             if batches:
                 yield Chart(
@@ -44,6 +48,33 @@ def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                     over(batches, "batch", lambda row: float(row["ms"])),
                     x_label="batch", log_y=True,
                 )  # fmt: skip
+
+
+def _first_tokens(name: str, where: str, first: Sequence[Row]) -> Iterator[Chart]:
+    ratios = [row["ratio"] for row in first if float(row["ratio"])]
+    # where several shares were measured the bars are of the one that the papers name
+    usual = _USUAL_RATIO if _USUAL_RATIO in ratios else next(iter(ratios), "")
+    bars = [row for row in first if not float(row["ratio"]) or row["ratio"] == usual]
+    series, groups = grouped(bars, lambda row: row["place"], lambda row: float(row["ms"]))
+    yield Chart(f"fuse_{name}", f"First tokens, {where}", "ms", series, groups, log_y=True)
+    if len({*ratios}) > 1:
+        named = [
+            row
+            | {"arm": f"{row['arm']}, {row['place']}", "percent": f"{100 * float(row['ratio'])}"}
+            for row in first
+            if float(row["ratio"])
+        ]
+        ends = sorted({float(row["percent"]) for row in named})
+        levels = tuple(
+            Series(row["arm"], (ends[0], ends[-1]), (float(row["ms"]),) * 2)
+            for row in first
+            if row["arm"] == "full"
+        )
+        yield Chart(
+            f"fuse_shares_{name}", f"First tokens, {where}", "ms",
+            over(named, "percent", lambda row: float(row["ms"])),
+            x_label="document tokens computed again, %", points=levels, log_y=True,
+        )  # fmt: skip
 
 
 def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
