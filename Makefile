@@ -8,6 +8,7 @@
 #   make docs       the site, in build/site
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
 #   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
+#                   (ONLY=claims MINUTES=25: what the papers claim; tools/draw_claims.py draws it)
 #   make clean      remove .venv and all caches
 #
 # PYTHON=…      the Python that .venv is made from

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tools import gpu_report
+from tools import draw_claims, gpu_report
 from tools.gpu_report import (
     MEASURED,
     Measured,
     Outcome,
     Part,
+    figures,
     find_command,
     main,
     measured,
@@ -18,6 +19,8 @@ from tools.gpu_report import (
     report,
     run,
 )
+
+ROOT = Path(__file__).parents[1]
 
 
 def part(name: str, code: str, seconds: float = 20.0) -> Part:
@@ -115,3 +118,26 @@ def test_claims_are_all_parts_that_measure_one(
     assert main(arguments) == 0
     ran = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert ran == ["serving", *(one.name for one in MEASURED if one.claim)]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "results").glob("*.csv")), ids=lambda p: str(p.stem)
+)
+def test_rows_of_every_command_can_be_shown(path: Path) -> None:
+    assert 0 < len(figures(path)) <= 60
+
+
+def test_rows_of_a_card_are_added_to_those_there_and_pictures_drawn_again(tmp_path: Path) -> None:
+    results, images, card = (tmp_path / name for name in ("results", "images", "card"))
+    for folder in (results, images, card):
+        folder.mkdir()
+    hits = (ROOT / "results" / "hits.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (results / "hits.csv").write_text("".join(hits[:10]), encoding="utf-8")
+    (card / "hits.csv").write_text("".join([hits[0], *hits[10:]]), encoding="utf-8")
+    assert draw_claims.add_rows(card, results) == [results / "hits.csv"]
+    both = (results / "hits.csv").read_text(encoding="utf-8")
+    assert both.splitlines() == "".join(hits).splitlines()
+    (images / "hits.svg").touch()
+    assert draw_claims.draw(results, images) == [images / "hits.svg"]
+    assert [path.name for path in images.iterdir()] == ["hits.svg"]
+    assert (images / "hits.svg").stat().st_size > 1000

@@ -92,18 +92,18 @@ MEASURED = (
     ),
     Measured(
         "tiers", f"bench tiers {_8B} --document-tokens 2048 --repetitions 3", 240.0,
-        "bench tiers --shape small --documents 1 --document-tokens 32 --repetitions 1",
+        "bench tiers --shape small --documents 2 --document-tokens 32 --repetitions 1",
     ),
     Measured(
         "select",
         f"bench select {_8B} --context 8176 --batch 1 --batch 8 --batch 16 --batch 32 --batch 64 "
         "--window 2 --window 8 --repetitions 3", 240.0,
-        "bench select --shape tiny --budget 64 --context 160 --batch 1 --batch 2 --window 2 "
+        "bench select --shape small --budget 64 --context 160 --batch 1 --batch 2 --window 2 "
         "--new-tokens 3 --repetitions 1",
     ),
     Measured(
         "conformance", "conformance --dtype float32", 180.0,
-        "conformance --dtype float32 --law 1 --tokens 48",
+        "conformance --dtype float32 --law 1 --tokens 160",
     ),
     Measured("rate-sizes", "bench rate --part sizes", 200.0, f"{_TINY_RATE} --part sizes"),
     Measured(
@@ -124,7 +124,7 @@ MEASURED = (
     ),
     Measured(
         "select-long", f"bench select {_8B} --context 130560 --window 2 --window 8", 200.0,
-        "bench select --shape tiny --budget 64 --context 320 --window 2 --new-tokens 3 "
+        "bench select --shape small --budget 64 --context 320 --window 2 --new-tokens 3 "
         "--repetitions 1",
     ),
     Measured(
@@ -262,8 +262,8 @@ def last_line(log: Path) -> str:
 
 
 def figures(path: Path, limit: int = 60) -> list[str]:
-    """The latest rows of a benchmark, a line for each thing measured; arms of one share a line, in
-    times of ours."""
+    """The latest rows of a benchmark, a line for each thing measured; arms of ``bench attention``
+    share a line, in times of ours."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -271,9 +271,9 @@ def figures(path: Path, limit: int = 60) -> list[str]:
     by_name: dict[str, dict[str, dict[str, str]]] = {}
     lines = []
     for row in rows:
-        if row.get("arm"):
+        if "share_of_roofline" in row:
             by_name.setdefault(row["measurement"], {})[row["arm"]] = row
-        elif row.get("looseleaf"):
+        elif "roofline_share" in row:
             shares = f", floor {row['floor']}, {row['roofline_share']} of the roofline"
             lines.append(f"{row['measurement']}: {row['looseleaf']} {row['unit']}{shares}")
         else:

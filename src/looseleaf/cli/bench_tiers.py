@@ -40,8 +40,11 @@ def tiers(
     from looseleaf.bench.tiers import TierBench, measure, of_checkpoint, of_shape
     from looseleaf.engine.loading import pick_device, reference_model
 
-    if documents < 1 or document_tokens < 16 or repetitions < 1:
-        raise InvalidOption("--documents, --document-tokens and --repetitions must be positive")
+    if documents < 2 or document_tokens < 16 or repetitions < 1:
+        raise InvalidOption(
+            "--documents must be at least 2 (of the first none is computed again), "
+            "--document-tokens at least 16, --repetitions at least 1"
+        )
     chosen = pick_device(device)
     # documents, the same again while they are computed, and a question
     pages = max(640, 2 * documents * (document_tokens // 12 + 1))
