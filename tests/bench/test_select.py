@@ -1,10 +1,17 @@
-"""``bench select`` counts what it says it reads."""
+"""``bench select`` counts what it says it reads, and keeps what it has counted."""
+
+import csv
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+import looseleaf.bench.select
 from looseleaf.bench.results import Row
 from looseleaf.bench.select import SelectBench, measure
+from looseleaf.cli.bench_select import select
 from looseleaf.config import Select
 from looseleaf.errors import InvalidOption
 
@@ -36,3 +43,19 @@ def test_rows_say_what_dense_decoding_and_a_policy_read() -> None:
 def test_a_policy_that_keeps_nothing_of_pages_is_refused() -> None:
     with pytest.raises(InvalidOption, match="give quest or representatives"):
         SelectBench("tiny", Select("window"), (64,), (1,), (1,), 2, 1, torch.device("cpu"))
+
+
+def test_a_run_that_is_cut_keeps_the_rows_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*anything: Any) -> list[Row]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(looseleaf.bench.select, "_token_rows", cut)
+    kept = tmp_path / "rows.csv"
+    options = ["--shape", "tiny", "--context", "64", "--budget", "32", "--repetitions", "1"]
+    CliRunner().invoke(select, [*options, "--output", str(kept)])
+    with kept.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["arm"] for row in rows] == ["dense", "select", "one page", "all pages"]
+    assert {row["what"] for row in rows} == {"attention", "sealing"}
