@@ -81,7 +81,7 @@ POLICIES = {"select": Select("quest", tokens=80, dense_layers=(0,)), "revise": R
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=1)
 
 
-def answers(folder: Folder, replayed: bool) -> tuple[list[Any], LLM]:
+def answers(folder: Folder, replayed: bool, **other: Any) -> tuple[list[Any], LLM]:
     llm = make_llm(folder())
     config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 96})
     llm.engine = load_engine(folder(), config, implementation="reference")
@@ -89,7 +89,7 @@ def answers(folder: Folder, replayed: bool) -> tuple[list[Any], LLM]:
     if replayed:
         graphs = Steps(runner.model, runner.attention, 64)
         llm.engine.runner = replace(runner, graphs=graphs)
-    outputs = llm.generate(PROMPTS, PARAMS, **POLICIES)
+    outputs = llm.generate(PROMPTS, PARAMS, **{**POLICIES, **other})
     assert_idle(llm)
     return [o.outputs[0] for o in outputs], llm
 
@@ -111,6 +111,18 @@ def test_steps_that_choose_and_revise_replay_with_the_same_answers(checkpoint: F
 def test_the_list_of_a_gpu_chooses_and_revises_as_the_cpu_does(checkpoint: Folder) -> None:
     outputs = make_llm(checkpoint()).generate(PROMPTS, PARAMS, **POLICIES)
     assert_alike(answers(checkpoint, True)[0], [o.outputs[0] for o in outputs])
+
+
+def test_budgets_of_layers_are_numbers_of_a_graph(checkpoint: Folder) -> None:
+    """Every layer that is replayed has its own, and they change from step to step."""
+    spread = Select("quest", ratio=0.4, dense_layers=(), layer_budgets=(6.0, 1.0, 2.0))
+    outputs = make_llm(checkpoint()).generate(PROMPTS, PARAMS, select=spread, revise=Revise(4))
+    mine, llm = answers(checkpoint, True, select=spread)
+    assert_alike(mine, [o.outputs[0] for o in outputs])
+    flat = answers(checkpoint, True, select=replace(spread, layer_budgets="flat"))[0]
+    assert [o.logprobs for o in flat] != [o.logprobs for o in mine]
+    graphs = llm.engine.runner.graphs
+    assert graphs is not None and graphs.replays == llm.engine.counters.steps
 
 
 BLENDED = [

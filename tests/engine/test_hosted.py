@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, AsyncLLM, Document, SamplingParams
-from looseleaf.config import Fuse, IndexConfig, Select
+from looseleaf.config import Fuse, IndexConfig, LayerBudgets, Select
 from looseleaf.engine.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
@@ -102,13 +103,16 @@ def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:
     torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_a_small_budget_reads_few_keys_and_says_so(checkpoint: Folder) -> None:
+@pytest.mark.parametrize("layers", ["flat", "pyramid", (1.0, 5.0, 2.0)])
+def test_a_small_budget_reads_few_keys_and_says_so(
+    checkpoint: Folder, layers: LayerBudgets
+) -> None:
     llm = make(checkpoint("llama", "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)
     hosted = llm.engine.runner.attention.hosted
     assert hosted is not None
     hosted.sample = 1.0
-    llm.generate([prompt()], GREEDY, select=FEW)
+    llm.generate([prompt()], GREEDY, select=replace(FEW, layer_budgets=layers))
     counters = hosted.counters
     assert counters.share_read == pytest.approx(40 / LONG, abs=0.01)
     assert counters.share_scanned is not None and 0 < counters.share_scanned < 1

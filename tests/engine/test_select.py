@@ -146,6 +146,7 @@ def test_sealed_pages_never_change(checkpoint: Folder) -> None:
     [
         (Select("quest", dense_layers=(0, 1, 2)), "all 3 layers"),
         (Select("window", dense_layers=(7,)), "go past"),
+        (Select("quest", layer_budgets=(1.0, 2.0), dense_layers=()), "2 weights, but the model 3"),
     ],
 )
 def test_a_policy_that_the_model_has_no_layers_for_is_refused(

@@ -28,6 +28,7 @@ TABLE = {
     "quest": Select("quest", tokens=64, dense_layers=(0,)),
     "quest, sums of a group": Select("quest", tokens=64, dense_layers=(0,), group="sum"),
     "quest, top-p": Select("quest", tokens=96, mass=0.5, dense_layers=(0,)),
+    "quest, pyramid": Select("quest", tokens=64, dense_layers=(0,), layer_budgets="pyramid"),
     "representatives": Select("representatives", tokens=64, dense_layers=(0,)),
     "partial": Select("partial", tokens=64, dense_layers=(0,)),
 }

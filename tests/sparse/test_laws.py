@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.selection import SelectingRow
+from looseleaf.config import LayerBudgets
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.sparse import Budget, SparsePolicy
 from looseleaf.types import ScoreRule
@@ -19,8 +20,8 @@ WINDOWED = ScoreRule(HEAD_DIM**-0.5, window=40)
 CAPPED = ScoreRule(HEAD_DIM**-0.5, soft_cap=2.0)
 RULES = [(RULE, WINDOWED), (CAPPED,)]
 each_policy = pytest.mark.parametrize("name", POLICIES)
-# what a revised row reads is what its base chooses
-each_scorer = pytest.mark.parametrize("name", SCORERS)
+SPREAD = (9.0, 1.0)
+"""Budgets of the two layers, that are as different as they can be."""
 each_path = pytest.mark.parametrize("path", ["native", "cpu"])
 
 
@@ -63,12 +64,15 @@ def test_a_batch_of_policies_equals_one_at_a_time(recipe: StepRecipe) -> None:
         assert torch.allclose(stage.answer([row])[:, 0], together[:, index], atol=1e-5)
 
 
-@each_policy
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [*((name, "flat") for name in POLICIES), ("quest", SPREAD), (REVISED, SPREAD)],
+)
 @pytest.mark.parametrize("patched", [False, True])
 @settings(max_examples=3)
 @given(recipe=STEPS)
 def test_choosing_in_the_work_list_equals_joining_what_was_chosen(
-    name: str, patched: bool, recipe: StepRecipe
+    name: str, layers: LayerBudgets, patched: bool, recipe: StepRecipe
 ) -> None:
     """What a GPU does, by its references, and what the CPU does."""
     budget = Budget(pages=3, sink=1, recent=1)
@@ -76,13 +80,15 @@ def test_choosing_in_the_work_list_equals_joining_what_was_chosen(
         Stage.of(recipe, implementation=path, patched=patched, rules=(RULE, WINDOWED))
         for path in ("reference", "cpu")
     )
-    mine = listed.answer(listed.selecting(make(name, budget)))
-    other = joined.answer(joined.selecting(make(name, budget)))
+    mine = listed.answer(listed.selecting(make(name, budget, layer_budgets=layers)))
+    other = joined.answer(joined.selecting(make(name, budget, layer_budgets=layers)))
     assert torch.allclose(mine, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["quest", REVISED])
-def test_the_kernels_choose_what_the_cpu_does(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers"), [("quest", "flat"), (REVISED, "flat"), (REVISED, SPREAD)]
+)
+def test_the_kernels_choose_what_the_cpu_does(name: str, layers: LayerBudgets) -> None:
     """In the interpreter, over several spans, with a patch and a window."""
     shared = ReadSpan(range(1, 9), 3, 8 * PAGE_SIZE - 3, 8)
     second = ReadSpan(range(9, 12), 3 + 8 * PAGE_SIZE, 3 * PAGE_SIZE - 1, 3)
@@ -95,19 +101,26 @@ def test_the_kernels_choose_what_the_cpu_does(name: str) -> None:
     answers = []
     for path in ("triton", "cpu"):
         stage = Stage(rows, (RULE, WINDOWED), implementation=path, patched=True)
-        policy = make(name, Budget(pages=5, sink=1, recent=1), dense_layers=frozenset({0}))
+        budget = Budget(pages=5, sink=1, recent=1)
+        # what is spread is spread over both layers
+        dense = frozenset({0} if layers == "flat" else ())
+        policy = make(name, budget, dense_layers=dense, layer_budgets=layers)
         answers.append(stage.answer(stage.selecting(policy)))
     assert torch.allclose(*answers, atol=1e-5)
 
 
-@each_scorer
+@pytest.mark.parametrize(
+    ("name", "layers"), [*((name, "flat") for name in SCORERS), ("quest", "pyramid")]
+)
 @settings(max_examples=4)
 @given(recipe=STEPS)
-def test_a_larger_budget_recovers_no_less_of_the_attention(name: str, recipe: StepRecipe) -> None:
+def test_a_larger_budget_recovers_no_less_of_the_attention(
+    name: str, layers: LayerBudgets, recipe: StepRecipe
+) -> None:
     stage = Stage.of(recipe)
     before = None
     for pages in (2, 3, 5, 9):
-        rows = stage.selecting(make(name, Budget(pages=pages)))
+        rows = stage.selecting(make(name, Budget(pages=pages), layer_budgets=layers))
         measured = [
             replace(row, measured=True) if isinstance(row, SelectingRow) else row for row in rows
         ]

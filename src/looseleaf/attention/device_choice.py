@@ -28,6 +28,8 @@ from looseleaf.types import Rotation, ScoreRule
 
 # rooms and spans come in few sizes, since each has graphs of its own
 _ROOM_STEP = 16
+# numbers of 32 bits from one aligned address to the next
+_ALIGNED = 4
 
 
 @runtime_checkable
@@ -129,22 +131,23 @@ def choosing_on_device(selected: Sequence[object]) -> SelectedRows | None:
 def count_on_device(readings: Sequence[Reading]) -> None:
     """Count what is chosen on the device, for all layers that read alike together."""
     for reading in {id(reading): reading for reading in readings}.values():
-        _count(reading.selected, sum(other is reading for other in readings))
+        _count(reading.selected, [n for n, other in enumerate(readings) if other is reading])
 
 
-def _count(selected: Sequence[object], layers: int) -> None:
-    """Count for so many layers what newest rows choose on the device, if they do: their limits, and
+def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
+    """Count for some layers what newest rows choose on the device, if they do: their limits, and
     the pages that are taken over. What past rows read anew is among that."""
     rows = choosing_on_device(selected)
     if rows is not None:
         candidates = rows.candidates
-        limits = candidates.leading.host.limits.astype(np.int64)
+        limits = candidates.leading.host.limits[layers].sum(0, dtype=np.int64)
         pages = np.zeros(len(candidates.rows), np.int64)
         pages[: len(limits)] = limits
         if isinstance(rows.policy, OverWindows):
             windows = _windows(candidates)
-            pages[: len(limits)] += [row.newly_sealed for row in windows[: len(limits)]]
-        rows.count(torch.from_numpy(pages * (layers * candidates.num_kv_heads)), layers=layers)
+            new = [row.newly_sealed for row in windows[: len(limits)]]
+            pages[: len(limits)] += len(layers) * np.array(new, np.int64)
+        rows.count(torch.from_numpy(pages * candidates.num_kv_heads), layers=len(layers))
 
 
 def choose_in(
@@ -224,12 +227,21 @@ def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, In
     return {
         "num_rows": int32([num_rows]),
         "num_pages": padded(host.num_pages),
-        "limit": padded(host.limits),
+        "limit": _of_layers(host.limits, outputs).reshape(-1),
         "first_recent": padded(host.num_pages - np.maximum(recent - host.others, 0)),
         "span_offset": of_spans(host.span_offset, 0),
         "span_bound": of_spans(host.span_bound, 0),
         "span_mask": of_spans(host.span_mask, -1),
     }
+
+
+def _of_layers(values: IntArray, outputs: int) -> IntArray:
+    """Numbers ``[layers, rows]`` with room for so many outputs, and a little more, so that those of
+    every layer begin where a launch finds an address aligned."""
+    width = -(-outputs // _ALIGNED) * _ALIGNED
+    table = np.zeros((len(values), width), np.int32)
+    table[:, : values.shape[1]] = values
+    return table
 
 
 def _window_numbers(
@@ -273,6 +285,8 @@ class ChoiceBuffer:
         given = dict(self._numbers.tensors)
         of_windows = {name: given.pop(name) for name in _OF_WINDOWS if name in given}
         of_spans = {name: given.pop(name).view(spans) for name in _OF_SPANS}
+        self._limits = given.pop("limit").unflatten(0, (len(choice.how.rules), -1))
+        given["limit"] = self._limits[0, : shape.outputs]
         pages, starts, nth = self._columns
         columns = {"pages": pages, "starts": starts, "spans": nth}
         self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
@@ -282,6 +296,10 @@ class ChoiceBuffer:
             of_windows["kept_at"].fill_(-1)
         room = shape.num_pages if choice.kept else 0
         self.seen = torch.zeros(room, dtype=torch.int32, device=device)
+
+    def of_layer(self, layer: int) -> CandidateList:
+        """The candidates with the limits of a layer."""
+        return replace(self.listed, limit=self._limits[layer, : self.shape.outputs])
 
     def load(self, choice: HostChoice) -> None:
         """Bring the numbers of a step to the device; the columns of those rows only that have
@@ -327,7 +345,7 @@ class DeviceChoice:
         self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
     ) -> None:
         """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
-        listed, shape, how = self.buffer.listed, self.buffer.shape, self.how
+        listed, shape, how = self.buffer.of_layer(layer), self.buffer.shape, self.how
         vectors, positions = how.summaries.layer(layer), self.work.row_positions
         rule = how.rotation, how.rules[layer], how.page_size
         run = best_run(shape.most, shape.room)

@@ -31,12 +31,18 @@ class HostedRead:
     """A row's or a chunk's read of a segment at ``offset`` (Δ).
 
     ``count`` keys of each query head are found by the index, besides the first and last ones; 0
-    reads all of it, as do ``dense_layers``, and every layer of a segment that has no index."""
+    reads all of it, as do ``dense_layers``, and every layer of a segment that has no index.
+    ``layer_counts`` say it of every layer, where they differ."""
 
     segment: HostedSegment
     offset: int
     count: int = 0
     dense_layers: frozenset[int] = frozenset()
+    layer_counts: tuple[int, ...] = ()
+
+    def count_at(self, layer: int) -> int:
+        """The keys that are found in ``layer``."""
+        return self.layer_counts[layer] if self.layer_counts else self.count
 
     @property
     def leaves_out(self) -> bool:
@@ -172,7 +178,7 @@ class HostedAttention:
             for head in range(q.shape[1]):
                 indexes.append(index.at(layer, head))
                 values.append(read.segment.values(layer, head // index.heads.group))
-                counts.append(min(read.count, len(index.indexed)))
+                counts.append(min(read.count_at(layer), len(index.indexed)))
                 # an index is as thorough as it takes to find `top` keys
                 more = max(1.0, counts[-1] / index.config.top)
                 efforts.append(round(indexes[-1].effort * more))

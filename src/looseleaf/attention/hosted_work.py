@@ -187,7 +187,7 @@ class HostedWork:
         for unit, numbers in by_unit.items():
             own = np.zeros(len(numbers), dtype=READ)
             own["row"] = [self._rows[n] for n in numbers]
-            own["want"] = [self._loaded[n].count for n in numbers]
+            own["want"] = [self._loaded[n].count_at(layer) for n in numbers]
             own["heads"] = [tables[n][0].address for n in numbers]
             starts = _starts(own["row"])
             windows = self._windows(layer, unit, own, numbers, starts)

@@ -278,7 +278,7 @@ class Readings:
             key = policy, id(row.settled), id(row.tail.pages), row.sealed, others
             known = self._rows_now.get(key) or self._rows.get(key)
             if known is None:
-                part = row_candidates(row, self.pool.page_size, self.array_of)
+                part = row_candidates(row, self.pool.page_size, len(self.rules), self.array_of)
                 known = _KnownRow((row.settled, row.tail.pages), part)
                 new.append(row)
             self._rows_now[key] = known

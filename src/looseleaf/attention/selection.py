@@ -64,14 +64,19 @@ class PagePolicy(Protocol):
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The most candidates that are chosen for a KV head, of a row that reads ``num_other``
-        pages in any case; where that is all of them, the row reads densely."""
+        pages in any case, on average over layers; where that is all of them, the row reads
+        densely."""
+        ...
+
+    def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
+        """The most that are chosen in each layer, at least one; of dense layers any number."""
         ...
 
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: "Candidates"
     ) -> Choice:
         """The choice of the rows of ``candidates``, whose unrotated queries are ``q``. No row has
-        more than its ``limits``. The layer's own keys of this step are stored already."""
+        more than its ``limits`` of the layer, whose own keys of this step are stored already."""
         ...
 
 
@@ -123,12 +128,12 @@ class SelectingRow(DecodeRow):
 class RowCandidates(NamedTuple):
     """The candidates of one row on the host: ``columns`` ``[3, pages]`` of int32 are page, frame
     position of its first slot, and which of the row's spans it is of; of every span its offset Δ
-    and the frame position before which keys stand, and its bitmap."""
+    and the frame position before which keys stand, and its bitmap; of every layer its limit."""
 
     columns: IntArray
     spans: Sequence[tuple[int, int]]
     bitmaps: Sequence[Bitmap | None]
-    limit: int
+    limits: Sequence[int]
     others: int
 
 
@@ -138,7 +143,8 @@ class TableArrays(NamedTuple):
     ``columns`` ``[3, rows, most]``: page, frame position of its first slot, and which span it is
     of; padded with the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
     ``span_bound`` (frame positions before it are keys), ``span_mask`` (where its bitmap begins in
-    ``mask_words``, or -1). ``others`` are the pages that a row reads in any case.
+    ``mask_words``, or -1). ``limits`` are ``[layers, rows]``; ``others`` the pages that a row reads
+    in any case.
     """
 
     columns: IntArray
@@ -165,7 +171,8 @@ class TableArrays(NamedTuple):
         columns[2] += first_span[:, None].astype(np.int32)
         masks, words = join_bitmaps([bitmap for row in rows for bitmap in row.bitmaps])
         offsets, bounds = np.array([s for row in rows for s in row.spans], dtype=np.int32).T
-        limits, others = int32([row.limit for row in rows]), int32([row.others for row in rows])
+        limits = np.array([row.limits for row in rows], dtype=np.int32).T
+        others = int32([row.others for row in rows])
         row_of = np.repeat(np.arange(len(rows), dtype=np.int32), num_spans)
         return cls(columns, counts, limits, others, row_of, offsets, bounds, int32(masks), words)
 
@@ -200,7 +207,7 @@ class CandidateTable:
         return self._sent(self.host.num_pages)
 
     @cached_property
-    def limits(self) -> Int[Tensor, " rows"]:
+    def limits(self) -> Int[Tensor, "layers rows"]:
         return self._sent(self.host.limits)
 
     @cached_property
@@ -226,7 +233,7 @@ class CandidateTable:
     @property
     def most_chosen(self) -> int:
         """The largest limit."""
-        return max(row.limit for row in self.rows)
+        return max(max(row.limits) for row in self.rows)
 
     @property
     def most_spans(self) -> int:
@@ -305,7 +312,9 @@ class Candidates:
         return visible
 
 
-def row_candidates(row: SelectingRow, page_size: int, array_of: PageArray) -> RowCandidates:
+def row_candidates(
+    row: SelectingRow, page_size: int, num_layers: int, array_of: PageArray
+) -> RowCandidates:
     """The candidates of a row, which has some."""
     pages = [candidate_pages(row, span, array_of) for span in row.spans]
     counts = [len(some) for some in pages]
@@ -316,7 +325,7 @@ def row_candidates(row: SelectingRow, page_size: int, array_of: PageArray) -> Ro
         columns.astype(np.int32),
         [(span.offset, span.bound) for span in row.spans],
         [span.hidden for span in row.spans],
-        min(count, row.policy.limit(count, others)),
+        row.policy.layer_limits(count, others, num_layers),
         others,
     )
 

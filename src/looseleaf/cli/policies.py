@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, TypeVar, get_args
 
 import click
@@ -21,6 +22,7 @@ from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_LAYERS = ("flat", "pyramid")
 _WITHOUT_RATIO = ("none", "all", "ape")
 # these look at keys, so a newer token may find what an older one missed
 _REVISED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial", "retrieval")
@@ -108,8 +110,8 @@ def take_fuse(options: dict[str, Any]) -> Fuse | None:
 
 
 def select_options(command: Command) -> Command:
-    """Adds ``--select``, ``--budget`` and ``--revise``. `take_select` and `take_revise` read
-    them."""
+    """Adds ``--select``, ``--budget``, ``--layer-budgets`` and ``--revise``. `take_select` and
+    `take_revise` read them."""
     revise = click.option(
         "--revise",
         type=click.IntRange(1, MAX_WINDOW),
@@ -122,13 +124,19 @@ def select_options(command: Command) -> Command:
         help="what --select may read: so many tokens, or below 1 a share of the context "
         "[default: 2048]",
     )
+    layers = click.option(
+        "--layer-budgets",
+        type=click.Choice(_LAYERS),
+        help="how --budget is spread over layers: flat, or falling from the first to the last "
+        "[default: flat]",
+    )
     policy = click.option(
         "--select",
         "policy",
         type=click.Choice(get_args(SelectPolicy)),
         help="which keys each token of the answer reads [default: all]",
     )
-    return policy(budget(revise(command)))
+    return policy(budget(layers(revise(command))))
 
 
 def take_revise(options: dict[str, Any]) -> Revise | None:
@@ -138,8 +146,8 @@ def take_revise(options: dict[str, Any]) -> Revise | None:
 
 
 def reading_options(command: Command) -> Command:
-    """Adds ``--select``, ``--budget`` and ``--revise``, each of which may be repeated.
-    `take_readings` reads them."""
+    """Adds ``--select``, ``--budget``, ``--layer-budgets`` and ``--revise``, each of which may be
+    repeated, and ``--every-layer``. `take_readings` reads them."""
     options = (
         click.option(
             "--select",
@@ -155,6 +163,14 @@ def reading_options(command: Command) -> Command:
             multiple=True,
             help="what --select may read: so many tokens, or below 1 a share of the context "
             "[default: 2048]; may be repeated",
+        ),
+        click.option(
+            "--layer-budgets",
+            "spreads",
+            type=click.Choice(_LAYERS),
+            multiple=True,
+            help="how --budget is spread over layers: flat, or falling from the first to the last "
+            "[default: flat]; may be repeated",
         ),
         click.option(
             "--revise",
@@ -182,23 +198,26 @@ class Reading:
 
 
 def take_readings(options: dict[str, Any]) -> list[Reading]:
-    """Every policy at every budget, by itself and, if it chooses pages by their keys, under every
-    window; takes the flags out of ``options``."""
+    """Every policy at every budget, spread in every way, by itself and, if it chooses pages by
+    their keys, under every window; takes the flags out of ``options``."""
     policies, budgets, windows = (options.pop(n) for n in ("policies", "budgets", "windows"))
     layers = () if options.pop("every_layer") else None
-    if (budgets or windows) and not policies:
-        raise InvalidOption("--budget and --revise need a --select that they are for")
+    spreads = options.pop("spreads") or (None,)
+    if (budgets or windows or any(spreads)) and not policies:
+        raise InvalidOption(
+            "--budget, --layer-budgets and --revise need a --select that they are for"
+        )
     if windows and not any(policy in _REVISED for policy in policies):
         raise InvalidOption(f"--revise needs a --select that looks at keys: {', '.join(_REVISED)}")
     readings = []
-    for budget in budgets or (None,):
-        for policy in policies:
-            if policy in EVICTING:
-                select = take_select({"policy": policy, "budget": None})
-                assert select is not None and select.tokens is not None
-                readings.append(Reading(policy, budget or select.tokens, None))
-                continue
-            select = take_select({"policy": policy, "budget": budget})
+    for budget, policy, spread in product(budgets or (None,), policies, spreads):
+        asked = {"policy": policy, "budget": None, "layer_budgets": spread}
+        if policy in EVICTING:
+            select = take_select(asked)
+            assert select is not None and select.tokens is not None
+            readings.append(Reading(policy, budget or select.tokens, None))
+        else:
+            select = take_select({**asked, "budget": budget})
             assert select is not None
             if layers is not None:
                 select = replace(select, dense_layers=layers)
@@ -208,16 +227,17 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
 
 
 def take_select(options: dict[str, Any]) -> Select | None:
-    """The policy that the flags ask for, None without them; takes both out of ``options``."""
-    policy, budget = options.pop("policy"), options.pop("budget")
+    """The policy that the flags ask for, None without them; takes them out of ``options``."""
+    policy, budget, layers = (options.pop(n) for n in ("policy", "budget", "layer_budgets"))
     if policy is None:
-        if budget is not None:
-            raise InvalidOption("--budget needs a --select that chooses by it")
+        if budget is not None or layers is not None:
+            raise InvalidOption("--budget and --layer-budgets need a --select that chooses by them")
         return None
+    spread: dict[str, Any] = {} if layers is None else {"layer_budgets": layers}
     if budget is None:
-        return Select(policy)
+        return Select(policy, **spread)
     if budget < 1:
-        return Select(policy, ratio=budget)
+        return Select(policy, ratio=budget, **spread)
     if budget != int(budget):
         raise InvalidOption(f"--budget {budget} is neither a whole number nor a share below 1")
-    return Select(policy, tokens=int(budget))
+    return Select(policy, tokens=int(budget), **spread)

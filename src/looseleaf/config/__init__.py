@@ -14,7 +14,7 @@ from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Revise
-from looseleaf.config.select import EVICTING, GroupRule, Select, SelectPolicy
+from looseleaf.config.select import EVICTING, GroupRule, LayerBudgets, Select, SelectPolicy
 from looseleaf.config.server import ServerConfig
 from looseleaf.config.tiers import TierConfig
 
@@ -28,6 +28,7 @@ __all__ = [
     "Fuse",
     "FuseSelector",
     "GroupRule",
+    "LayerBudgets",
     "IndexConfig",
     "IndexKeys",
     "IndexKind",

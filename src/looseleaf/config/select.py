@@ -1,5 +1,6 @@
 """The select policy of a request: which of the keys before it a decoding row reads."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -22,11 +23,24 @@ GroupRule = Literal["max", "sum"]
 """How query heads that share a KV head agree: a page is worth its largest score, or the sum of the
 shares of attention that each of them expects of it."""
 
+LayerBudgets = Literal["flat", "pyramid"] | tuple[float, ...]
+"""How a budget is spread over layers: the same in each; falling from the first to the last, to a
+twentieth of the mean (PyramidKV, arXiv 2406.02069, section 4.2); or by a weight for every layer of
+the model, of which those of dense layers count for nothing."""
+
 _DEFAULT_TOKENS = 2048
 # of each hosted document and query head: the ends that are always read, and about 100 by the index
 _RETRIEVED_TOKENS = 192
 # the first two layers attend to everything, as Quest has it
 _DEFAULT_DENSE_LAYERS = (0, 1)
+
+
+def _heedless(policy: SelectPolicy) -> tuple[str, ...]:
+    """The fields that mean nothing to a policy."""
+    pages = "sink", "recent", "group", "recall_every"
+    if policy == "all" or policy in EVICTING:
+        return (*pages, "dense_layers", "dense_below", "layer_budgets")
+    return {"retrieval": pages, "window": ("group",)}.get(policy, ())
 
 
 @dataclass(frozen=True)
@@ -39,10 +53,12 @@ class Select:
     then as few as will do, and no more than ``tokens`` or ``ratio`` if one is given too. The first
     ``sink`` and the last ``recent`` tokens are read in any case, within the budget. All is read in
     ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
-    ``dense_below`` tokens, and where it fits into the budget. ``group`` is how query heads of one
-    KV head agree. With ``recall_every`` n, every nth token is read densely as well, to report which
-    share of the attention the choice held. Policies that throw keys away keep ``tokens`` of them in
-    every layer, and heed nothing else of this. Raises InvalidOption.
+    ``dense_below`` tokens, and where it fits into the budget. ``layer_budgets`` spread ``tokens``
+    or ``ratio`` over the other layers, which together get what they would get if it were the same
+    in each (see `LayerBudgets`). ``group`` is how query heads of one KV head agree. With
+    ``recall_every`` n, every nth token is read densely as well, to report which share of the
+    attention the choice held. Policies that throw keys away keep ``tokens`` of them in every layer.
+    What a policy would not heed is refused. Raises InvalidOption.
     """
 
     policy: SelectPolicy = "quest"
@@ -53,6 +69,7 @@ class Select:
     recent: int = 16
     dense_layers: tuple[int, ...] | None = None
     dense_below: int = 0
+    layer_budgets: LayerBudgets = "flat"
     group: GroupRule = "max"
     recall_every: int = 0
 
@@ -75,6 +92,7 @@ class Select:
             self.policy not in EVICTING or budget in ([], ["tokens"]),
             f"policy {self.policy!r} keeps a number of keys: give tokens, not {budget}",
         )
+        self._check_heeded()
         require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")
         require(self.tokens is None or self.tokens > 0, "tokens must be positive")
         require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
@@ -83,6 +101,7 @@ class Select:
         require(self.dense_below >= 0, "dense_below is a number of tokens")
         require(self.recall_every >= 0, "recall_every is a number of tokens, 0 for never")
         require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
+        self._check_layer_budgets()
         layers = self.dense_layers or ()
         require(
             list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
@@ -91,6 +110,34 @@ class Select:
         if not budget and self.policy != "all":
             least = self.policy == "retrieval"
             object.__setattr__(self, "tokens", _RETRIEVED_TOKENS if least else _DEFAULT_TOKENS)
+
+    def _check_heeded(self) -> None:
+        """Raise InvalidOption for what is given besides a budget and has no meaning here."""
+        default = {field.name: field.default for field in fields(self)}
+        given = [
+            name
+            for name in _heedless(self.policy)
+            if getattr(self, name) not in (default[name], () if name == "dense_layers" else None)
+        ]
+        require(not given, f"policy {self.policy!r} does not heed {', '.join(given)}: leave it out")
+
+    def _check_layer_budgets(self) -> None:
+        budgets = self.layer_budgets
+        if budgets == "flat":
+            return
+        require(
+            budgets == "pyramid" or (isinstance(budgets, tuple) and len(budgets) > 0),
+            f"layer_budgets are 'flat', 'pyramid' or a weight for every layer, not {budgets!r}",
+        )
+        require(
+            isinstance(budgets, str) or all(0 < weight < math.inf for weight in budgets),
+            f"weights of layers are positive, not {budgets}",
+        )
+        require(
+            self.mass is None or self.tokens is not None or self.ratio is not None,
+            "a mass is found anew in every layer, so there is nothing to spread over them: give "
+            "tokens or ratio too, or leave out layer_budgets",
+        )
 
     @property
     def layers_read_densely(self) -> tuple[int, ...]:
@@ -104,11 +151,20 @@ class Select:
         """The policy and all that it takes of the other fields, as plain values."""
         if self.policy == "all":
             return {"policy": "all"}
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        named["dense_layers"] = list(self.layers_read_densely)
+        heedless = _heedless(self.policy)
+        known = [field.name for field in fields(self) if field.name not in heedless]
+        named = {name: getattr(self, name) for name in known}
+        if "dense_layers" in named:
+            named["dense_layers"] = list(self.layers_read_densely)
+        if isinstance(self.layer_budgets, tuple):
+            named["layer_budgets"] = list(self.layer_budgets)
         return {name: value for name, value in named.items() if value is not None}
 
     def __str__(self) -> str:
         names = ("tokens", "ratio", "mass")
         given = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
+        if self.layer_budgets != "flat":
+            budgets = self.layer_budgets
+            named = budgets if isinstance(budgets, str) else " ".join(f"{w:g}" for w in budgets)
+            given.append(named if named == "pyramid" else f"layers {named}")
         return ", ".join([self.policy, *given])

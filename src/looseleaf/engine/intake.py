@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from looseleaf.config import Fuse, ModelConfig
+from looseleaf.config import Fuse, ModelConfig, Select
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.eviction import Evictions
@@ -51,16 +51,8 @@ class Intake:
             )
         self._check_retrieval(request)
         select = request.select
-        if select and set(range(num_layers)) <= set(select.layers_read_densely):
-            raise InvalidOption(
-                f"select would leave all {num_layers} layers of the model dense: give "
-                "dense_layers with fewer of them, or leave select out"
-            )
-        if select and any(layer >= num_layers for layer in select.dense_layers or ()):
-            raise InvalidOption(
-                f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
-                f"0 to {num_layers - 1}: leave out those it does not have"
-            )
+        if select:
+            _check_layers(select, num_layers)
         self.evictions.check(request)
         balanced = self._balance(request)
         if balanced is not None:
@@ -152,3 +144,23 @@ class Intake:
         tail = sequence.tail.num_tokens
         others = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
         return (total - others) * self.admission.page_size - tail
+
+
+def _check_layers(select: Select, num_layers: int) -> None:
+    """Raise InvalidOption for a policy that the model has not the layers for."""
+    if set(range(num_layers)) <= set(select.layers_read_densely):
+        raise InvalidOption(
+            f"select would leave all {num_layers} layers of the model dense: give "
+            "dense_layers with fewer of them, or leave select out"
+        )
+    if any(layer >= num_layers for layer in select.dense_layers or ()):
+        raise InvalidOption(
+            f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
+            f"0 to {num_layers - 1}: leave out those it does not have"
+        )
+    weights = select.layer_budgets
+    if isinstance(weights, tuple) and len(weights) != num_layers:
+        raise InvalidOption(
+            f"layer_budgets have {len(weights)} weights, but the model {num_layers} layers: give "
+            "one for each, also for those that are dense"
+        )

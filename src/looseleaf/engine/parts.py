@@ -10,6 +10,7 @@ from looseleaf.engine.request import DocumentPart
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment
+from looseleaf.sparse import Schedule
 
 
 @dataclass(eq=False)
@@ -104,7 +105,14 @@ class HostedUse:
             assert select.ratio is not None
             tokens = math.ceil(select.ratio * self.num_tokens)
         always = self.num_tokens - len(index.indexed)
-        return HostedRead(self.segment, self.start, max(1, tokens - always), dense)
+        count = max(1, tokens - always)
+        if select.layer_budgets == "flat":
+            return HostedRead(self.segment, self.start, count, dense)
+        # the ends that are always read are in the budget of every layer
+        num_layers, most = len(self.segment.kv), len(index.indexed)
+        counts = Schedule.of(select).spread(max(0, count - 1), max(0, most - 1), num_layers)
+        each = tuple(1 + more for more in counts)
+        return HostedRead(self.segment, self.start, count, dense, each)
 
 
 @dataclass(eq=False)

@@ -81,6 +81,10 @@ class Revising:
         """The base's; pages that are taken over come on top of it."""
         return self.base.limit(num_candidates, num_other)
 
+    def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
+        """The base's."""
+        return self.base.layer_limits(num_candidates, num_other, num_layers)
+
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:

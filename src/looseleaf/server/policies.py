@@ -44,20 +44,20 @@ def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 def _fuse(given: FusePolicy | None) -> Fuse | None:
     with _refused("fuse"):
-        return None if given is None else Fuse(**_fields(given, "selector", "check_layers"))
+        return None if given is None else Fuse(**_fields(given, "selector"))
 
 
 def _select(given: SelectChoice | None) -> Select | None:
     with _refused("select"):
-        return None if given is None else Select(**_fields(given, "policy", "dense_layers"))
+        return None if given is None else Select(**_fields(given, "policy"))
 
 
-def _fields(given: str | BaseModel, word: str, layers: str) -> dict[str, Any]:
-    """The options that are given, where a policy may be one ``word``; ``layers`` is a list."""
+def _fields(given: str | BaseModel, word: str) -> dict[str, Any]:
+    """The options that are given, where a policy may be one ``word``; lists are of layers."""
     if isinstance(given, str):
         return {word: given}
     fields = given.model_dump(exclude_none=True)
-    return {k: tuple(v) if k == layers else v for k, v in fields.items()}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
 @contextmanager

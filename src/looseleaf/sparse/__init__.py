@@ -8,6 +8,7 @@ from looseleaf.config import EVICTING, Select
 from looseleaf.sparse.budget import Budget
 from looseleaf.sparse.evicting import Eviction, Evictor, TextPages
 from looseleaf.sparse.evictors import make_evictor
+from looseleaf.sparse.layers import Schedule
 from looseleaf.sparse.partial import Partial
 from looseleaf.sparse.policy import Scorer, SparsePolicy
 from looseleaf.sparse.quest import Quest
@@ -21,6 +22,7 @@ __all__ = [
     "Partial",
     "Quest",
     "Representatives",
+    "Schedule",
     "Scorer",
     "SparsePolicy",
     "TextPages",
@@ -46,4 +48,5 @@ def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
         Budget.of(select, page_size),
         frozenset(select.layers_read_densely),
         select.group,
+        select.layer_budgets,
     )

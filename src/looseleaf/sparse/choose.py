@@ -16,7 +16,8 @@ def choose_pages(
     budget: Budget,
     group: GroupRule,
 ) -> Choice:
-    """The candidates with the largest scores, as many as each row's limit.
+    """The candidates with the largest scores, as many as each row's limit in
+    the layer.
 
     Pages outside the layer's window come last, those of the budget's sink and recent pages first.
     Query heads agree by the largest of their scores, or by the sum of the shares of attention that
@@ -33,7 +34,7 @@ def choose_pages(
     forced = _forced(candidates, budget)[:, None]
     ranked, order = _ranked(worth, forced & visible, table.most_chosen)
     rank = torch.arange(order.shape[-1], device=order.device)
-    kept = (rank < table.limits[:, None, None]) & (ranked > -torch.inf)
+    kept = (rank < table.limits[layer][:, None, None]) & (ranked > -torch.inf)
     if budget.mass is not None:
         assert shares is not None
         held = shares.gather(-1, order)

@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.attention.selection import Candidates, Choice
-from looseleaf.config import GroupRule
+from looseleaf.config import GroupRule, LayerBudgets
 from looseleaf.kv.summaries import Summary
 from looseleaf.sparse.budget import Budget
 from looseleaf.sparse.choose import choose_pages
+from looseleaf.sparse.layers import Schedule
 
 
 @runtime_checkable
@@ -38,13 +39,15 @@ class Scorer(Protocol):
 class SparsePolicy:
     """Reads the pages with the largest scores; implements `PagePolicy`.
 
-    ``group`` is how the query heads of a KV head agree: see `choose_pages`.
+    ``group`` is how the query heads of a KV head agree: see `choose_pages`. ``layer_budgets`` say
+    how the budget is spread over the layers that are not dense: see `Schedule`.
     """
 
     scorer: Scorer
     budget: Budget
     dense_layers: frozenset[int] = frozenset()
     group: GroupRule = "max"
+    layer_budgets: LayerBudgets = "flat"
 
     @property
     def summary(self) -> Summary | None:
@@ -61,6 +64,16 @@ class SparsePolicy:
     def limit(self, num_candidates: int, num_other: int) -> int:
         """See `Budget.limit`."""
         return self.budget.limit(num_candidates, num_other)
+
+    def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> list[int]:
+        """Its limit in every layer: what is read in any case is read in all, and what the budget
+        holds besides is spread."""
+        limit = self.limit(num_candidates, num_other)
+        always = self.budget.sink + max(0, self.budget.recent - num_other)
+        always = min(limit, max(1, always))
+        schedule = Schedule(self.layer_budgets, frozenset(self.dense_layers))
+        spread = schedule.spread(limit - always, num_candidates - always, num_layers)
+        return [always + count for count in spread]
 
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates

@@ -1,6 +1,6 @@
 """How a request's policies are written: a word, or an object that also says how much."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -59,6 +59,11 @@ class SelectInput(Strict):
     )
     dense_below: int | None = Field(
         None, ge=0, le=2**31, description="Contexts of at most so many tokens are read whole."
+    )
+    layer_budgets: (
+        Literal["flat", "pyramid"] | Annotated[list[float], Field(min_length=1, max_length=1024)]
+    ) | None = Field(
+        None, description="How the budget is spread over layers; a list has a weight for each."
     )
     group: GroupRule | None = Field(
         None, description="How query heads that share a KV head agree on a page."
