@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
-from looseleaf.config import Revise
+from looseleaf.config import Local, Revise
 from looseleaf.engine.request import Prompt, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
@@ -83,15 +83,33 @@ SELECT = Select("quest", tokens=80, dense_layers=(0,))
 
 
 @pytest.mark.parametrize(
-    ("window", "kernels"), [(1, "native"), (2, "native"), (4, "torch"), (9, "native")]
+    ("revise", "kernels"),
+    [
+        (Revise(1), "native"),
+        (Revise(2), "native"),
+        (Revise(4), "torch"),
+        (Revise(9), "native"),
+        (Revise(2, local="stale"), "torch"),
+        (Revise(9, local="stale"), "native"),
+    ],
 )
 def test_the_engine_revises_like_the_plainest_form(
-    checkpoint: Folder, window: int, kernels: str
+    checkpoint: Folder, revise: Revise, kernels: str
 ) -> None:
     llm = make_llm(checkpoint(), cpu_kernels=kernels)
-    tokens, logits = answer(llm, PROMPT, 28, select=SELECT, revise=Revise(window))
-    mine = expected(llm, PROMPT, tokens, choose=quest(80), window=window, dense_layers=(0,))
+    tokens, logits = answer(llm, PROMPT, 28, select=SELECT, revise=revise)
+    how: dict[str, Any] = {"window": revise.window, "local": revise.local, "dense_layers": (0,)}
+    mine = expected(llm, PROMPT, tokens, choose=quest(80), **how)
     assert worst(logits, mine) <= TOLERANCE
+
+
+def test_stale_states_are_felt(checkpoint: Folder) -> None:
+    """Else the method to the letter would be what is exact."""
+    exact, stale = (
+        answer(make_llm(checkpoint()), PROMPT, 28, select=SELECT, revise=Revise(4, local=local))[1]
+        for local in get_args(Local)
+    )
+    assert worst(exact, stale) > 10 * TOLERANCE
 
 
 def test_revision_changes_what_a_small_budget_answers(checkpoint: Folder) -> None:
@@ -108,6 +126,7 @@ MIXED: list[dict[str, Any]] = [
     {"select": SELECT},
     {},
     {"select": SELECT, "revise": Revise(2)},
+    {"select": SELECT, "revise": Revise(4, local="stale")},
     {"select": Select("window", tokens=64), "revise": Revise(4)},
     {"select": SELECT, "revise": Revise(4)},
 ]
@@ -115,7 +134,7 @@ MIXED: list[dict[str, Any]] = [
 
 def test_a_batch_of_mixed_policies_equals_one_at_a_time(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint(), num_pages=200)
-    prompts = [[words(n, 60 + 9 * n), Document(words(50, 41)), words(n, 20)] for n in range(6)]
+    prompts = [[words(n, 60 + 9 * n), Document(words(50, 41)), words(n, 20)] for n in range(7)]
     together = ask_together(llm, prompts, MIXED)
     alone = [ask_together(llm, [p], [how])[0] for p, how in zip(prompts, MIXED, strict=True)]
     for mine, other in zip(together, alone, strict=True):
@@ -143,9 +162,10 @@ def ask_together(
     ]
 
 
-def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder) -> None:
+@pytest.mark.parametrize("local", get_args(Local))
+def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder, local: Local) -> None:
     """A layer's keys may fail to arrive half way through a step, which is then made again."""
-    policies = [{"select": SELECT, "revise": Revise(4)}] * 2
+    policies = [{"select": SELECT, "revise": Revise(4, local=local)}] * 2
     prompts = [[words(n, 90)] for n in range(2)]
     calm = ask_together(make_llm(checkpoint()), prompts, policies, 30)
     llm = make_llm(checkpoint())

@@ -6,7 +6,7 @@ beside, in `tests/sparse`, where it can be measured."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf import Document, Select
 from looseleaf.attention.selection import Candidates, Choice
-from looseleaf.config import Revise
+from looseleaf.config import Fuse, Local, Revise
 from looseleaf.engine.request import Prompt, Request
 from looseleaf.ops.rotate import rotate
 from looseleaf.retro import RevisionStates
@@ -57,15 +57,30 @@ def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidat
 
 
 @each_row
-@pytest.mark.parametrize("window", [1, WINDOW, 9])
+@pytest.mark.parametrize(
+    "revise", [Revise(1), Revise(3), Revise(9), Revise(3, local="stale")], ids=str
+)
 def test_a_full_budget_equals_dense_decode(
-    checkpoint: Folder, row: str, window: int, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Folder, row: str, revise: Revise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = answer(make_llm(checkpoint()), PROMPT, LENGTH)
     # a budget that holds all would not be asked
     monkeypatch.setattr(SparsePolicy, "choose", everything)
-    how = {"select": TABLE[row], "revise": Revise(window)}
+    how = {"select": TABLE[row], "revise": revise}
     chosen = answer(make_llm(checkpoint()), PROMPT, LENGTH, **how)
+    assert dense[0] == chosen[0] and worst(dense[1], chosen[1]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("local", get_args(Local))
+def test_what_was_computed_again_is_read_once(
+    checkpoint: Folder, local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a full budget a blended request is answered as if nothing were chosen or revised."""
+    fuse, documents = Fuse("first", tokens=12), [words(1, 50), Document(words(2, 41)), words(3, 40)]
+    dense = answer(make_llm(checkpoint()), documents, LENGTH, fuse=fuse)
+    monkeypatch.setattr(SparsePolicy, "choose", everything)
+    how = {"select": TABLE["quest"], "revise": Revise(WINDOW, local=local), "fuse": fuse}
+    chosen = answer(make_llm(checkpoint()), documents, LENGTH, **how)
     assert dense[0] == chosen[0] and worst(dense[1], chosen[1]) <= TOLERANCE
 
 

@@ -80,6 +80,7 @@ class SelectedRows:
         for n, row in enumerate(self.candidates.rows):
             others = row.num_other(size) + row.num_patches
             held = row.num_candidates + others
+            others *= row.rest
             pages = tallies[n] + choosing * others + dense * heads * held
             looked = heads * row.num_candidates * sum(self.looked)
             recall = recalls[n] if recalls and row.measured else None
@@ -105,7 +106,8 @@ class SelectedRows:
         if choice.join is not None:
             state = merged(state, choice.join())
         if choice.done is not None:
-            choice.done(state)
+            rest = self._rest(states, row_state_indptr) if choice.told_all else None
+            choice.done(state if rest is None else merged(state, rest))
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
         states.lse[place] = state.lse
@@ -123,6 +125,17 @@ class SelectedRows:
         bounds = row_state_indptr.tolist()
         lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
         return torch.stack(lses)
+
+    def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
+        """The state of what each row reads in any case."""
+        lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
+        pivot = lse.masked_fill(lse == -torch.inf, 0.0)
+        outs = []
+        for n, whole in zip(self.places, pivot, strict=True):
+            mine = slice(bounds[n], bounds[n + 1] - 1)
+            weights = (states.lse[mine] - whole).exp()[..., None]
+            outs.append((weights * states.out[mine].float()).sum(0))
+        return AttnState(torch.stack(outs), lse)
 
 
 @dataclass(eq=False)
@@ -214,7 +227,10 @@ class Readings:
             key = tuple(i in choosing for i in range(len(rows))) if choosing else ()
             if key not in made:
                 parts = tuple(s for s in chosen if layer not in s.policy.dense_layers)
-                others = [_others(r) if i in choosing else r for i, r in enumerate(rows)]
+                size = self.pool.page_size
+                others = [
+                    _others(selecting[i], size) if i in choosing else r for i, r in enumerate(rows)
+                ]
                 groups = self._grouped(key, rows, others)
                 made[key] = Reading(key, others, groups, parts + hosted)
             readings.append(made[key])
@@ -331,8 +347,12 @@ class Readings:
         return kept[1]
 
 
-def _others(row: DecodeRow) -> DecodeRow:
-    """A row that chooses, without what it chooses from; `Groups.tail_starts` says the rest."""
+def _others(row: SelectingRow, page_size: int) -> DecodeRow:
+    """A row that chooses, without what it chooses from; `Groups.tail_starts` says what else it
+    leaves out, or the length of its tail: all of it."""
+    if not row.rest:
+        tail = replace(row.tail, sharable=0, length=row.sealed * page_size)
+        return DecodeRow(row.position, (), tail)
     patches = tuple(span for span in row.settled if span.places is not None)
     return DecodeRow(row.position, patches, replace(row.tail, sharable=0))
 

@@ -36,8 +36,9 @@ class Choice(NamedTuple):
     stands behind them is any number that indexes the table of candidates. ``join`` gives one state
     a row ``[rows, qo_heads, head_dim]``, of keys that are not candidates or were not chosen; it is
     called once, when the chosen pages are read. ``done`` is then called with the state of chosen
-    pages and joined state together, without what is read in any case. ``looked`` is how
-    many numbers of a candidate's keys, of one KV head, were looked at besides summaries.
+    pages and joined state together, and of what is read in any case if it is ``told_all``.
+    ``looked`` is how many numbers of a candidate's keys, of one KV head, were looked at besides
+    summaries.
     """
 
     ordinals: Int[Tensor, "rows kv_heads most_chosen"]
@@ -45,6 +46,7 @@ class Choice(NamedTuple):
     join: Callable[[], AttnState] | None = None
     done: Callable[[AttnState], None] | None = None
     looked: int = 0
+    told_all: bool = False
 
 
 @runtime_checkable
@@ -95,13 +97,16 @@ class SelectingRow(DecodeRow):
 
     Candidates are the pages of its settled spans but patches, and those ``sealed``. ``state`` is
     the policy's own, of this row: it is only handed on. Of a ``measured`` row it is found out how
-    much of the attention its choice holds, which costs a dense read.
+    much of the attention its choice holds, which costs a dense read. One that does not read the
+    ``rest`` has read it before: where it chooses, pages that still change and its patch are not for
+    it.
     """
 
     policy: PagePolicy
     sealed: int
     state: object = None
     measured: bool = False
+    rest: bool = True
 
     @property
     def spans(self) -> list[ReadSpan]:

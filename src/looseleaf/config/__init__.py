@@ -13,7 +13,7 @@ from looseleaf.config.engine import (
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
-from looseleaf.config.revise import MAX_WINDOW, Revise
+from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import EVICTING, GroupRule, LayerBudgets, Select, SelectPolicy
 from looseleaf.config.server import ServerConfig
 from looseleaf.config.tiers import TierConfig
@@ -29,6 +29,7 @@ __all__ = [
     "FuseSelector",
     "GroupRule",
     "LayerBudgets",
+    "Local",
     "IndexConfig",
     "IndexKeys",
     "IndexKind",

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.hosted_window import WindowShape
 from looseleaf.attention.selection import PagePolicy, SelectingRow
-from looseleaf.config import Revise
+from looseleaf.config import Local, Revise
 from looseleaf.engine.hosted_revision import KeyRevision
 from looseleaf.engine.revised_rows import Revision
 from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
@@ -80,7 +80,11 @@ class PageRevision(Revision):
         newly_sealed = window.newly_sealed if age == 0 else 0
         state = RevisedRow(self._slot, place, age, newly_sealed)
         tail = self.tail(newest.tail, age)
-        return SelectingRow(position, newest.settled, tail, self.policy, window.sealed, state)
+        # what is kept of a stale row holds what it read in any case
+        rest = age == 0 or self.revise.local == "exact"
+        return SelectingRow(
+            position, newest.settled, tail, self.policy, window.sealed, state, rest=rest
+        )
 
 
 @dataclass
@@ -93,7 +97,7 @@ class Revisions:
     batch_invariant: bool = False
     _states: dict[int, RevisionStates] = field(default_factory=dict)
     # as long as an output has it
-    _policies: WeakValueDictionary[tuple[PagePolicy, int], Revising] = field(
+    _policies: WeakValueDictionary[tuple[PagePolicy, int, Local], Revising] = field(
         default_factory=WeakValueDictionary
     )
 
@@ -118,10 +122,11 @@ class Revisions:
         self._require_steady(revise)
         if revise.window == 1 or base is None:
             return None
-        window = revise.window
-        policy = self._policies.get((base, window))
+        window, local = revise.window, revise.local
+        policy = self._policies.get((base, window, local))
         if policy is None:
-            policy = self._policies[base, window] = Revising(base, self.states(window))
+            policy = Revising(base, self.states(window), local)
+            self._policies[base, window, local] = policy
         return PageRevision(revise, self.page_size, self.free_rows, policy)
 
     def hosted(self, revise: Revise) -> Revision | None:
@@ -131,6 +136,11 @@ class Revisions:
         self._require_steady(revise)
         if revise.window == 1:
             return None
+        if revise.local == "stale":
+            raise InvalidRequest(
+                "local='stale' is about pages that a policy could choose later, and "
+                "select='retrieval' chooses none: leave local out"
+            )
         if self.shape.device.type != "cpu":
             raise InvalidRequest(
                 "revise beside select='retrieval' is for engines on a CPU so far: leave one of "

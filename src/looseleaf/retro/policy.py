@@ -3,17 +3,19 @@
 Wraps a policy that chooses pages. Of the rows of a step the newest come first, one an output, then
 past rows. The base is asked for the newest only; a past row gets the same pages less those that it
 has read, starts from what it has kept, and keeps what comes out. What rows read in any case, pages
-that are not sealed, is no part of it.
+that are not sealed, is no part of it; or, where ``local`` is "stale", is read by the newest row
+only, which keeps it like everything else, as the paper says literally.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from looseleaf.attention.selection import Candidates, Choice, PagePolicy, SelectingRow
+from looseleaf.config import Local
 from looseleaf.kv.summaries import Summary
 from looseleaf.retro.seen import mark_read, unseen
 from looseleaf.retro.states import RevisionStates
@@ -47,9 +49,10 @@ class _Step:
 class Revising:
     """A `PagePolicy` over ``base``; its rows carry a `RevisedRow`, ``states`` what they keep."""
 
-    def __init__(self, base: PagePolicy, states: RevisionStates) -> None:
+    def __init__(self, base: PagePolicy, states: RevisionStates, local: Local = "exact") -> None:
         self.base = base
         self.states = states
+        self.local = local
         self._made: tuple[Candidates, _Step] | None = None
 
     @property
@@ -64,7 +67,10 @@ class Revising:
 
     @property
     def vector_budget(self) -> tuple[int, int] | None:
-        """The base's, if it has any: see `SparsePolicy.vector_budget`."""
+        """The base's, if it has any: see `SparsePolicy.vector_budget`. None if rows keep all that
+        they read, which no work list tells."""
+        if self.local == "stale":
+            return None
         budget: tuple[int, int] | None = getattr(self.base, "vector_budget", None)
         return budget
 
@@ -95,17 +101,23 @@ class Revising:
         assert chosen.join is None and chosen.done is None, "the base reads pages and nothing else"
         column = torch.arange(chosen.ordinals.shape[-1], device=q.device)
         ordinals, valid = chosen.ordinals, column < chosen.counts[..., None]
-        if step.taken_over.shape[1]:
-            ordinals, valid = _with_taken_over(ordinals, valid, step.taken_over)
         slots = step.slots[:outputs]
         registers = states.registers[layer, slots]
         # a step that was computed in vain reads nothing new when it is made again
         again = states.booked[layer, slots, 0] == step.newest.row_positions
+        if step.taken_over.shape[1] and self.local == "exact":
+            ordinals, valid = _with_taken_over(ordinals, valid, step.taken_over)
+        elif step.taken_over.shape[1]:
+            registers = _with_read_before(registers, step.taken_over, again)
         states.booked[layer, slots] = step.newest.row_positions[:, None]
         marked = mark_read(registers, _mask(registers, ordinals, valid))
         states.registers[layer, slots] = torch.where(again[:, None, None], registers, marked)
         known = registers.gather(-1, ordinals)
-        new = valid[step.owner] & unseen(known[step.owner], step.ages + again[step.owner])
+        repeated = again[step.owner]
+        if self.local == "stale":
+            # what its newest row keeps holds more than what is joined: it begins anew
+            again, repeated = torch.zeros_like(again), repeated & (step.ages > 0)
+        new = valid[step.owner] & unseen(known[step.owner], step.ages + repeated)
         read, counts = _rising(ordinals[step.owner], new, candidates.table.pages.shape[1])
 
         def carried() -> AttnState:
@@ -118,7 +130,7 @@ class Revising:
         def keep(state: AttnState) -> None:
             states.keep(layer, step.slots, step.places, state.out, state.lse)
 
-        return Choice(read, counts, carried, keep)
+        return Choice(read, counts, carried, keep, told_all=self.local == "stale")
 
     def _step(self, candidates: Candidates) -> _Step:
         """What the layers of a step have in common."""
@@ -167,6 +179,18 @@ def _with_taken_over(
     there = ((ordinals[..., None] == more[:, :, None]) & valid[..., None]).any(2)
     joined = torch.cat([ordinals, more.clamp_min(0)], -1)
     return joined, torch.cat([valid, (more >= 0) & ~there], -1)
+
+
+def _with_read_before(
+    registers: UInt8[Tensor, "outputs kv_heads pages"],
+    pages: Int[Tensor, "outputs new"],
+    again: Bool[Tensor, " outputs"],
+) -> UInt8[Tensor, "outputs kv_heads pages"]:
+    """The registers of pages that are sealed now, which all rows of the window read when they were
+    not; unless the step is made again."""
+    each = pages[:, None].expand(-1, registers.shape[1], -1)
+    before = _mask(registers, each.clamp_min(0), each >= 0) & ~again[:, None, None]
+    return registers.masked_fill(before, 255)
 
 
 def _mask(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from looseleaf.config import MAX_WINDOW, FuseSelector, GroupRule, SelectPolicy
+from looseleaf.config import MAX_WINDOW, FuseSelector, GroupRule, Local, SelectPolicy
 from looseleaf.server.protocol.base import Strict
 
 
@@ -82,6 +82,9 @@ class ReviseInput(Strict):
 
     window: int = Field(ge=1, le=MAX_WINDOW, description="The newest token counts; 1 is off.")
     adaptive: bool = Field(False, description="Fewer while the batch is large.")
+    local: Local = Field(
+        "exact", description="`stale` keeps what was read of pages that still change."
+    )
 
 
 ReviseChoice = Annotated[int, Field(ge=1, le=MAX_WINDOW)] | ReviseInput
