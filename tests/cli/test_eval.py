@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looseleaf.evals.report.reading import reading_tables
 from tests.cli.conftest import Run
 
 
@@ -36,6 +37,9 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--first-seed", "-1"), "held-out worlds have seeds 0"),
         (("--budget", "0.1"), "need a --select that they are for"),
         (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
+        (("--layer-budgets", "pyramid"), "need a --select that they are for"),
+        (("--select", "tova", "--layer-budgets", "pyramid"), "does not heed layer_budgets"),
+        (("--select", "quest", "--stale"), "--stale needs a --revise"),
         (("--fuse", "links", "--check-layer", "1"), "--check-layer is for --fuse deviation"),
         (("--fuse", "first", "--watched-share", "1"), "is for --fuse question and links"),
         (("--processes", "0"), "--processes must be at least 1"),
@@ -111,6 +115,25 @@ def test_what_is_read_and_revised_are_arms_too(run: Run, tmp_path: Path) -> None
     read = {row["arm"]: float(row["value"]) for row in rows if row["metric"] == "pages_read"}
     assert read["quest, ratio 0.2"] < read["quest, ratio 0.4"] < 1
     assert {row["arm"] for row in rows if row["metric"] == "exposure_1"} == {arms[2], arms[5]}
+
+
+def test_ways_to_spread_a_budget_and_to_revise_are_named(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "evals.csv"
+    asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--questions", 1)
+    ways = ("--layer-budgets", "flat", "--layer-budgets", "pyramid", "--revise", 3, "--stale")
+    result = run(*asked, "--select", "quest", "--budget", 0.3, *ways, "--output", output)
+    assert result.code == 0, result.err
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    policies = ["quest, ratio 0.3", "quest, ratio 0.3, pyramid"]
+    revised = ["", ", revise 3", ", revise 3, stale"]
+    named = [f"{policy}{window}" for policy in policies for window in revised]
+    assert list(dict.fromkeys(row["arm"] for row in rows)) == ["full attention", *named]
+    against = {row["arm"]: row["against"] for row in rows if row["against"]}
+    assert against[named[5]] == named[3]
+    # the same pages in all layers together
+    read = {row["arm"]: float(row["value"]) for row in rows if row["metric"] == "pages_read"}
+    assert abs(read[policies[0]] - read[policies[1]]) < 0.02
+    assert len(list(reading_tables(rows))) == 2
 
 
 def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> None:

@@ -218,8 +218,24 @@ CHATS = [
         None,
         select={"policy": "quest", "dense_layers": [999]},
     ),
+    chat(
+        "weights of layers that the model has not",
+        None,
+        select={"policy": "quest", "layer_budgets": [1.5]},
+    ),
+    chat(
+        "a schedule that a policy would not heed",
+        "select",
+        select={"policy": "h2o", "layer_budgets": "pyramid"},
+    ),
     chat("revise without a select", "revise", revise=8),
     chat("a window that is too wide to revise", "revise", select="quest", revise=10),
+    chat(
+        "revise with other pages",
+        "revise.ReviseInput.local",
+        select="quest",
+        revise={"window": 2, "local": "near"},
+    ),
     chat("revise by a word", "revise", select="quest", revise="window"),
     chat("revise where keys are thrown away", None, select="tova", revise=2),
     chat(

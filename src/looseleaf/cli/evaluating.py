@@ -207,7 +207,8 @@ class Evaluation:
                 continue
             # a name says all that an answer depends on
             layers = ", every layer" if select.dense_layers == () else ""
-            name = f"{select}{layers}" + (f"{_REVISED}{revise.window}" if revise else "")
+            stale = ", stale" if revise and revise.local == "stale" else ""
+            name = f"{select}{layers}" + (f"{_REVISED}{revise.window}{stale}" if revise else "")
             chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
             arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
             policies.append(arm)

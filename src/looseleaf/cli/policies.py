@@ -14,6 +14,7 @@ from looseleaf.config import (
     EvaluatedSelector,
     Fuse,
     FuseSelector,
+    Local,
     Revise,
     Select,
     SelectPolicy,
@@ -180,6 +181,11 @@ def reading_options(command: Command) -> Command:
             help=f"rows that are revised by what {', '.join(_REVISED)} read; may be repeated",
         ),
         click.option("--every-layer", is_flag=True, help="--select leaves no layer dense"),
+        click.option(
+            "--stale",
+            is_flag=True,
+            help="--revise also without reading anew what earlier rows read of pages that change",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -203,10 +209,13 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
     policies, budgets, windows = (options.pop(n) for n in ("policies", "budgets", "windows"))
     layers = () if options.pop("every_layer") else None
     spreads = options.pop("spreads") or (None,)
+    ways: tuple[Local, ...] = ("exact", "stale") if options.pop("stale") else ("exact",)
     if (budgets or windows or any(spreads)) and not policies:
         raise InvalidOption(
             "--budget, --layer-budgets and --revise need a --select that they are for"
         )
+    if len(ways) > 1 and not windows:
+        raise InvalidOption("--stale needs a --revise that it is for")
     if windows and not any(policy in _REVISED for policy in policies):
         raise InvalidOption(f"--revise needs a --select that looks at keys: {', '.join(_REVISED)}")
     readings = []
@@ -221,7 +230,11 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
             assert select is not None
             if layers is not None:
                 select = replace(select, dense_layers=layers)
-            revises = [Revise(window) for window in windows] if policy in _REVISED else []
+            revises = (
+                [Revise(window, local=local) for window in windows for local in ways]
+                if policy in _REVISED
+                else []
+            )
             readings += [Reading(policy, budget or 0, select, r) for r in (None, *revises)]
     return readings
 

@@ -11,6 +11,7 @@ from looseleaf.evals.report.tables import Table
 _SHARE = "right, %"
 _BUDGET = "keys read, % of the context"
 _REVISED = ", revise "
+_STALE = ", stale"
 # RetroAttention (arXiv 2508.09001): with one later row and with seven
 _PUBLISHED = Series("published", (1.0, 7.0), (1.17, 1.60))
 
@@ -98,11 +99,16 @@ def _budgets(name: str, title: str, policies: _Points, rows: Sequence[Row]) -> C
 
 
 def _exposure(rows: Sequence[Row]) -> _Exposure:
-    """By budget and window, those of one policy together: the exposure after so many later rows."""
+    """By budget and window, those of one policy together: the exposure after so many later rows.
+
+    It counts what was sealed, so that it is not said of rows whose stale reads of other pages are
+    theirs for good."""
     found: dict[tuple[str, float, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
         policy = policy_of(row)
         if policy is None or not row["metric"].startswith("exposure_"):
+            continue
+        if policy[0].endswith(_STALE):
             continue
         name, window = policy[0].split(_REVISED)
         later = int(row["metric"].removeprefix("exposure_"))
