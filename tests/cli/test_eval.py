@@ -38,7 +38,7 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--budget", "0.1"), "need a --select that they are for"),
         (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
         (("--layer-budgets", "pyramid"), "need a --select that they are for"),
-        (("--select", "tova", "--layer-budgets", "pyramid"), "does not heed layer_budgets"),
+        (("--select", "tova", "--layer-budgets", "pyramid"), "a page holds all layers"),
         (("--select", "quest", "--stale"), "--stale needs a --revise"),
         (("--fuse", "links", "--check-layer", "1"), "--check-layer is for --fuse deviation"),
         (("--fuse", "first", "--watched-share", "1"), "is for --fuse question and links"),

@@ -207,6 +207,21 @@ def test_a_page_is_not_published_that_came_of_a_choice(checkpoint: Folder) -> No
     assert worst(mine, fresh) <= TOLERANCE
 
 
+@pytest.mark.parametrize("local", get_args(Local))
+def test_what_the_newest_row_holds_is_measured(checkpoint: Folder, local: Local) -> None:
+    """Its choice alone counts, so the first steps of a window hold what they do without one."""
+    small = Select("quest", tokens=64, dense_layers=(), recall_every=1)
+    params = SamplingParams(max_tokens=3, seed=3, ignore_eos=True)
+    reports = []
+    for more in ({}, {"revise": Revise(4, local=local)}):
+        (output,) = make_llm(checkpoint()).generate([PROMPT], params, select=small, **more)
+        assert output.select is not None and output.select.recall_rows == 2
+        reports.append(output.select.recall)
+    # the first token that is decoded has no rows behind it, the second reads one that has changed
+    assert reports[0] is not None and 0 < reports[0] < 1
+    assert reports[1] == pytest.approx(reports[0], abs=0.05)
+
+
 def test_exposure_is_one_at_its_own_step_and_grows(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint())
     params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True)

@@ -57,7 +57,7 @@ def test_a_larger_capacity_keeps_no_less_of_the_attention(policy: Any) -> None:
     weights = (torch.randn(32, 2, 3, 300, generator=generator) * 3).softmax(-1)
     before = None
     for tokens in (8, 16, 40, 100, 250):
-        evictor = make_evictor(Select(policy, tokens=tokens))
+        evictor = make_evictor(Select(policy, tokens=tokens), 300)
         assert evictor is not None
         some = weights[-evictor.rows(len(weights), True) :]
         kept = evictor.keep(evictor.scores(torch.zeros(2, 300), some))
@@ -181,9 +181,20 @@ def test_a_model_with_windows_is_refused(tmp_path: Any) -> None:
         llm.generate(["abc"], PARAMS, select=Select("h2o", tokens=32))
 
 
-def test_a_share_is_no_number_of_keys() -> None:
-    with pytest.raises(InvalidOption, match="give tokens"):
-        Select("snapkv", ratio=0.1)
+@EVICTOR
+def test_a_share_is_one_of_the_prompt(folder: Any, policy: Any) -> None:
+    llm = make_llm(folder)
+    (text,) = llm.engine.prompts.from_parts(PROMPT)
+    share, number = (
+        answer(llm, select=Select(policy, **budget))
+        for budget in ({"ratio": 47.5 / len(text.tokens)}, {"tokens": 48})
+    )
+    assert share[0] == number[0] and torch.equal(share[1], number[1])
+
+
+def test_a_mass_is_no_number_of_keys() -> None:
+    with pytest.raises(InvalidOption, match="give tokens or ratio"):
+        Select("snapkv", mass=0.9)
 
 
 def test_rows_read_what_was_kept_from_where_it_stood(

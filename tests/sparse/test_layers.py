@@ -65,7 +65,8 @@ def test_what_is_read_in_any_case_is_read_in_every_layer() -> None:
     ("options", "message"),
     [
         ({"policy": "all", "layer_budgets": "pyramid"}, "does not heed layer_budgets"),
-        ({"policy": "snapkv", "layer_budgets": "pyramid"}, "does not heed layer_budgets"),
+        ({"policy": "snapkv", "layer_budgets": "pyramid"}, "a page holds all layers"),
+        ({"policy": "snapkv", "mass": 0.5}, "give tokens or ratio, not a mass"),
         ({"policy": "tova", "dense_layers": (1,)}, "does not heed dense_layers"),
         ({"policy": "retrieval", "recall_every": 2, "sink": 9}, "heed sink, recall_every"),
         ({"policy": "window", "group": "sum"}, "does not heed group"),

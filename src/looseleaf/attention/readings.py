@@ -96,15 +96,15 @@ class SelectedRows:
         choice = self.policy.choose(layer, queries, self.candidates)
         state = attend_chosen(layer, queries, choice, self.candidates)
         self.count(choice.counts.sum(-1), choice.looked)
-        if choice.join is None and any(row.measured for row in self.candidates.rows):
+        if choice.join is not None:
+            state = merged(state, choice.join())
+        if any(row.measured for row in self.candidates.rows):
             others = self._others(states, row_state_indptr)
             everything = attend_chosen(
                 layer, queries, self.candidates.everything(), self.candidates
             )
             held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
             self.recalls.append(held.exp().mean(-1))
-        if choice.join is not None:
-            state = merged(state, choice.join())
         if choice.done is not None:
             rest = self._rest(states, row_state_indptr) if choice.told_all else None
             choice.done(state if rest is None else merged(state, rest))

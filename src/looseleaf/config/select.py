@@ -57,8 +57,9 @@ class Select:
     or ``ratio`` over the other layers, which together get what they would get if it were the same
     in each (see `LayerBudgets`). ``group`` is how query heads of one KV head agree. With
     ``recall_every`` n, every nth token is read densely as well, to report which share of the
-    attention the choice held. Policies that throw keys away keep ``tokens`` of them in every layer.
-    What a policy would not heed is refused. Raises InvalidOption.
+    attention the choice held. Policies that throw keys away keep ``tokens`` of them in every layer,
+    or the share ``ratio`` of the prompt's. What a policy would not heed is refused. Raises
+    InvalidOption.
     """
 
     policy: SelectPolicy = "quest"
@@ -89,8 +90,13 @@ class Select:
             "or ratio",
         )
         require(
-            self.policy not in EVICTING or budget in ([], ["tokens"]),
-            f"policy {self.policy!r} keeps a number of keys: give tokens, not {budget}",
+            self.policy not in EVICTING or "mass" not in budget,
+            f"policy {self.policy!r} keeps a number of keys: give tokens or ratio, not a mass",
+        )
+        require(
+            self.policy not in EVICTING or self.layer_budgets == "flat",
+            f"policy {self.policy!r} keeps as many keys in every layer, since a page holds all "
+            "layers of its tokens and goes when none of them needs it: leave out layer_budgets",
         )
         self._check_heeded()
         require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")

@@ -75,7 +75,7 @@ class Evictions:
 
     def equip(self, sequence: Sequence, request: Request) -> None:
         """Have ``sequence`` throw keys away, if its request says so."""
-        evictor = make_evictor(request.select)
+        evictor = make_evictor(request.select, request.num_tokens)
         if evictor is not None:
             rotation, rules = self.attention.rotation, self.attention.rules
             sequence.eviction = Eviction(evictor, rotation, rules)

@@ -82,8 +82,9 @@ class PageRevision(Revision):
         tail = self.tail(newest.tail, age)
         # what is kept of a stale row holds what it read in any case
         rest = age == 0 or self.revise.local == "exact"
+        measured = age == 0 and newest.measured
         return SelectingRow(
-            position, newest.settled, tail, self.policy, window.sealed, state, rest=rest
+            position, newest.settled, tail, self.policy, window.sealed, state, measured, rest
         )
 
 

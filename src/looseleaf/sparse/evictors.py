@@ -1,5 +1,6 @@
 """The policies that throw keys away, by name."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -14,9 +15,13 @@ _EVICTORS: Mapping[str, Callable[[int], Evictor]] = MappingProxyType(
 )
 
 
-def make_evictor(select: Select | None) -> Evictor | None:
-    """The policy that ``select`` names, None if it throws nothing away."""
+def make_evictor(select: Select | None, num_tokens: int) -> Evictor | None:
+    """The policy that ``select`` names for a prompt of so many tokens, None if it throws nothing
+    away."""
     if select is None or select.policy not in _EVICTORS:
         return None
-    assert select.tokens is not None, "what is kept is a number of tokens"
-    return _EVICTORS[select.policy](select.tokens)
+    kept = select.tokens
+    if kept is None:
+        assert select.ratio is not None, "what is kept is a number of tokens or a share"
+        kept = math.ceil(select.ratio * num_tokens)
+    return _EVICTORS[select.policy](kept)
