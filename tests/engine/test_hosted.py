@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, AsyncLLM, Document, SamplingParams
-from looseleaf.config import Fuse, IndexConfig, LayerBudgets, Select
+from looseleaf.config import Fuse, IndexConfig, Select
 from looseleaf.engine.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
@@ -104,9 +104,7 @@ def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:
 
 
 @pytest.mark.parametrize("layers", ["flat", "pyramid", (1.0, 5.0, 2.0)])
-def test_a_small_budget_reads_few_keys_and_says_so(
-    checkpoint: Folder, layers: LayerBudgets
-) -> None:
+def test_a_small_budget_reads_few_keys_and_says_so(checkpoint: Folder, layers: Any) -> None:
     llm = make(checkpoint("llama", "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)
     hosted = llm.engine.runner.attention.hosted

@@ -232,7 +232,7 @@ CHATS = [
     chat("a window that is too wide to revise", "revise", select="quest", revise=10),
     chat(
         "revise with other pages",
-        "revise.ReviseInput.local",
+        "revise.local",
         select="quest",
         revise={"window": 2, "local": "near"},
     ),
