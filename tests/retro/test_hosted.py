@@ -4,6 +4,7 @@
 whole models with random weights, in an engine on a CPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_a_batch_of_mixed_policies_equals_one_at_a_time(checkpoint: Folder) -> N
         {"select": FEW},
         {"select": pages, "revise": Revise(2)},
         {"select": DENSE_FIRST, "revise": Revise(2)},
-        {"select": FEW, "revise": Revise(4)},
+        {"select": replace(FEW, layer_budgets="pyramid"), "revise": Revise(9)},
         {},
     ]
     prompts = [prompt(10 * n, 10 + 4 * n, *((BOOK, OTHER)[: 1 + n % 2])) for n in range(6)]
@@ -304,6 +305,8 @@ def test_what_has_no_meaning_or_no_compiler_is_refused(
     llm = hosting(checkpoint(), batch_invariant=True)
     with pytest.raises(InvalidOption, match="batch_invariant"):
         llm.generate([prompt(1)], select=FEW, revise=Revise(2, adaptive=True))
+    with pytest.raises(InvalidRequest, match="leave local out"):
+        llm.generate([prompt(1)], select=FEW, revise=Revise(2, local="stale"))
     revisions = llm.engine._intake.revisions
     with monkeypatch.context() as patch:
         patch.setenv("CC", "no-such-compiler")

@@ -45,6 +45,11 @@ class HostedRead:
         return self.layer_counts[layer] if self.layer_counts else self.count
 
     @property
+    def most(self) -> int:
+        """The most keys that are found in a layer."""
+        return max(self.layer_counts, default=self.count)
+
+    @property
     def leaves_out(self) -> bool:
         """Whether it leaves keys out in some layer."""
         index = self.segment.index

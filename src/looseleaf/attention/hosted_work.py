@@ -214,7 +214,7 @@ class HostedWork:
             index = read.index_at(layer)
             if index is not None:
                 window = self._members[row].window
-                own["found"][n] = window.found(place, layer, read.count, len(index.indexed))
+                own["found"][n] = window.found(place, layer, read.most, len(index.indexed))
         return made
 
     def _task(

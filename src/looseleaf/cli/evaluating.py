@@ -203,7 +203,8 @@ class Evaluation:
                 # what is found is exact: what the policy costs, and not what an index misses
                 keys = select.ratio or select.tokens
                 assert keys is not None
-                policies.append(HostedArm(llm, keys, kind="flat", form=form, revise=revise))
+                how = {"kind": "flat", "form": form, "layer_budgets": select.layer_budgets}
+                policies.append(HostedArm(llm, keys, revise=revise, **how))
                 continue
             # a name says all that an answer depends on
             layers = ", every layer" if select.dense_layers == () else ""

@@ -26,7 +26,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _LAYERS = ("flat", "pyramid")
 _WITHOUT_RATIO = ("none", "all", "ape")
 # these look at keys, so a newer token may find what an older one missed
-_REVISED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial", "retrieval")
+_PAGED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
+_REVISED: tuple[SelectPolicy, ...] = (*_PAGED, "retrieval")
 
 
 def fuse_options(*, several: bool) -> Callable[[Command], Command]:
@@ -214,8 +215,8 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
         raise InvalidOption(
             "--budget, --layer-budgets and --revise need a --select that they are for"
         )
-    if len(ways) > 1 and not windows:
-        raise InvalidOption("--stale needs a --revise that it is for")
+    if len(ways) > 1 and not (windows and any(policy in _PAGED for policy in policies)):
+        raise InvalidOption(f"--stale needs a --revise of {', '.join(_PAGED)}")
     if windows and not any(policy in _REVISED for policy in policies):
         raise InvalidOption(f"--revise needs a --select that looks at keys: {', '.join(_REVISED)}")
     readings = []
@@ -230,11 +231,9 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
             assert select is not None
             if layers is not None:
                 select = replace(select, dense_layers=layers)
-            revises = (
-                [Revise(window, local=local) for window in windows for local in ways]
-                if policy in _REVISED
-                else []
-            )
+            local_parts = ways if policy in _PAGED else ways[:1]
+            pairs = product(windows if policy in _REVISED else (), local_parts)
+            revises = [Revise(window, local=local) for window, local in pairs]
             readings += [Reading(policy, budget or 0, select, r) for r in (None, *revises)]
     return readings
 

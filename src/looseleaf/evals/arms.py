@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from looseleaf.attention.hosted import HostedCounters
-from looseleaf.config import IndexConfig, IndexKind, Revise, Select, SelectPolicy
+from looseleaf.config import IndexConfig, IndexKind, LayerBudgets, Revise, Select, SelectPolicy
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, DocumentContext, Message, Part
@@ -177,7 +177,8 @@ class EvictingArm(EngineArm):
 class HostedArm(EngineArm):
     """Greedy answers of ``llm`` with an item's documents hosted as one collection, the same tokens
     as with full attention, and read by its index: ``budget`` keys for each query head, up to 1 that
-    share of them. With 1.0 every key is read. With ``revise`` past rows read on.
+    share of them, spread over layers as ``layer_budgets`` say. With 1.0 every key is read. With
+    ``revise`` past rows read on.
 
     Its first 4 and last 16 tokens are always read, since contexts of the reference model are short.
     What was hosted stays, so that several arms over one engine host it once."""
@@ -190,11 +191,15 @@ class HostedArm(EngineArm):
         kind: IndexKind = "graph",
         form: Form | None = None,
         revise: Revise | None = None,
+        layer_budgets: LayerBudgets = "flat",
     ) -> None:
         keys = f"{100 * budget:g} % of keys" if budget <= 1 else f"{budget:g} keys"
         name = "hosted, all keys" if budget == 1.0 else f"hosted, {kind}, {keys}"
         ratio, tokens = (budget, None) if budget <= 1 else (None, int(budget))
-        policies: dict[str, Any] = {"select": Select("retrieval", tokens, ratio)}
+        select = Select("retrieval", tokens, ratio, layer_budgets=layer_budgets)
+        policies: dict[str, Any] = {"select": select}
+        if layer_budgets != "flat":
+            name = f"{name}, {layer_budgets}"
         if revise is not None:
             name, policies = f"{name}, revise {revise.window}", {**policies, "revise": revise}
         super().__init__(llm, name, "lead", form=form, report=report_exposure, **policies)
