@@ -22,6 +22,11 @@ def test_every_arm_is_measured_in_every_place(config):
     assert len({tuple(row) for row in rows}) == 1
     first = [row for row in rows if row["measurement"] == "first token"]
     assert len(first) == 2 + 2 + 3 * 3
+    launches = {(r["arm"], r["place"]): r for r in rows if r["measurement"] == "first launch"}
+    # nobody waits for the launch of what only loads; any other is before its token
+    assert set(launches) == {(row["arm"], row["place"]) for row in first if row["arm"] != "load"}
+    for row in first:
+        assert row["arm"] == "load" or launches[row["arm"], row["place"]]["ms"] < row["ms"]
     for row in rows:
         assert 0 < row["ms_low"] <= row["ms"] <= row["ms_high"]
     assert {row["arm"] for row in rows if row["batch"] == 1} == {"full", "prefix", "reuse"} | set(
@@ -39,8 +44,10 @@ def test_documents_come_from_where_the_row_says(config, place):
     for _ in range(2):
         documents, question = bench.prompt()
         bench.prepare(place, documents)
-        _, output = bench.ask((*documents, question), config.policies()[Arm("random", 0.15)])
-        came = {d.tier if d.source == "loaded" else "device" for d in output.reuse.documents}
+        asked = bench.ask((*documents, question), config.policies()[Arm("random", 0.15)])
+        assert 0 < asked.launch < asked.seconds
+        assert asked.output is not None
+        came = {d.tier if d.source == "loaded" else "device" for d in asked.output.reuse.documents}
         assert came == {place}
     bench.engine.close()
 

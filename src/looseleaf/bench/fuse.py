@@ -5,7 +5,7 @@ nobody has seen (full recompute), the same with its first document found (prefix
 reuse, and reuse with tokens computed again. Documents stand in the pool (``device``), or must come
 from the host's memory or from a disk that has nothing of them in memory. ``load`` is what a place
 takes to give the documents and nothing else. Cells are measured in turn, each in a new order of
-the documents behind a new question."""
+the documents behind a new question. Until the first launch of a request the host works alone."""
 
 import gc
 import random
@@ -108,6 +108,14 @@ class FuseBench:
         return {Arm("reuse"): None, **chosen}
 
 
+class _Asked(NamedTuple):
+    """Seconds until the first token and until the first launch, 0 if nobody asked for a token."""
+
+    seconds: float
+    launch: float = 0.0
+    output: RequestOutput | None = None
+
+
 @dataclass(eq=False)
 class _Bench:
     """One engine with its documents and tiers."""
@@ -193,19 +201,22 @@ class _Bench:
         gc.collect()
         self._wait()
 
-    def ask(self, parts: PromptParts, fuse: Fuse | None = None) -> tuple[float, RequestOutput]:
-        """Seconds from the call until the first token, and the answer."""
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    def ask(self, parts: PromptParts, fuse: Fuse | None = None) -> _Asked:
+        """Times from the call on, and the answer."""
+        params, launched = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), None
         begun = time.perf_counter()
         progress = self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
         while progress.metrics.first_token is None and progress.error is None:
             self.engine.step()
+            assert self.engine.last_step is not None
+            launched = launched or self.engine.last_step.launched
         seconds = time.perf_counter() - begun
         while self.engine.has_work:
             self.engine.step()
         if progress.error is not None:
             raise progress.error
-        return seconds, progress.output()
+        assert launched is not None, "a token was computed"
+        return _Asked(seconds, launched - begun, progress.output())
 
     def answer_all(self, prompts: Sequence[PromptParts], fuse: Fuse | None) -> float:
         """Seconds until all of some requests have their first token."""
@@ -275,28 +286,42 @@ def _first_tokens(bench: _Bench) -> Iterator[Row]:
     config, policies = bench.config, bench.config.policies()
     cells = [_FULL, _PREFIX, *(Cell(Arm("load"), p) for p in config.places if p != "device")]
     cells += [Cell(arm, place) for place in config.places for arm in policies]
-    taken: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    outputs: dict[Cell, RequestOutput] = {}
+    taken: dict[Cell, list[_Asked]] = {cell: [] for cell in cells}
     try:
         for turn in range(config.repetitions + 1):
             by = turn * 5 % len(cells)
             for cell in [*cells[by:], *cells[:by]]:
-                seconds, output = _once(bench, cell, policies)
+                asked = _once(bench, cell, policies)
                 if turn:
-                    taken[cell].append(seconds)
-                if output is not None:
-                    outputs[cell] = output
+                    taken[cell].append(asked)
     finally:
         # who interrupts it keeps the turns that were
         if all(taken.values()):
-            middle = {cell: statistics.median(values) for cell, values in taken.items()}
-            for cell in cells:
-                yield _row(config, cell, taken[cell], middle, outputs.get(cell))
+            yield from _first_rows(config, taken)
 
 
-def _once(
-    bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]
-) -> tuple[float, RequestOutput | None]:
+def _first_rows(config: FuseBench, taken: Mapping[Cell, Sequence[_Asked]]) -> Iterator[Row]:
+    times = {cell: [asked.seconds for asked in every] for cell, every in taken.items()}
+    middle = {cell: statistics.median(values) for cell, values in times.items()}
+    for cell, values in times.items():
+        load = middle.get(Cell(Arm("load"), cell.place), 0.0)
+        # the same with documents that are there already: what is left when loading takes no time
+        compute = middle.get(Cell(cell.arm, "device"), 0.0) if cell.arm.name != "load" else 0.0
+        slower, output = max(load, compute) if load and compute else 0.0, taken[cell][-1].output
+        yield _row(config, "first token", cell, values, (middle[_FULL], middle[_PREFIX])) | {
+            "computed_again": output.reuse.document_tokens_recomputed if output else 0,
+            "load_ms": 1e3 * load,
+            "compute_ms": 1e3 * compute,
+            "over_slower": middle[cell] / slower if slower else 0.0,
+        }
+    launches = {cell: [asked.launch for asked in every] for cell, every in taken.items()}
+    against = statistics.median(launches[_FULL]), statistics.median(launches[_PREFIX])
+    for cell, values in launches.items():
+        if cell.arm.name != "load":
+            yield _row(config, "first launch", cell, values, against)
+
+
+def _once(bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]) -> _Asked:
     prompt = bench.prompt()
     documents, question = prompt
     if cell == _FULL:
@@ -308,40 +333,30 @@ def _once(
         return bench.ask(as_text(prompt))
     bench.prepare(cell.place, documents)
     if cell.arm.name == "load":
-        return bench.bring(documents), None
+        return _Asked(bench.bring(documents))
     return bench.ask((*documents, question), policies[cell.arm])
 
 
 def _row(
-    config: FuseBench,
-    cell: Cell,
-    values: Sequence[float],
-    middle: Mapping[Cell, float],
-    output: RequestOutput | None,
-) -> Row:
-    arm, place = cell
-    load = middle.get(Cell(Arm("load"), place), 0.0)
-    # the same with documents that are there already: what is left when loading takes no time
-    compute = middle.get(Cell(arm, "device"), 0.0) if arm.name != "load" else 0.0
-    slower = max(load, compute) if load and compute else 0.0
-    again = 0 if output is None else sum(d.recomputed for d in output.reuse.documents)
+    config: FuseBench, what: str, cell: Cell, values: Sequence[float], against: tuple[float, float]
+) -> dict[str, str | int | float]:
+    """A row of some seconds ``against`` those of full recompute and of prefix caching."""
+    middle = statistics.median(values)
     return {
         **_about(config),
-        "measurement": "first token",
-        "arm": arm.name,
-        "place": place,
-        "ratio": arm.ratio,
-        "computed_again": again,
+        "measurement": what,
+        "arm": cell.arm.name,
+        "place": cell.place,
+        "ratio": cell.arm.ratio,
+        "computed_again": 0,
         "batch": 0,
         "repetitions": len(values),
-        "ms": 1e3 * middle[cell],
+        "ms": 1e3 * middle,
         "ms_low": 1e3 * min(values),
         "ms_high": 1e3 * max(values),
-        "times_full": middle[_FULL] / middle[cell],
-        "times_prefix": middle[_PREFIX] / middle[cell],
-        "load_ms": 1e3 * load,
-        "compute_ms": 1e3 * compute,
-        "over_slower": middle[cell] / slower if slower else 0.0,
+        "times_full": against[0] / middle,
+        "times_prefix": against[1] / middle,
+        **dict.fromkeys(("load_ms", "compute_ms", "over_slower"), 0.0),
     }
 
 
@@ -377,24 +392,8 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
             prompts = bench.shuffled(bench.held)
             parts = [as_text(p) if text else as_parts(p) for p in prompts]
             seconds[arm].append(bench.answer_all(parts, fuse))
-    full, prefix = (statistics.median(seconds[cell.arm]) for cell in (_FULL, _PREFIX))
+    against = statistics.median(seconds[_FULL.arm]), statistics.median(seconds[_PREFIX.arm])
+    what = f"batch of {config.batch}, {config.documents} of {config.stored}"
     for arm, taken in seconds.items():
         for number, value in enumerate(taken):
-            yield {
-                **_about(config),
-                "measurement": f"batch of {config.batch}, {config.documents} of {config.stored}",
-                "arm": arm.name,
-                "place": "host",
-                "ratio": arm.ratio,
-                "computed_again": 0,
-                "batch": number,
-                "repetitions": 1,
-                "ms": 1e3 * value,
-                "ms_low": 1e3 * value,
-                "ms_high": 1e3 * value,
-                "times_full": full / value,
-                "times_prefix": prefix / value,
-                "load_ms": 0.0,
-                "compute_ms": 0.0,
-                "over_slower": 0.0,
-            }
+            yield _row(config, what, Cell(arm, "host"), [value], against) | {"batch": number}

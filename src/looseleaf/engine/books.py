@@ -1,16 +1,18 @@
 """What is written down of steps and requests: counters, reuse reports, who read with whom."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan import PlanCounters
 from looseleaf.attention.readings import RowReads
 from looseleaf.attention.selection import PagePolicy
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.stats import EngineCounters, SharedKeys
+from looseleaf.engine.stats import EngineCounters, SharedKeys, StepStats
 from looseleaf.errors import DeadlineExceeded
 
 Outputs = Mapping[Sequence, OutputProgress]
@@ -27,6 +29,26 @@ class Books:
 
     def __post_init__(self) -> None:
         self._shared_keys = SharedKeys(self.page_size)
+        self._begun, self._before = 0.0, PlanCounters()
+
+    def begin_step(self) -> float:
+        """A step begins, at the time that is returned."""
+        self._begun, self._before = time.perf_counter(), replace(self.attention.counters)
+        self.attention.planner.launched = None
+        return self._begun
+
+    def end_step(self, work: StepWork | None) -> StepStats:
+        """What the step did that began last; ``work`` is what it computed, if anything."""
+        plan, before = self.attention.counters, self._before
+        return StepStats(
+            time.perf_counter() - self._begun,
+            sum(chunk.stop - chunk.start for chunk in work.chunks) if work else 0,
+            len(work.decode) if work else 0,
+            plan.items - before.items,
+            plan.grouped_items - before.grouped_items,
+            plan.grouped_rows - before.grouped_rows,
+            self.attention.planner.launched,
+        )
 
     def book_admissions(self, work: StepWork, outputs: Outputs) -> None:
         """Who entered with a step, and what they found; and who had to make room."""

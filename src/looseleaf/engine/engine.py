@@ -3,7 +3,6 @@
 `step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps
 requests can be added and aborted."""
 
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -197,10 +196,7 @@ class Engine:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
         A fault on the way ends the requests it concerns, each with its ``error``, and no other."""
-        begun = time.perf_counter()
-        plan = self.runner.attention.counters
-        before = replace(plan)
-        changed = self._expire(begun)
+        changed = self._expire(self._books.begin_step())
         self.hosting.step()
         self._canary.start(self.add, len(self._scheduler.waiting))
         launched = self._take_ahead() or self._launch_next(changed)
@@ -208,15 +204,7 @@ class Engine:
             self._finish(launched, changed)
         if self._warming:
             changed += self._end_warm()
-        chunks = launched.work.chunks if launched else []
-        self.last_step = StepStats(
-            time.perf_counter() - begun,
-            sum(chunk.stop - chunk.start for chunk in chunks),
-            len(launched.work.decode) if launched else 0,
-            plan.items - before.items,
-            plan.grouped_items - before.grouped_items,
-            plan.grouped_rows - before.grouped_rows,
-        )
+        self.last_step = self._books.end_step(launched.work if launched else None)
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> Launched | None:

@@ -32,6 +32,7 @@ from looseleaf.engine.rows import to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
+from looseleaf.types import Attend, LayerHook
 
 Scores = Float[Tensor, " tokens"]
 
@@ -158,7 +159,7 @@ class Evidence:
             tokens, step = self._step_of(table, chunks)
             watched = WatchedStep.create(step, chunks, watch)
             hook = None if depth == self.model.config.num_layers else first_layers(depth)
-            self.model.forward(tokens, Following(watched, self.awaited), hook)
+            self._forward(tokens, watched, hook)
             received = watched.received
         lengths = [sum(span.length for span in some) for some in spans]
         return list(received.cpu().split(lengths))
@@ -186,6 +187,10 @@ class Evidence:
         held = to_device(torch.from_numpy(table), self.model.device)
         spans = self.attention.planner.span_list(chunks)
         return held[0], ChunkStep(self.attention, spans, held[1], held[2])
+
+    def _forward(self, tokens: Tensor, attend: Attend, hook: LayerHook | None) -> None:
+        self.attention.planner.launching()
+        self.model.forward(tokens, Following(attend, self.awaited), hook)
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
         """The tokens left behind the last check layer, of a pass that all begin together.
@@ -217,7 +222,7 @@ class Evidence:
             # without a token that is left nothing is worth going on for
             return hidden if len(narrow.candidates) else hidden[:0]
 
-        self.model.forward(tokens, Following(attend, self.awaited), hook)
+        self._forward(tokens, attend, hook)
         self._gather(fusion, left)
         fusion.patched = True
         return left[selector.check_layers[-1]]
@@ -235,7 +240,7 @@ class Evidence:
             return hidden
 
         tokens, step = self._step([(fusion, rows, everyone)])
-        self.model.forward(tokens, Following(step, self.awaited), measure)
+        self._forward(tokens, step, measure)
         return total
 
     def _gather(self, fusion: Fusion, left: dict[int, IntArray]) -> None:

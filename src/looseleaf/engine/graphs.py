@@ -129,6 +129,7 @@ class StepGraphs:
         if previous is not None:
             self._previous[: len(previous)].copy_(previous)
         graph.load(step)
+        self.attention.planner.launching()
         graph.graph.replay()
         if reads_hosted:
             self.attention.sent()

@@ -152,6 +152,7 @@ class PassGraphs:
         return captured.received[: watch.num_keys]
 
     def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> None:
+        self.attention.planner.launching()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
             for arriving in awaited:
                 arriving.wait(stop)

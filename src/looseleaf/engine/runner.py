@@ -164,6 +164,7 @@ class Runner:
             attend = Tapped(attend, taps)
         begun = None if self.pace is None else self.pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
+        self.attention.planner.launching()
         hidden = self.model.forward(tokens, attend, asked=index)
         self.attention.sent()
         if taps and rows.asked is not None:

@@ -82,7 +82,10 @@ class EngineCounters:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did. ``items``, ``grouped_items`` and ``grouped_rows`` as in the counters."""
+    """What one step did. ``items``, ``grouped_items`` and ``grouped_rows`` as in the counters.
+
+    ``launched`` is when it first gave the device something to do, on the clock `time.perf_counter`;
+    None if it did not."""
 
     seconds: float
     prompt_tokens: int
@@ -90,6 +93,7 @@ class StepStats:
     items: int
     grouped_items: int
     grouped_rows: int
+    launched: float | None
 
 
 @dataclass(frozen=True)
