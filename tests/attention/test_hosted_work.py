@@ -93,6 +93,23 @@ def test_the_threads_read_what_pytorch_does(kind: str, keys: str, shape: Any) ->
     assert counted.keys_scanned == oracle.counters.keys_scanned
 
 
+@pytest.mark.parametrize("keys", ["stored", "int8"])
+def test_the_threads_estimate_what_pytorch_does(keys: str) -> None:
+    plain = segment_of(500, "ivf", keys=keys)
+    segment = segment_of(500, "ivf", keys=keys, estimate=True)
+    work, oracle = work_of(1), HostedAttention(rotation(), sample=0.0)
+    q = 0.3 * torch.randn(1, HEADS, DIM, generator=torch.Generator().manual_seed(5))
+    for count in (1, 20, 470, 484):
+        reads = [(HostedRead(segment, 7, count),)]
+        work.load([600], reads)
+        expected = oracle.decode(0, q, [600], reads, RULES[0])
+        out, lse = states(work, 0, q)
+        torch.testing.assert_close(lse, expected.lse, rtol=0, atol=2e-5)
+        torch.testing.assert_close(out, expected.out, rtol=0, atol=2e-5)
+        found = oracle.decode(0, q, [600], [(HostedRead(plain, 7, count),)], RULES[0])
+        assert torch.allclose(found.lse, lse, atol=1e-3) == (count == 484)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_queries_and_keys_are_read_as_they_are(dtype: torch.dtype) -> None:
     segment = segment_of(400, "graph", dtype=dtype)

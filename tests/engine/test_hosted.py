@@ -166,18 +166,19 @@ def test_a_document_longer_than_the_pool_is_answered(checkpoint: Folder) -> None
     small.engine.check()
 
 
+@pytest.mark.parametrize("index", [INDEX, IndexConfig("ivf", estimate=True)], ids=["", "estimate"])
 def test_a_restart_takes_keys_and_index_from_the_tier(
-    checkpoint: Folder, tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Folder, tier: DiskTier, monkeypatch: pytest.MonkeyPatch, index: IndexConfig
 ) -> None:
     first = make(checkpoint("llama", "dynamic"))
     first.engine.hosting.tier = tier
-    first.host(document(0, LONG, context="alone"), index=INDEX)
+    first.host(document(0, LONG, context="alone"), index=index)
     expected = logits(first, prompt(), FEW)
     again = make(checkpoint("llama", "dynamic"), num_pages=5)
     again.engine.hosting.tier = DiskTier(tier.folder, Ledger(1 << 30))
     with monkeypatch.context() as patch:
         patch.setattr(Hosting, "_index", lambda self, job: pytest.fail("it was built again"))
-        again.host(document(0, LONG, context="alone"), index=INDEX)
+        again.host(document(0, LONG, context="alone"), index=index)
     hosting = again.engine.hosting
     assert (hosting.loaded, hosting.built, again.engine.counters.steps) == (1, 0, 0)
     assert torch.equal(logits(again, prompt(), FEW), expected)

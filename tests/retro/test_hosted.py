@@ -299,6 +299,13 @@ def test_an_answer_that_left_keys_out_is_nobody_elses_prefix(checkpoint: Folder)
     assert worst(mine, fresh) <= TOLERANCE
 
 
+def test_an_index_that_estimates_is_refused(checkpoint: Folder) -> None:
+    llm: Any = make_llm(checkpoint())
+    llm.host(BOOK, index=IndexConfig("ivf", sink=4, local=12, estimate=True))
+    with pytest.raises(InvalidRequest, match="an index that estimates"):
+        llm.generate([prompt(1)], select=FEW, revise=Revise(2))
+
+
 def test_what_has_no_meaning_or_no_compiler_is_refused(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

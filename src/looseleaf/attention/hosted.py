@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.index import KeyVectors, KVIndex, SegmentIndex, search_each
+from looseleaf.index import (
+    IvfIndex,
+    KeyVectors,
+    KVIndex,
+    SegmentIndex,
+    attend_estimated,
+    search_each,
+)
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.ops.flash_cpu import attend_dense
 from looseleaf.ops.flash_cuda import attend_dense_cuda
@@ -203,6 +210,12 @@ class HostedAttention:
         assert state is not None
         self._count(0, 0, int((hits.ids >= 0).sum()), int(hits.scanned.sum()))
         self._measure(indexes, queries, counts, hits.scores)
+        for n, unit in enumerate(indexes):
+            left_out = counts[n] < len(unit)
+            if isinstance(unit, IvfIndex) and unit.estimate is not None and left_out:
+                found = hits.ids[n], hits.scores[n]
+                whole = attend_estimated(unit, queries[n], found, values[n], rule.softmax_scale)
+                state.out[n, 0], state.lse[n, 0] = whole
         out, lse = state.out.view(-1, heads, q.shape[2]), state.lse.view(-1, heads)
         return {
             number: AttnState(out[n : n + 1], lse[n : n + 1]) for n, number in enumerate(asking)

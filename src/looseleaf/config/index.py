@@ -39,6 +39,9 @@ class IndexConfig:
     cluster_size: int = option(16, "ivf: keys of a cluster on average")
     span: int = option(8192, "ivf: keys that are clustered together")
     iterations: int = option(10, "ivf: rounds of k-means")
+    estimate: bool = option(
+        False, "ivf: keys that are not found count by the mean key and mean value of their cluster"
+    )
     seed: int = option(0, "of the sampled queries and of k-means")
 
     def __post_init__(self) -> None:
@@ -60,3 +63,7 @@ class IndexConfig:
         for name in ("top", "readers", "degree", "cluster_size", "span", "iterations"):
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(self.span >= self.cluster_size, "span must hold at least one cluster")
+        require(
+            not self.estimate or self.kind == "ivf",
+            f"what is not found is estimated by clusters: give kind 'ivf', not {self.kind!r}",
+        )

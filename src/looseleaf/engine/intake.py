@@ -103,6 +103,7 @@ class Intake:
             request, index, self.admission.keys, self.admission.page_size, self.find_hosted
         )
         if request.revise is not None and sequence.hosted:
+            _require_found(sequence)
             sequence.revision = self.revisions.hosted(request.revise)
         elif request.revise is not None:
             sequence.revision = self.revisions.revision(request.revise, sequence.policy)
@@ -163,4 +164,15 @@ def _check_layers(select: Select, num_layers: int) -> None:
         raise InvalidOption(
             f"layer_budgets have {len(weights)} weights, but the model {num_layers} layers: give "
             "one for each, also for those that are dense"
+        )
+
+
+def _require_found(sequence: Sequence) -> None:
+    """Raise InvalidRequest if rows that are revised would have read keys as estimates."""
+    indexes = [use.segment.index for use in sequence.hosted]
+    if any(index is not None and index.config.estimate for index in indexes):
+        raise InvalidRequest(
+            "revise can't be combined with an index that estimates: what a row reads later would "
+            "have to be taken out of its estimate; host the document without estimate, or leave "
+            "revise out"
         )

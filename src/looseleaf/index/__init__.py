@@ -5,6 +5,7 @@ is read, for a query that was turned into that frame. This layer knows vectors, 
 
 from looseleaf.index.base import Arrays, Hits, KVIndex
 from looseleaf.index.choosing import Choice, Trial, choose_index
+from looseleaf.index.estimating import attend_estimated
 from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
@@ -26,6 +27,7 @@ __all__ = [
     "SegmentIndex",
     "SegmentVectors",
     "Trial",
+    "attend_estimated",
     "build_index",
     "build_segment",
     "choose_index",

@@ -4,6 +4,8 @@ Keys are clustered by direction around their segment's mean, run by run of 8,192
 is linear in the length; a cluster is judged by the mean of its members, which also stands for them
 where they are only estimated."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -17,16 +19,26 @@ from looseleaf.index.keys import KeyVectors
 _EFFORT = 64
 
 
+class ClusterValues(NamedTuple):
+    """``means`` fp32 ``[clusters, head_dim]``, the mean values of the first clusters, and the
+    cluster of every key in the structure, int32, -1 for those of other clusters."""
+
+    means: Tensor
+    cluster_of: Tensor
+
+
 class IvfIndex(KVIndex):
     """``effort`` is the number of clusters opened.
 
     ``means`` is fp32 ``[clusters, head_dim]``; the members of cluster c are
-    ``members[starts[c] : starts[c + 1]]``, int32."""
+    ``members[starts[c] : starts[c + 1]]``, int32. ``estimate`` is there if the keys' values were
+    summed up too."""
 
     kind = "ivf"
     means: Tensor
     starts: Tensor
     members: Tensor
+    estimate: "ClusterValues | None" = None
 
     @classmethod
     def build(cls, keys: KeyVectors, config: IndexConfig, device: torch.device = CPU) -> "IvfIndex":
@@ -50,18 +62,43 @@ class IvfIndex(KVIndex):
         self.means = torch.cat((self.means, means)).contiguous()
         self.starts = torch.cat((self.starts, starts))
         self.members = torch.cat((self.members, (order + first).to(torch.int32)))
+        if self.estimate is not None:
+            of_none = torch.full((last - first,), -1, dtype=torch.int32)
+            cluster_of = torch.cat((self.estimate.cluster_of, of_none))
+            self.estimate = ClusterValues(self.estimate.means, cluster_of)
         self.built = last
 
+    def sum_values(self, values: Float[Tensor, "keys head_dim"]) -> None:
+        """Keep the mean value of every cluster. Clusters that `fold` adds later have none, and are
+        not estimated."""
+        sizes = self.starts.diff().long()
+        cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
+        sums = torch.zeros_like(self.means)
+        sums.index_add_(0, cluster, values[self.members.long()].float())
+        means = sums / sizes.clamp_min(1)[:, None]
+        # used as they are stored
+        self._estimate_by(_narrowed(means).float())
+
+    def _estimate_by(self, means: Float[Tensor, "clusters head_dim"]) -> None:
+        sizes = self.starts[: len(means) + 1].diff().long()
+        cluster_of = torch.full((self.built,), -1, dtype=torch.int32)
+        named = torch.arange(len(means), dtype=torch.int32).repeat_interleave(sizes)
+        cluster_of[self.members[: len(named)].long()] = named
+        self.estimate = ClusterValues(means.contiguous(), cluster_of)
+
     def structure(self) -> Arrays:
-        return {
+        found = {
             "means": _narrowed(self.means).numpy(),
             "starts": self.starts.numpy(),
             "members": self.members.numpy(),
         }
+        if self.estimate is not None:
+            found["value_means"] = _narrowed(self.estimate.means).numpy()
+        return found
 
     @classmethod
     def load(cls, arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> "IvfIndex":
-        built, effort, _ = (int(n) for n in arrays["sizes"])
+        built, effort, head_dim = (int(n) for n in arrays["sizes"])
         index = cls(keys, built, config, effort)
         index.means = torch.from_numpy(np.array(arrays["means"], dtype=np.float32))
         index.starts = torch.from_numpy(np.array(arrays["starts"], dtype=np.int32))
@@ -74,6 +111,11 @@ class IvfIndex(KVIndex):
             or (len(members) and not 0 <= int(members.min()) <= int(members.max()) < built)
         ):
             raise InvalidOption("the arrays of an ivf index do not fit together: build it again")
+        if config.estimate:
+            values = torch.from_numpy(np.array(arrays["value_means"], dtype=np.float32))
+            if values.dim() != 2 or len(values) > len(index.means) or values.shape[1] != head_dim:
+                raise InvalidOption("mean values and clusters do not fit together: build it again")
+            index._estimate_by(values)
         return index
 
 

@@ -10,6 +10,11 @@ typedef struct {
     const Keys *values;   /* of the indexed keys, of VALUE_TYPE */
     const Keys *always[2]; /* keys and values that every row reads, likewise */
     int64_t effort, top;  /* the index is so thorough as to find `top` keys */
+    /* clusters of the index whose keys count by mean key and mean value where they are not found, and
+       the cluster of every key, or -1; no `value_means`, none */
+    const float *value_means;
+    const int32_t *cluster_of;
+    int64_t estimated;
 } Place;
 
 /* A row's read of a segment: `place` in its frame, `want` keys found by the index; of an output with a
@@ -131,6 +136,44 @@ static Finds find(Task *task, const Place *place, const float *query, int64_t wa
     return finds;
 }
 
+/* Join the keys that were not found, each by the mean key and mean value of its cluster: as many of
+   these as the cluster has keys left, less the values of those that were found. */
+static void join_estimate(const Task *task, State *state, const Place *place, const float *query, const Finds *finds) {
+    const Index *index = place->index;
+    int64_t clusters = place->estimated;
+    if (!clusters || finds->count == index->keys.count) return;
+    float *scores = malloc((sizeof(float) + sizeof(int32_t)) * (size_t)clusters), top = state->top;
+    int32_t *left = (int32_t *)(scores + clusters);
+    for (int64_t c = 0; c < clusters; c++) left[c] = index->starts[c + 1] - index->starts[c];
+    for (int64_t n = 0; n < finds->count; n++)
+        if (finds->ids[n] < index->built && place->cluster_of[finds->ids[n]] >= 0) left[place->cluster_of[finds->ids[n]]]--;
+    for (int64_t c = 0; c < clusters; c++) {
+        if (!left[c]) continue;
+        scores[c] = score_floats(query, index->means + c * DIM) * task->scale;
+        top = scores[c] > top ? scores[c] : top;
+    }
+    vec sum[VECS];
+    float before = state->top > -INFINITY ? expf(state->top - top) : 0.0f, total = state->total * before;
+    for (int i = 0; i < VECS; i++) sum[i] = load_floats(state->sum + i * LANES) * before;
+    for (int64_t c = 0; c < clusters; c++) {
+        if (!left[c]) continue;
+        scores[c] = expf(scores[c] - top);
+        total += scores[c] * (float)left[c];
+        float weight = scores[c] * (float)(index->starts[c + 1] - index->starts[c]);
+        for (int i = 0; i < VECS; i++) sum[i] += load_floats(place->value_means + c * DIM + i * LANES) * weight;
+    }
+    for (int64_t n = 0; n < finds->count; n++) {
+        int32_t c = finds->ids[n] < index->built ? place->cluster_of[finds->ids[n]] : -1;
+        if (c < 0 || !left[c]) continue;
+        const char *value = key_as(VALUE_TYPE, place->values, finds->ids[n]);
+        for (int i = 0; i < VECS; i++) sum[i] -= load_as(VALUE_TYPE, value, i * LANES) * scores[c];
+    }
+    memcpy(state->sum, sum, sizeof sum);
+    state->top = top;
+    state->total = total;
+    free(scores);
+}
+
 static void count_read(Task *task, const Place *place) {
     int64_t always = place->always[0]->count, keys = place->index ? place->index->keys.count : 0;
     __atomic_fetch_add(&task->counts[0], always + keys, __ATOMIC_RELAXED);
@@ -166,6 +209,7 @@ void looseleaf_read(void *arg, int64_t unit) {
         if (place->index) {
             Finds finds = find(task, place, query, read->want, unit == task->sampled);
             join(&state, finds.scores, finds.ids, 0, finds.count, place->values);
+            join_estimate(task, &state, place, query, &finds);
             free(finds.ids);
         }
         join_all(&state, place->always, query, task->scale);

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from looseleaf.index.base import KVIndex
+from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, load_index_library
 from looseleaf.index.searching import IndexPointer
@@ -20,6 +21,9 @@ _PLACE = np.dtype(
         ("always_values", np.uintp),
         ("effort", np.int64),
         ("top", np.int64),
+        ("value_means", np.uintp),
+        ("cluster_of", np.uintp),
+        ("estimated", np.int64),
     ],
     align=True,
 )
@@ -113,6 +117,12 @@ class ReadPlaces:
                 place["values"] = self._keys(head.values)
                 place["index"] = self._keep(head.index, IndexPointer.of(head.index))
                 place["effort"], place["top"] = head.index.effort, head.index.config.top
+            if isinstance(head.index, IvfIndex) and (values := head.index.estimate) is not None:
+                place["value_means"] = values.means.data_ptr()
+                place["cluster_of"], place["estimated"] = (
+                    values.cluster_of.data_ptr(),
+                    len(values.means),
+                )
 
     @property
     def address(self) -> int:

@@ -23,6 +23,7 @@ from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import CPU, Arrays, KVIndex
 from looseleaf.index.choosing import choose_index
+from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
 
@@ -40,6 +41,15 @@ class SegmentVectors(Protocol):
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
         """Queries to learn from: those of the segment's own prefill, or some of them."""
+        ...
+
+
+@runtime_checkable
+class SegmentValues(SegmentVectors, Protocol):
+    """`SegmentVectors` with values, which an index that estimates takes too."""
+
+    def value_rows(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
+        """Values of all tokens."""
         ...
 
 
@@ -153,6 +163,8 @@ def build_segment(
         found = None if part is None else _read_part(part, keys, config)
         if found is None:
             found = _build(keys, config, _queries(vectors, place, heads, config), device, each)
+            if config.estimate:
+                _sum_values(found, vectors, place, heads, num_tokens)
             if part is not None:
                 _write_part(part, found.arrays())
         if on_progress is not None:
@@ -189,6 +201,17 @@ def _queries(
     if config.per == "kv_head":
         group = range(head * heads.group, (head + 1) * heads.group)
     return torch.cat([vectors.queries(layer, qo_head) for qo_head in group])
+
+
+def _sum_values(
+    index: KVIndex, vectors: SegmentVectors, place: Place, heads: Heads, num_tokens: int
+) -> None:
+    if not isinstance(vectors, SegmentValues) or not isinstance(index, IvfIndex):
+        raise InvalidOption("an index that estimates takes clusters and values: give both")
+    layer, head = place
+    tokens = indexed_tokens(num_tokens, index.config)
+    values = vectors.value_rows(layer, heads.kv_head(head, index.config))
+    index.sum_values(values[tokens.start : tokens.stop])
 
 
 def _build(

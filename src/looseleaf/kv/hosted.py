@@ -65,6 +65,10 @@ class HostedSegment:
         """The keys of a head, in the frame."""
         return self.kv[layer, 0, kv_head]
 
+    def value_rows(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
+        """The values of a head."""
+        return self.kv[layer, 1, kv_head]
+
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
         """Some of the segment's own queries, in the frame."""
         return self.queries_of[layer][qo_head].float()
