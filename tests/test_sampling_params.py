@@ -1,13 +1,24 @@
 """Sampling parameters say what is wrong with them, and mean what vLLM means by them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jaxtyping import config
 
 from looseleaf import SamplingParams
 from looseleaf.errors import InvalidOption
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Arguments of wrong types reach the library, as they do outside of tests."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -28,6 +39,10 @@ from looseleaf.errors import InvalidOption
         ({"stop": ""}, "must not be empty"),
         ({"stop": ["a", ""]}, "must not be empty"),
         ({"logprobs": -1}, "logprobs must be None or"),
+        ({"temperature": "1"}, "temperature must be a number, not '1'"),
+        ({"max_tokens": 2.5}, "max_tokens must be a whole number, not 2.5"),
+        ({"n": None}, "n must be a whole number, not None"),
+        ({"stop": [5]}, "stop must be strings"),
         ({"logit_bias": {3: float("nan")}}, "logit_bias values must be numbers"),
     ],
     ids=str,

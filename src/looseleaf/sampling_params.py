@@ -4,12 +4,23 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from looseleaf.errors import InvalidOption
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this one mean greedy decoding, as in vLLM."""
+
+_NUMBERS = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+# and whether None has a meaning
+_WHOLE = {
+    **{"n": False, "top_k": False, "min_tokens": False},
+    **{"seed": True, "max_tokens": True, "logprobs": True},
+}
 
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
@@ -113,6 +124,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        self._check_kinds()
         object.__setattr__(self, "top_k", max(self.top_k, 0) if self.top_k >= -1 else self.top_k)
         self._check_filters()
         self._check_penalties()
@@ -131,6 +143,19 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+    def _check_kinds(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            fits = isinstance(value, Real) and not isinstance(value, bool)
+            _require(fits, f"{name} must be a number, not {value!r}")
+        for name, optional in _WHOLE.items():
+            value = getattr(self, name)
+            fits = isinstance(value, Integral) and not isinstance(value, bool)
+            fits = fits or (optional and value is None)
+            _require(fits, f"{name} must be a whole number, not {value!r}")
+        stop = tuple(self.stop or ())
+        _require(all(isinstance(s, str) for s in stop), f"stop must be strings, not {stop!r}")
 
     def _check_filters(self) -> None:
         _require(

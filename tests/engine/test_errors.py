@@ -1,5 +1,6 @@
 """What can't be served is refused with a sentence that says what to do; nothing stays behind."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import (
     CheckpointNotFound,
     EmptyDocument,
+    EngineClosed,
     InvalidOption,
     InvalidRequest,
     LooseleafError,
@@ -34,6 +36,8 @@ REFUSED: dict[str, tuple[Prompt, type[LooseleafError], str]] = {
     "empty": ([], InvalidRequest, "empty"),
     "empty-text": ("", InvalidRequest, "empty"),
     "unknown-token": ([[5, VOCAB_SIZE]], InvalidRequest, "vocabulary"),
+    "half-a-pair": ("so \ud800", InvalidRequest, "surrogate pair at character 3"),
+    "bare-ids": ([1, 2], InvalidRequest, "ids into a list of their own"),  # type: ignore[list-item]
     "no-part": ([LEAD, 3.5], InvalidRequest, "a string, a Document or a list"),  # type: ignore[list-item]
 }
 
@@ -58,6 +62,64 @@ def test_a_document_at_the_top_of_the_prompts_is_explained(llm: LLM) -> None:
         llm.generate([A, "who?"], GREEDY)  # type: ignore[list-item]
     with pytest.raises(InvalidRequest, match="list of their own"):
         llm.generate([1, 2, 3], GREEDY)  # type: ignore[list-item]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_prompt_and_no_conversation_is_refused(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    with pytest.raises(InvalidRequest, match="list of prompts, not int"):
+        llm.generate(5, GREEDY)  # type: ignore[arg-type]
+    for system in (None, llm.hold_system_prompt(words(5, 20))):
+        with pytest.raises(InvalidRequest, match="a message is a dict"):
+            llm.chat("who?", GREEDY, system_prompt=system)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        llm.chat([{"role": "user", "content": ["\udfff", "?"]}], GREEDY)
+
+
+def test_prompts_may_come_from_an_iterator(llm: LLM) -> None:
+    both = [[LEAD, A, "one?"], [LEAD, "two?"]]
+    expected = [output.token_ids for output in llm.generate(both, GREEDY)]
+    assert [output.token_ids for output in llm.generate(iter(both), GREEDY)] == expected
+
+
+def test_several_threads_may_ask(llm: LLM) -> None:
+    prompts: list[Prompt] = [[LEAD, A, f"who {n}?"] for n in range(6)]
+    expected = [output.token_ids for output in llm.generate(prompts, GREEDY)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda prompt: llm.generate([prompt], GREEDY)[0], prompts))
+    assert [output.token_ids for output in answers] == expected
+    assert_idle(llm)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_nothing_is_asked_of_one_that_is_closed(checkpoint: Folder) -> None:
+    with make_llm(checkpoint(), num_pages=14) as llm:
+        assert llm.generate(["who?"], GREEDY)[0].token_ids
+    for ask_again in (lambda: llm.generate(["who?"], GREEDY), lambda: llm.register(A)):
+        with pytest.raises(EngineClosed, match="make a new one"):
+            ask_again()
+    llm.close()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_pages": "5"}, "num_pages must be a whole number, not '5'"),
+        ({"num_pages": 5.5}, "num_pages must be a whole number, not 5.5"),
+        ({"max_num_seqs": True}, "max_num_seqs must be a whole number, not True"),
+        ({"disk_gib": "16"}, "disk_gib must be a number"),
+        ({"num_pages": 10**12}, "lower memory_gib or num_pages"),
+        ({"memory_gib": 1e9}, "lower memory_gib or num_pages"),
+        ({"host_gib": 1e7}, "lower host_gib or staging_gib"),
+    ],
+    ids=str,
+)
+def test_options_of_the_wrong_kind_or_size_are_refused(
+    checkpoint: Folder, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        LLM(checkpoint(), device="cpu", **options)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])

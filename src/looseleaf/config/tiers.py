@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from looseleaf.config.option import option, require
+from looseleaf.config.option import option, require, require_numbers
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class TierConfig:
     )
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         require(self.host_gib >= 0, "host_gib must be 0 or more")
         for name in ("disk_gib", "tier_timeout", "staging_gib"):
             require(getattr(self, name) > 0, f"{name} must be positive")

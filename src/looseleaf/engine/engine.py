@@ -35,6 +35,7 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.errors import (
     DeadlineExceeded,
+    EngineClosed,
     InvalidOption,
     InvalidRequest,
     PoolTooSmall,
@@ -140,7 +141,9 @@ class Engine:
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request, which arrived now or at ``arrived`` on the clock `time.perf_counter`.
 
-        Raises InvalidRequest (and its kin) if it can never be served."""
+        Raises InvalidRequest (and its kin) if it can't be served, EngineClosed after `close`."""
+        if not self.close.alive:
+            raise EngineClosed("this engine is closed: make a new one")
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
         number = next(self._warm_numbers if request.warms else self._numbers)
@@ -183,9 +186,7 @@ class Engine:
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
     def abort(self, request_id: str) -> None:
-        """End a request and free all that it holds; an unknown id, or one that has ended, is no
-        error.
-        """
+        """End a request and free all that it holds; it is no error if there is none."""
         progress = self._requests.get(request_id)
         for output in progress.outputs if progress else ():
             if not output.finished:
@@ -379,9 +380,7 @@ class Engine:
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:
-    """Step until nothing is left to do, yielding each request when it ends, well or with its
-    ``error``.
-    """
+    """Step until nothing is left to do, yielding each request when it ends, or has its error."""
     while engine.has_work:
         for progress in engine.step():
             if progress.finished:

@@ -1,6 +1,7 @@
 """The offline face: prompts with documents in, answers out, in one call."""
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Unpack
 
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
-from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.engine import Engine
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
@@ -42,20 +43,29 @@ class LLM:
         outputs = llm.generate([[handbook, "Who signs travel requests?"]])
 
     ``system_prompt`` stands before every conversation; it is computed here and stays in the cache.
+    It may be asked from several threads, whose requests then share steps; what is done with its
+    ``engine`` directly is for one thread at a time. `close` it when done, or use ``with``.
     """
 
     def __init__(
         self, model: str | Path | None = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
+        self._lock = threading.RLock()
         self._ids = count()
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
             self.system_prompt = self.hold_system_prompt(system_prompt)
 
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         salt: str = "",
@@ -71,8 +81,11 @@ class LLM:
         rows profit from that. Raises InvalidRequest before anything runs,
         DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
         lost."""
-        if isinstance(prompts, str):
-            prompts = [prompts]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequest(
+                f"generate takes a prompt or a list of prompts, not {type(prompts).__name__}"
+            )
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         for prompt in prompts:
             if isinstance(prompt, Document | int):
                 raise InvalidRequest(
@@ -110,7 +123,9 @@ class LLM:
     def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
         prompt = self.engine.prompts.system_prompt(text)
-        self._finish(self.engine.hold(prompt))
+        with self._lock:
+            held = self.engine.hold(prompt)
+        self._finish(held)
         return prompt
 
     def register(
@@ -131,10 +146,12 @@ class LLM:
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         documents = self.engine.documents
-        info = documents.register(document, parts, document_id, salt, pinned=pinned)
+        with self._lock:
+            info = documents.register(document, parts, document_id, salt, pinned=pinned)
         while info.state == "computing":
-            self.engine.step()
-            info = documents.stat(info.id, salt)
+            with self._lock:
+                self.engine.step()
+                info = documents.stat(info.id, salt)
         error = documents.failure(info.id, salt)
         if error is not None:
             raise error
@@ -158,9 +175,11 @@ class LLM:
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         hosting = self.engine.hosting
-        job = hosting.add(parts, salt, index or IndexConfig(), on_progress)
+        with self._lock:
+            job = hosting.add(parts, salt, index or IndexConfig(), on_progress)
         while job.stage == "computing":
-            self.engine.step()
+            with self._lock:
+                self.engine.step()
         job.finished.wait()
         if job.error is not None:
             raise job.error
@@ -177,15 +196,16 @@ class LLM:
 
         ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
         is there."""
-        progress = self.engine.add(
-            Request(self._next_id(), parts, sampling_params or SamplingParams(), **policies)
-        )
+        request = Request(self._next_id(), parts, sampling_params or SamplingParams(), **policies)
+        with self._lock:
+            progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
         try:
             told = False
             while not told:
-                # another call on this engine may have finished the request in the meantime
-                changed = [progress] if progress.finished else self.engine.step()
+                with self._lock:
+                    # another call on this engine may have finished the request in the meantime
+                    changed = [progress] if progress.finished else self.engine.step()
                 if progress.error is not None:
                     raise progress.error
                 if progress in changed:
@@ -194,13 +214,15 @@ class LLM:
                 elif on_prefill is not None:
                     on_prefill(sequence.num_computed, sequence.num_tokens)
         finally:
-            self.engine.abort(progress.request.request_id)
+            with self._lock:
+                self.engine.abort(progress.request.request_id)
 
     def close(self) -> None:
         """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
 
         Nothing may be asked after."""
-        self.engine.close()
+        with self._lock:
+            self.engine.close()
 
     def _run(
         self,
@@ -220,23 +242,27 @@ class LLM:
         try:
             for parts, one in zip(prompts, each, strict=True):
                 request = Request(self._next_id(), parts, one, salt, deadline, **policies)
-                added.append(self.engine.add(request))
+                with self._lock:
+                    added.append(self.engine.add(request))
             self._finish(*added)
         finally:
             # after an error or an interrupt nothing of this call may stay behind
             for progress in added:
-                self.engine.abort(progress.request.request_id)
+                with self._lock:
+                    self.engine.abort(progress.request.request_id)
         return [progress.output() for progress in added]
 
     def _finish(self, *added: RequestProgress) -> None:
         """Step until these have ended; raises the error of the first that fails."""
-        own = set(added)
-        for progress in drain(self.engine):
-            if progress in own and progress.error is not None:
-                raise progress.error
-            own.discard(progress)
-            if not own:
-                return
+        while True:
+            with self._lock:
+                for error in (progress.error for progress in added):
+                    if error is not None:
+                        raise error
+                # a step of another thread may have finished them in the meantime
+                if all(progress.finished for progress in added) or not self.engine.has_work:
+                    return
+                self.engine.step()
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"

@@ -7,7 +7,7 @@ application, so a document is still computed once; and it gives each document th
 model was trained to see, instead of one attention sink per document."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from looseleaf.engine.request import (
@@ -63,6 +63,12 @@ class PromptBuilder:
         else in it, before the text that stands there."""
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
+        other = next((m for m in messages if not isinstance(m, Mapping)), None)
+        if other is not None:
+            raise InvalidRequest(
+                "a message is a dict with role and content, as in llm.chat([{'role': 'user', "
+                f"'content': 'Who?'}}]), not {type(other).__name__}"
+            )
         if system_prompt is not None:
             whole = self.from_messages(_behind(system_prompt.text, messages))
             return _sharing(whole, system_prompt.tokens)
@@ -187,6 +193,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 "a prompt part is a string, a Document or a list of token ids, "
                 f"not {type(part).__name__}"
+                + (": put the ids into a list of their own" if isinstance(part, int) else "")
             )
         ids = [*part] if kinds <= {int} else [int(i) for i in part]
         beyond = [i for i in ids if not 0 <= i < self.vocab_size]

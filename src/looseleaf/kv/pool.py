@@ -4,6 +4,7 @@ A page has one owner, a segment of the `SegmentStore` or a sequence's running ta
 counted by the store, in references to segments. The pool knows neither, only which pages are free.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -156,6 +157,14 @@ class PagePool:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that cost memory only once they are written."""
-    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    """Zeros that cost memory only once they are written. Raises InvalidOption for more of them than
+    the machine grants."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        raw = np.zeros(num_bytes, dtype=np.uint8)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise InvalidOption(
+            f"the pool would take {num_bytes / 2**30:,.0f} GiB, more than this machine gives: "
+            "lower memory_gib or num_pages"
+        ) from error
     return torch.from_numpy(raw).view(dtype).view(shape)

@@ -81,7 +81,9 @@ class Tokenizer:
         """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.
 
         ``special`` is for template text. User text inside it must have gone through ``protect``.
+        Raises InvalidRequest for half of a surrogate pair, which no tokenizer reads.
         """
+        _require_characters(text)
         if not special:
             return list(self._plain.encode(text, add_special_tokens=False).ids)
         if OPEN in text:
@@ -210,6 +212,16 @@ class Tokenizer:
             ids.update(given if isinstance(given, list) else [given] if given is not None else [])
         named = self.token_id(self.named_tokens.get("eos_token", ""))
         return frozenset(ids if named is None else {*ids, named})
+
+
+def _require_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text has half of a surrogate pair at character {error.start}: decode it with "
+            "errors='replace', or leave it out"
+        ) from error
 
 
 def _cut(text: str, protector: Protector) -> list[str]:

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
+
 # what GPUs copy fastest from, and what any dtype may begin at
 _ALIGNMENT = 512
 
@@ -16,12 +18,17 @@ _ALIGNMENT = 512
 class Arena:
     """``num_bytes`` of host memory; the first hole that is large enough is taken.
 
-    May be called from several threads."""
+    May be called from several threads. Raises InvalidOption for more than the machine gives."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        self.memory: UInt8[Tensor, " num_bytes"] = torch.empty(
-            num_bytes, dtype=torch.uint8, pin_memory=pinned
-        )
+        try:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        except RuntimeError as error:
+            raise InvalidOption(
+                f"this machine does not give {num_bytes / 2**30:,.1f} GiB for documents outside "
+                "the pool: lower host_gib or staging_gib"
+            ) from error
+        self.memory: UInt8[Tensor, " num_bytes"] = memory
         self._lock = threading.Lock()
         # holes and what was taken, by where they begin
         self._holes: dict[int, int] = {0: num_bytes} if num_bytes else {}
