@@ -1,5 +1,7 @@
 """What holds for every tier: records come back as they were, whole or not at all."""
 
+import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +144,53 @@ def test_two_processes_find_what_the_other_wrote(tmp_path: Path) -> None:
     assert other.contains([key(1)]) == [False]
 
 
+def test_what_another_process_wrote_too_long_ago_is_written_anew(tmp_path: Path) -> None:
+    now = 1000.0
+    tier = DiskTier(tmp_path, Ledger(1 << 20, ttl=100.0, clock=lambda: now), clock=lambda: now)
+    put(DiskTier(tmp_path, Ledger(1 << 20)), 1)
+    for path in tmp_path.glob("*.segment"):
+        os.utime(path, (now - 200, now - 200))
+    assert put(tier, 1)
+    assert numbers(tier) == [1] and tier.counters.stored == 1
+
+
+def test_a_folder_that_is_emptied_is_filled_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    tier = DiskTier(folder, Ledger(1 << 20))
+    assert put(tier, 1)
+    shutil.rmtree(folder)
+    assert tier.open(key(1)) is None
+    assert put(tier, 1) and put(tier, 2)
+    found = read(tier, 1)
+    assert found is not None and torch.equal(found, content(1))
+
+
+def test_a_file_that_goes_while_the_folder_is_read_is_no_fault(tmp_path: Path) -> None:
+    put(DiskTier(tmp_path, Ledger(1 << 20)), 1)
+    (tmp_path / f"{key(2).hex()}.segment").symlink_to(tmp_path / "gone")
+    assert numbers(DiskTier(tmp_path, Ledger(1 << 20))) == [1]
+
+
+def test_a_folder_is_listed_once_however_many_records_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = DiskTier(tmp_path, Ledger(1 << 20))
+    for number in range(9):
+        put(first, number)
+        first.put_sidecar(key(number), "bounds", {"low": torch.ones(3)})
+    listed = []
+    for name in ("iterdir", "glob"):
+        call = getattr(Path, name)
+        monkeypatch.setattr(Path, name, lambda p, *a, c=call: listed.append(p) or c(p, *a))
+    tier = DiskTier(tmp_path, Ledger(1 << 20))
+    assert tier.ledger.used == first.ledger.used
+    assert tier.delete([key(number) for number in range(5)]) == 5
+    # and that of what is unfinished
+    assert len(listed) == 2
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob("*.sidecar"))) == len(list(tmp_path.glob("*.segment"))) == 4
+
+
 def test_any_safetensors_reader_opens_a_record(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -183,6 +232,20 @@ def test_a_remote_record_lives_as_long_as_it_was_told(redis_server: RedisServer)
     tier.pin(key(1), True)
     assert client.ttl(f"looseleaf:1:segment:{key(1).hex()}") == -1
     client.close()
+    tier.close()
+
+
+def test_a_remote_record_without_a_header_is_written_anew(redis_server: RedisServer) -> None:
+    import redis
+
+    tier = RemoteTier(redis_server.url)
+    put(tier, 1)
+    redis.Redis.from_url(redis_server.url).hdel(f"looseleaf:1:segment:{key(1).hex()}", "header")
+    assert not put(tier, 1)
+    assert read(tier, 1) is None
+    assert put(tier, 1)
+    found = read(tier, 1)
+    assert found is not None and torch.equal(found, content(1))
     tier.close()
 
 

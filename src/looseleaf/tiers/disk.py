@@ -45,12 +45,21 @@ class DiskTier:
     counters: TierCounters = field(default_factory=TierCounters)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _numbers: Iterator[int] = field(default_factory=count)
+    # the names of side-cars that were seen here: to look for one costs less than to list the folder
+    _sidecars: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         with _faults():
             (self.folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
             self._clean()
-            found = [(path.stat().st_atime, path) for path in self.folder.glob(f"*{RECORD}")]
+            found = []
+            for path in self.folder.iterdir():
+                if path.name.endswith(SIDECAR):
+                    self._sidecars.add(path.name.removesuffix(SIDECAR).partition(".")[2])
+                elif path.name.endswith(RECORD):
+                    # another process may be deleting it
+                    with suppress(FileNotFoundError):
+                        found.append((path.stat().st_atime, path))
             for entry in self._entries(path for _, path in sorted(found)):
                 self.ledger.add(entry)
             # the folder may have been allowed more before
@@ -88,8 +97,10 @@ class DiskTier:
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Write a record, then give it its name."""
         with self._lock, _faults():
+            known = self._find(record.key)
+            # also what another process wrote long ago and was only found now
             self._expire()
-            if self._find(record.key) is not None:
+            if known is not None:
                 self.ledger.touch(record.key)
                 return False
         header = encode_record(record, layers)
@@ -124,6 +135,7 @@ class DiskTier:
         """Write arrays to a file beside the segment's."""
         content = encode_sidecar(key, arrays)
         path = self._path(key, check_name(name))
+        self._sidecars.add(name)
         with self._lock, _faults():
             entry = self._find(key)
             if entry is None:
@@ -138,6 +150,7 @@ class DiskTier:
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
         """The arrays of a file beside the segment's; a damaged one is dropped."""
         path = self._path(key, check_name(name))
+        self._sidecars.add(name)
         with _faults():
             try:
                 content = path.read_bytes()
@@ -224,8 +237,8 @@ class DiskTier:
         path = self._path(key)
         there = path.exists()
         path.unlink(missing_ok=True)
-        for sidecar in self.folder.glob(f"{key.hex()}.*{SIDECAR}"):
-            sidecar.unlink(missing_ok=True)
+        for name in list(self._sidecars):
+            self._path(key, name).unlink(missing_ok=True)
         return there or entry is not None
 
     def _path(self, key: SegmentKey, sidecar: str | None = None) -> Path:
@@ -237,14 +250,21 @@ class DiskTier:
             with suppress(OSError, ValueError):
                 key = SegmentKey(bytes.fromhex(path.name.removesuffix(RECORD)))
                 about = path.stat()
-                sidecars = self.folder.glob(f"{key.hex()}.*{SIDECAR}")
-                size = about.st_size + sum(sidecar.stat().st_size for sidecar in sidecars)
+                size = about.st_size + sum(self._sizes(key))
                 yield Entry(key, size, _tenant(path, key), about.st_mtime)
+
+    def _sizes(self, key: SegmentKey) -> Iterator[int]:
+        """Bytes of each side-car of a record."""
+        for name in list(self._sidecars):
+            with suppress(FileNotFoundError):
+                yield self._path(key, name).stat().st_size
 
     @contextmanager
     def _unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
         """A new file, and the call that gives it its name; without that it is gone in the end."""
         path = self.folder / UNFINISHED / f"{os.getpid()}-{id(self)}-{next(self._numbers)}"
+        # somebody may have emptied the folder
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             yield file, lambda name: os.replace(path, name)

@@ -64,6 +64,8 @@ class RemoteTier:
         with _faults():
             header = self._redis.hget(_name(key), _HEADER)
             if header is None:
+                # what is without a header can't be read, and must not keep others from writing it
+                self._redis.delete(_name(key))
                 return None
             try:
                 return RemoteReader(self, decode_record(header, key))
@@ -82,8 +84,9 @@ class RemoteTier:
             header = encode_record(record, layers)
             try:
                 self._redis.hset(unfinished, _HEADER, header)
-                self._redis.expire(unfinished, _UNFINISHED_SECONDS)
                 for layer in range(record.num_layers):
+                    # from layer to layer, or a long record is half gone before it is whole
+                    self._redis.expire(unfinished, _UNFINISHED_SECONDS)
                     content = raw(layers[layer].contiguous())
                     self._redis.hset(unfinished, str(layer), content)
                 if self.ttl is None:
