@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Fuse, SamplingParams
-from looseleaf.engine.canary import RAISE, WINDOW
+from looseleaf.engine.canary import RAISE, WINDOW, _Case
 from looseleaf.engine.llm import make_config
-from looseleaf.engine.request import Part
+from looseleaf.engine.request import Part, Request, TextPart
 from looseleaf.errors import InvalidOption
 from tests.engine.harness import Folder, assert_idle, document, make_llm, words
 
@@ -40,6 +40,19 @@ def test_full_prefill_agrees_with_itself_however_tokens_are_drawn(
     # it is nobody's request, and finds nothing that counts
     assert sums.requests == sums.finished == 3
     assert sums.documents_computed == 6 and sums.text_tokens < 200
+
+
+def test_what_never_agrees_raises_budgets_to_everything_and_no_further(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0)
+    canary = llm.engine._canary
+    asked = Request("one", (TextPart((5,)),), GREEDY, fuse=Fuse("first", tokens=3))
+    told = llm.engine.add(asked)
+    for _ in range(WINDOW * 2000):
+        canary._running = _Case(asked, (2,))
+        canary._settle(told)
+    fuse = canary.adjusted(asked).fuse
+    assert fuse is not None and fuse.tokens is not None
+    assert 10**6 <= fuse.tokens < 10**9
 
 
 def test_ratios_rise_until_enough_answers_agree(checkpoint: Folder) -> None:

@@ -229,6 +229,20 @@ def test_books_that_do_not_balance_end_everything_and_close_the_engine(
     run(checkpoint, scenario)
 
 
+def test_an_engine_that_can_not_be_looked_at_leaves_nobody_waiting(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        stream = llm.generate(PROMPTS[0], SamplingParams(max_tokens=150, ignore_eos=True))
+        await anext(stream)
+        monkeypatch.setattr(llm.engine, "snapshot", raise_planted)
+        with pytest.raises(EngineFault, match="broke"):
+            await last(stream)
+        assert not llm.is_open
+
+    run(checkpoint, scenario)
+
+
 def test_a_failing_listener_of_steps_harms_nobody(
     checkpoint: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:

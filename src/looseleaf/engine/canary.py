@@ -20,6 +20,8 @@ WINDOW = 10
 """So many answers are looked at before ratios are raised, and again afterwards."""
 
 RAISE = 1.5
+# there is no more to raise: one token of a million is all of them
+_MOST = 1e6
 _MOST_PENDING = 16
 
 
@@ -115,6 +117,6 @@ class Canary:
         if len(self._recent) < WINDOW:
             return
         if sum(self._recent) < self.config.canary_bound * WINDOW:
-            self.factor *= RAISE
+            self.factor = min(self.factor * RAISE, _MOST)
             self.counters.canary_raises += 1
         self._recent.clear()

@@ -114,10 +114,12 @@ class Worker:
                 return
             try:
                 command()
+                self._tell()
             except BaseException as error:
                 # whatever it is: a thread that ends without a word leaves its callers waiting
                 self._break(error)
-            self._tell()
+                with contextlib.suppress(Exception):
+                    self._tell()
 
     def _add(self, request: Request, since: float, deliver: Deliver) -> None:
         try:
