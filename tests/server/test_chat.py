@@ -169,6 +169,17 @@ def test_an_answer_follows_a_json_schema(live: Live) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
+    nothing = ["tools", "functions", "audio", "prediction", "web_search_options", "metadata"]
+    fields = {**dict.fromkeys(nothing), "tool_choice": "none", "function_call": "none"}
+    fields |= {"parallel_tool_calls": True, "modalities": ["text"], "store": False}
+    assert live.chat(**fields, service_tier="auto").status_code == 200
+    for field, value in [("tool_choice", "auto"), ("store", True), ("modalities", ["audio"])]:
+        refused = live.chat(**{field: value})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].startswith(field)
+
+
 def test_stop_strings_and_limits_end_an_answer(live: Live) -> None:
     documents = [{"text": DOCUMENT}]
     stopped = live.chat(documents=documents, stop="Tolland").json()["choices"][0]

@@ -38,12 +38,22 @@ class ChatMessage(Strict):
 
 
 class ChatRequest(GenerationRequest):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``. Fields for what is not here may say that they ask for nothing,
+    as some clients do in every request."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: None = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: None = None
+    function_call: Literal["none"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
 
     @model_validator(mode="after")
     def _agree(self) -> "ChatRequest":

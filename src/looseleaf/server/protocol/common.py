@@ -87,6 +87,9 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024, description="A label for the log.")
+    store: Literal[False] | None = None
+    metadata: None = None
+    service_tier: Literal["auto", "default"] | None = None
     deadline: float | None = Field(
         None,
         gt=0,
