@@ -42,8 +42,11 @@ def print_answer(
         BarColumn(),
         TextColumn("{task.completed}/{task.total} tokens"),
     )
+    console = Console(stderr=True)
+    # where nobody looks a bar would leave empty lines
+    seen = console.is_terminal
     with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not seen
     ) as bar:
         task = bar.add_task("reading")
         for output in llm.stream(
