@@ -61,6 +61,7 @@ def test_times_are_predicted_and_measured_in_the_report(checkpoint: Folder, tmp_
     assert loading.total_predicted is not None and loading.total_predicted > 1e-6
     assert loading.load_seconds is not None and loading.total_seconds is not None
     assert 0 < loading.load_seconds < loading.total_seconds
+    assert "from disk: expected 0.0 ms, took " in str(answer.output.reuse)
     assert loading.num_bytes == llm.engine.tiers.num_bytes(answer.output.reuse.document_tokens)
     llm.close()
 

@@ -4,6 +4,8 @@ folder."""
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.running import running_server
 
 TEXT = "The boat house of the lake club is kept by Runa Feld. " * 12
@@ -22,6 +24,10 @@ def test_a_server_that_starts_again_loads_its_documents_and_says_so(tmp_path: Pa
             assert faults == 0
             assert loads == loaded == len(reports) - 1
             assert server.metric("looseleaf_tier_bytes_per_second", tier="disk") > 0
+            for loading in answer["looseleaf"]["loading"]:
+                for time, name in (("predicted", "predicted"), ("actual", "seconds")):
+                    told = server.metric("looseleaf_loading_seconds_sum", until="load", time=time)
+                    assert told == pytest.approx(loading[f"load_{name}"], rel=1e-3)
     first, second = reports
     assert first["choices"] == second["choices"]
     (computed,), (found,) = (r["looseleaf"]["documents"] for r in reports)

@@ -51,6 +51,20 @@ class LoadingReport:
     total_seconds: float | None = None
     ratio: float | None = None
 
+    def __str__(self) -> str:
+        def times(predicted: float | None, actual: float | None) -> str:
+            known = {"expected": predicted, "took": actual}
+            said = [f"{w} {1e3 * s:.1f} ms" for w, s in known.items() if s is not None]
+            return ", ".join(said) or "not timed"
+
+        parts = [f"first token: {times(self.total_predicted, self.total_seconds)}"]
+        if self.tiers:
+            came = f"{self.num_bytes / (1 << 20):.2f} MiB from {', '.join(self.tiers)}"
+            parts.insert(0, f"{came}: {times(self.load_predicted, self.load_seconds)}")
+        if self.ratio is not None:
+            parts.append(f"share chosen: {self.ratio:.2f}")
+        return "; ".join(parts)
+
 
 @dataclass(frozen=True)
 class ReuseReport:
@@ -96,7 +110,8 @@ class ReuseReport:
             f"text: {self.text_tokens_cached} of {self.text_tokens} tokens from the prefix cache"
         )
         policy = [f"fuse: {self.fuse}"] if self.fuse else []
-        return "\n".join([*lines, *policy, total])
+        loading = [f"loading: {self.loading}"] if self.loading else []
+        return "\n".join([*lines, *policy, *loading, total])
 
     @property
     def document_tokens_recomputed(self) -> int:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.server.hosted_metrics import hosted_metrics
 from looseleaf.server.tier_metrics import tier_metrics
@@ -15,6 +15,7 @@ from looseleaf.server.tier_metrics import tier_metrics
 _FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _LONG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+_SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -49,6 +50,15 @@ class ServerMetrics:
         self.responses = self._counter("http_responses", "HTTP responses.", "route", "status")
         self.disconnects = self._counter("disconnects", "Requests whose caller went away.")
         self.faults = self._counter("faults", "Requests that failed by a fault of the server.")
+        self.loading = self._histogram(
+            "loading_seconds",
+            "For a request whose documents came from tiers: until these were there (load), and "
+            "until its first token (total), as the controller predicted it and as it was.",
+            _FAST, "until", "time",
+        )  # fmt: skip
+        self.chosen_ratio = self._histogram(
+            "chosen_ratio", "Share of tokens that the controller chose to compute again.", _SHARES
+        )
         self.under_way = Gauge(
             "looseleaf_http_requests", "HTTP requests under way.", registry=self._registry
         )
@@ -70,16 +80,33 @@ class ServerMetrics:
         self.queued.observe(times.admitted)
         self.first_token.observe(times.first_token)
         self.total.observe(times.finished)
+        if output.reuse.loading is not None:
+            self._on_loading(output.reuse.loading)
         longest = max(len(one.token_ids) for one in output.outputs)
         if longest > 1:
             self.per_token.observe((times.finished - times.first_token) / (longest - 1))
+
+    def _on_loading(self, report: LoadingReport) -> None:
+        """Book what the loading controller expected beside what it was, where both are known."""
+        for until in ("load", "total"):
+            predicted = getattr(report, f"{until}_predicted")
+            actual = getattr(report, f"{until}_seconds")
+            if predicted is not None and actual is not None:
+                self.loading.labels(until, "predicted").observe(predicted)
+                self.loading.labels(until, "actual").observe(actual)
+        if report.ratio is not None:
+            self.chosen_ratio.observe(report.ratio)
 
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"looseleaf_{name}", text, buckets=buckets, registry=self._registry)
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(
+            f"looseleaf_{name}", text, labels, buckets=buckets, registry=self._registry
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"looseleaf_{name}", text, labels, registry=self._registry)
