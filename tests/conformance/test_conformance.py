@@ -11,8 +11,8 @@ import pytest
 import torch
 from jaxtyping import config
 
-from looseleaf.attention import cpu_step
-from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention import cpu_step, paged
+from looseleaf.attention.groups import Groups, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import Choice
 from looseleaf.config import RopeConfig
@@ -134,6 +134,25 @@ def test_a_frame_that_is_one_off_breaks_law_2(
 ) -> None:
     monkeypatch.setattr(parts.DocumentUse, "span", one_off)
     assert failing(checkpoint())[0] == 2
+
+
+def test_a_group_that_is_read_from_where_its_first_row_stands_breaks_law_3(
+    checkpoint: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a shared segment had one offset for all that read it."""
+    right = paged.group_rows
+
+    def one_offset(*arguments: Any, **options: Any) -> Groups:
+        groups = right(*arguments, **options)
+        for item in groups.items:
+            first = item.entries[0].offset
+            item.entries[:] = [entry._replace(offset=first) for entry in item.entries]
+        return groups
+
+    monkeypatch.setattr(paged, "group_rows", one_offset)
+    subject = Subject(checkpoint(), {"device": "cpu", "dtype": "float32"}, 160)
+    (law,) = check_laws(Answers(subject), (3,))
+    assert (law.status, law.reason) == ("failed", "")
 
 
 def test_a_recomputed_row_that_sees_the_next_key_breaks_law_4(

@@ -23,6 +23,14 @@ def test_a_perfect_sample_leaves_room() -> None:
     assert low < -0.05 < 0.05 < high
 
 
+def test_scores_that_are_all_alike_leave_room_too() -> None:
+    low, high = interval([0.25] * 3)
+    assert low < 0.1 and high > 0.5
+    # narrower the more there are, and never without the mean
+    few, many = interval([0.9] * 4), interval([0.9] * 40)
+    assert few[0] < many[0] < 0.9 < many[1] < few[1]
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_bootstrap_and_paired_bounds_hold_the_truth_about_19_times_in_20(share: float) -> None:
     rng = random.Random(1)

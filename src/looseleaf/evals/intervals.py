@@ -8,7 +8,7 @@ Z = 1.96
 _RESAMPLES = 2_000
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
+def wilson(right: float, total: int) -> tuple[float, float]:
     """Bounds of a share of which ``right`` of ``total`` were seen (Wilson, 1927)."""
     if total < 1:
         raise ValueError("an interval needs at least one observation")
@@ -36,7 +36,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Bounds of the mean of scores: Wilson's where each is 0 or 1, by bootstrap otherwise.
 
     Each value is one item; lines of one answer are not independent, so they count as one value.
+    Drawing again says nothing where all are alike: shares get Wilson's bounds there, which are at
+    least as wide as those of any scores from 0 to 1 with this mean.
     """
+    if len({*values}) == 1 and 0.0 < values[0] < 1.0:
+        return wilson(sum(values), len(values))
     if all(value in (0.0, 1.0) for value in values):
         return wilson(round(sum(values)), len(values))
     return bootstrap(values)
