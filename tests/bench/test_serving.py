@@ -4,15 +4,18 @@ import dataclasses
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from looseleaf.bench import attention
 from looseleaf.bench.ceilings import Ceilings
 from looseleaf.bench.serving import LINES, Row, ServingSizes, ServingVariant, Workbench, measure
 from looseleaf.cli.bench import serving
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import BenchmarkRefused, InvalidOption
+from looseleaf.types import AttnState
 
 CPU = torch.device("cpu")
 
@@ -30,6 +33,21 @@ def test_every_line_is_measured_beside_its_floor() -> None:
 def test_only_the_lines_that_are_named_are_measured() -> None:
     rows = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
     assert [row["measurement"] for row in rows] == ["prefill of 208 tokens, one request"]
+
+
+@pytest.mark.parametrize("operator", ["partial_attention", "prefill_attention"])
+def test_nothing_is_timed_while_attention_is_wrong(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(attention, operator)
+
+    def wrong(*arguments: Any) -> AttnState:
+        state = right(*arguments)
+        return AttnState(1.1 * state.out, state.lse)
+
+    monkeypatch.setattr(attention, operator, wrong)
+    with pytest.raises(BenchmarkRefused, match="run the tests of the operators"):
+        next(measure("tiny", ServingSizes.small(), CPU))
 
 
 def test_the_command_offers_every_line() -> None:

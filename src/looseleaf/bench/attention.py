@@ -31,7 +31,7 @@ from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.timing import Repeated, measure_in_turn
-from looseleaf.config import RopeConfig
+from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
@@ -215,6 +215,32 @@ def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
         return float(start.elapsed_time(end)) / 1e3 / _INNER
 
     return replayed
+
+
+def require_right(model: ModelConfig, device: torch.device) -> None:
+    """See that attention is right in the heads of ``model`` before anything that rests on it is
+    timed: rows that share, a ragged mixture, a prompt behind documents.
+
+    Raises BenchmarkRefused if it is not."""
+    shape = AttentionShape(
+        model.num_qo_heads, model.num_kv_heads, model.head_dim, layers=1,
+        dtype=getattr(torch, model.torch_dtype),
+    )  # fmt: skip
+    few, long = (4, 256) if device.type == "cpu" else (64, 2048)
+    sweep = [
+        shared(shape, few, long, tail=long // 8, spread=16),
+        ragged(shape, few, long // 8),
+        behind_documents(shape, long // 8, 4, long // 8),
+    ]
+    # its numbers are always the same, and nobody else's change
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        pages, longest = max(c.num_pages for c in sweep), max(c.longest for c in sweep)
+        bench = Bench(AttentionConfig(shape, device=str(device)), pages, longest)
+        for case in sweep:
+            q = bench.query(case)
+            out = bench.layer(q, bench.plan(case), 0, bench.rotation)
+            check(case, q, out, Truth(bench.pools[0], bench.rotation, bench.rule))
 
 
 def measure(

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import torch
 
+from looseleaf.bench.attention import require_right
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
-from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.random_model import model_shape, random_engine
 from looseleaf.bench.timing import Repeated
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.config.engine import AttentionCosts, KvDType
@@ -197,7 +198,8 @@ def measure(
     lines: Sequence[str] = (),
 ) -> Iterator[Row]:
     """The rows of the table as they are measured; ``lines`` are those of `LINES`, all if none is
-    named."""
+    named. Raises BenchmarkRefused if attention is wrong."""
+    require_right(model_shape(shape), device)
     bench = Workbench.create(shape, sizes, device, variant)
     bench.engine.runner.warm_up()
     gc.collect()
