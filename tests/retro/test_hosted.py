@@ -299,6 +299,16 @@ def test_an_answer_that_left_keys_out_is_nobody_elses_prefix(checkpoint: Folder)
     assert worst(mine, fresh) <= TOLERANCE
 
 
+def test_a_document_that_is_deleted_is_let_go(checkpoint: Folder) -> None:
+    llm: Any = make_llm(checkpoint())
+    segment = llm.host(BOOK, index=INDEX)
+    answer(llm, prompt(1), 4, select=FEW, revise=Revise(2))
+    windows = llm.engine.runner.attention._readings.windows
+    assert any(work.holds(segment) for work in windows._works.values())
+    assert llm.engine.hosting.forget(segment.key)
+    assert not any(work.holds(segment) for work in windows._works.values())
+
+
 def test_an_index_that_estimates_is_refused(checkpoint: Folder) -> None:
     llm: Any = make_llm(checkpoint())
     llm.host(BOOK, index=IndexConfig("ivf", sink=4, local=12, estimate=True))

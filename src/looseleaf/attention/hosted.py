@@ -111,6 +111,7 @@ class HostedAttention:
     counters: HostedCounters = field(default_factory=HostedCounters)
     _pool: ThreadPoolExecutor | None = None
     _number: int = 0
+    _keepers: "list[Callable[[HostedSegment], None]]" = field(default_factory=list)
 
     def start(
         self,
@@ -124,6 +125,15 @@ class HostedAttention:
 
         The result is one fp32 state a row, ``(0, -inf)`` for a row without reads."""
         return self.submit(self.decode, layer, q, positions, reads, rule)
+
+    def kept_by(self, forget: Callable[[HostedSegment], None]) -> None:
+        """Have ``forget`` called with segments that are deleted."""
+        self._keepers.append(forget)
+
+    def forget(self, segment: HostedSegment) -> None:
+        """Let go of a segment."""
+        for keeper in self._keepers:
+            keeper(segment)
 
     def submit(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **more: Arguments.kwargs

@@ -11,6 +11,7 @@ from looseleaf.attention.hosted import HostedAttention, HostedRead
 from looseleaf.attention.hosted_window import WindowRow
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.index.crew import Crew
+from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, ScoreRule
 
 
@@ -30,6 +31,9 @@ class HostedWindows:
     _number: float = 0.0
     _running: "Future[None] | None" = None
 
+    def __post_init__(self) -> None:
+        self.hosted.kept_by(self.forget)
+
     def load(
         self,
         positions: Sequence[int],
@@ -37,9 +41,7 @@ class HostedWindows:
         windows: Sequence[WindowRow],
     ) -> HostedWork:
         """What the rows of a step read, in all layers; see `HostedWork.load`."""
-        if self._running is not None:
-            # a step that failed half way may have left it behind
-            self._running.exception()
+        self._settle()
         work = self._room(len(positions))
         work.collect(self.hosted.counters)
         newest = [several for several, at in zip(reads, windows, strict=True) if at.age == 0]
@@ -55,6 +57,18 @@ class HostedWindows:
         """Have a layer read."""
         self._running = self.hosted.submit(work.run, layer)
         return self._running
+
+    def forget(self, segment: HostedSegment) -> None:
+        """Let go of a segment that the latest step read."""
+        self._settle()
+        for work in self._works.values():
+            if work.holds(segment):
+                work.load((), ())
+
+    def _settle(self) -> None:
+        if self._running is not None:
+            # a step that failed half way may have left it behind
+            self._running.exception()
 
     def _room(self, rows: int) -> HostedWork:
         """Room for so many rows or more."""

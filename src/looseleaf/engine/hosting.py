@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from looseleaf.attention.hosted import HostedCounters
-from looseleaf.attention.hosted_device import HostedDevice
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.engine.hosted_pass import LEARNING, HostedPass, HostingJob
@@ -101,7 +100,7 @@ class Hosting:
             job.finished.set()
         self._discard(key)
         hosted = self.attention.hosted
-        if segment is not None and isinstance(hosted, HostedDevice):
+        if segment is not None and hosted is not None:
             hosted.forget(segment)
         return segment is not None
 
