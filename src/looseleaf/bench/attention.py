@@ -219,7 +219,8 @@ def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
 
 def require_right(model: ModelConfig, device: torch.device) -> None:
     """See that attention is right in the heads of ``model`` before anything that rests on it is
-    timed: rows that share, a ragged mixture, a prompt behind documents.
+    timed: rows that share, a ragged mixture, a prompt behind documents that is long enough for the
+    kernel of prompts.
 
     Raises BenchmarkRefused if it is not."""
     shape = AttentionShape(
@@ -230,7 +231,7 @@ def require_right(model: ModelConfig, device: torch.device) -> None:
     sweep = [
         shared(shape, few, long, tail=long // 8, spread=16),
         ragged(shape, few, long // 8),
-        behind_documents(shape, long // 8, 4, long // 8),
+        behind_documents(shape, 1024, 4, long // 8),
     ]
     # its numbers are always the same, and nobody else's change
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
