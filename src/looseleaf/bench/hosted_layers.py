@@ -198,8 +198,10 @@ def _copy(index: KVIndex, stored: KeyVectors) -> KVIndex:
         keys = KeyVectors(narrow, len(known), scales, exact=stored)
     made = type(index)(keys, index.built, index.config, index.effort)
     if isinstance(index, GraphIndex) and isinstance(made, GraphIndex):
-        made.links = host_zeros(index.links.shape, torch.int32).copy_(index.links)
-        made.entries = index.entries.clone()
+        for name in ("order", "links", "codes"):
+            array = getattr(index, name)
+            setattr(made, name, host_zeros(array.shape, array.dtype).copy_(array))
+        made.num_entries, made.steps = index.num_entries, index.steps
     if isinstance(index, IvfIndex) and isinstance(made, IvfIndex):
         made.means, made.starts = index.means.clone(), index.starts.clone()
         made.members = index.members.clone()

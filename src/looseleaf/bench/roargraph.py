@@ -31,22 +31,25 @@ def build_roargraph(
     for query, pivot in enumerate(lists[:, 0].tolist()):
         readers[pivot] = query
     index = GraphIndex(keys, len(keys), IndexConfig("graph", degree=_DEGREE), _TOP)
-    index.links = project(keys, lists, readers, _DEGREE)
-    nearest = (vectors - vectors.mean(0)).norm(dim=1).argmin()
-    index.entries = nearest[None].to(torch.int32)
+    links = project(keys, lists, readers, _DEGREE)
+    entries = (vectors - vectors.mean(0)).norm(dim=1).argmin()[None].to(torch.int32)
+    index.arrange(links, entries)
     if enhanced:
         for first in range(0, len(keys), _BATCH):
-            _enhance(index, torch.arange(first, min(first + _BATCH, len(keys))))
+            _enhance(index, links, torch.arange(first, min(first + _BATCH, len(keys))))
+            index.arrange(links, entries)
     return index
 
 
-def _enhance(index: GraphIndex, batch: Int[Tensor, " batch"]) -> None:
+def _enhance(
+    index: GraphIndex, links: Int[Tensor, "keys edges"], batch: Int[Tensor, " batch"]
+) -> None:
     """Join some keys with what a search for them finds now."""
     found = search(index, index.keys.gather(batch), _BEAM, _BEAM).ids
     readers = torch.full((len(index.keys), 1), -1, dtype=torch.int32)
     readers[batch, 0] = torch.arange(len(batch), dtype=torch.int32)
     new = project(index.keys, found, readers, _DEGREE).numpy()
-    old = index.links.numpy()
+    old = links.numpy()
     for key in np.flatnonzero((new >= 0).any(1)):
         row = old[key][old[key] >= 0]
         more = new[key][new[key] >= 0]

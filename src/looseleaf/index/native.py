@@ -12,7 +12,8 @@ from looseleaf.ops.native_build import load_library, vector_lanes
 
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 # what stands between `vectors.h` and a file's own text
-_BEFORE = {"windows.c": ("search.c", "reads.c")}
+_WALK = ("codes.h", "index.h", "walk.h")
+_BEFORE = {"search.c": _WALK, "windows.c": (*_WALK, "search.c", "reads.c")}
 
 
 class KeysPointer(ctypes.Structure):

@@ -129,3 +129,25 @@ int32_t looseleaf_entries(const int32_t *links, int64_t count, int64_t width, co
     free(stack);
     return found;
 }
+
+/* Vertices in the order in which a search that looks behind everything meets them, entry by entry and
+   then link by link: so neighbours lie near each other. Returns how many there are. */
+int32_t looseleaf_order(const int32_t *links, int64_t count, int64_t width, const int32_t *entries,
+                        int64_t num_entries, int32_t *order) {
+    uint8_t *met = calloc((size_t)count + 1, 1);
+    int32_t known = 0;
+    for (int64_t n = 0; n < num_entries; n++) {
+        met[entries[n]] = 1;
+        order[known++] = entries[n];
+    }
+    for (int32_t n = 0; n < known; n++) {
+        const int32_t *behind = links + order[n] * width;
+        for (int64_t i = 0; i < width && behind[i] >= 0; i++) {
+            if (met[behind[i]]) continue;
+            met[behind[i]] = 1;
+            order[known++] = behind[i];
+        }
+    }
+    free(met);
+    return known;
+}

@@ -83,6 +83,40 @@ def entries_of(
     return entries[:num].clone()
 
 
+def order_of(
+    keys: KeyVectors, links: Int[Tensor, "keys edges"], entries: Int[Tensor, " entries"]
+) -> Int[Tensor, " reached"]:
+    """The keys that are reached from ``entries``, these first, in the order of a search that looks
+    behind everything: key by key and link by link."""
+    links, entries = links.contiguous(), entries.contiguous()
+    library = try_native(keys, "project.c")
+    if library is None:
+        return torch.from_numpy(_order_numpy(links.numpy(), entries.numpy()))
+    order = torch.empty(len(links), dtype=torch.int32)
+    num = library.looseleaf_order(
+        ctypes.c_void_p(links.data_ptr()),
+        ctypes.c_int64(len(links)),
+        ctypes.c_int64(links.shape[1]),
+        ctypes.c_void_p(entries.data_ptr()),
+        ctypes.c_int64(len(entries)),
+        ctypes.c_void_p(order.data_ptr()),
+    )
+    return host_zeros((num,), torch.int32).copy_(order[:num])
+
+
+def _order_numpy(table: Table, entries: np.ndarray) -> np.ndarray:
+    met = np.zeros(len(table), dtype=bool)
+    parts = [entries.astype(np.int32)]
+    met[entries] = True
+    while len(parts[-1]):
+        behind = table[parts[-1]].ravel()
+        behind = behind[behind >= 0]
+        behind = behind[np.sort(np.unique(behind, return_index=True)[1])]
+        parts.append(behind[~met[behind]])
+        met[parts[-1]] = True
+    return np.concatenate(parts)
+
+
 def _entries_numpy(table: Table, firsts: np.ndarray) -> list[int]:
     joined = np.asarray((table >= 0).any(1))
     waiting, counts = joined.copy(), 2 * firsts + joined

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import Hits, KVIndex, require_queries
+from looseleaf.index.codes import ask_codes, unpack
 from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
@@ -20,7 +21,7 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, try_native
 from looseleaf.types import AttnState
 
-# candidates of a graph that are looked behind at once, as in search.c
+# candidates of a graph that are looked behind at once, as in walk.h
 _WIDE = 4
 _SEARCH = np.dtype(
     [
@@ -46,10 +47,13 @@ class IndexPointer(ctypes.Structure):
     _fields_ = (
         ("keys", KeysPointer),
         ("built", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
         ("links", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
         ("degree", ctypes.c_int64),
-        ("entries", ctypes.c_void_p),
-        ("num_entries", ctypes.c_int64),
+        ("vertices", ctypes.c_int64),
+        ("entries", ctypes.c_int64),
         ("means", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("members", ctypes.c_void_p),
@@ -61,8 +65,10 @@ class IndexPointer(ctypes.Structure):
         """The index as it is now."""
         made = cls(keys=KeysPointer.of(index.keys), built=index.built)
         if isinstance(index, GraphIndex):
-            made.links, made.degree = index.links.data_ptr(), index.links.shape[1]
-            made.entries, made.num_entries = index.entries.data_ptr(), len(index.entries)
+            made.order, made.links = index.order.data_ptr(), index.links.data_ptr()
+            made.codes, made.steps = index.codes.data_ptr(), index.steps.data_ptr()
+            made.vertices, made.degree = index.links.shape
+            made.entries = index.num_entries
         elif isinstance(index, IvfIndex):
             made.means, made.clusters = index.means.data_ptr(), len(index.means)
             made.starts, made.members = index.starts.data_ptr(), index.members.data_ptr()
@@ -204,10 +210,12 @@ def _search_one(
         candidates = torch.cat(runs).long()
         scanned = len(index.means) + len(candidates)
     elif isinstance(index, GraphIndex) and built:
-        candidates, scanned = _walk(index, query, max(effort, count))
+        candidates, scanned = _walk(index, query, max(effort, count), count)
     new = torch.arange(built, len(keys))
+    # a walk judges what it found by the keys themselves
+    found = keys.source if isinstance(index, GraphIndex) else keys
+    scores = torch.cat((found.gather(candidates) @ query, keys.gather(new) @ query))
     candidates = torch.cat((candidates, new))
-    scores = keys.gather(candidates) @ query
     order = np.lexsort((candidates.numpy(), -scores.numpy()))[:count].copy()
     if keys.exact is not None:
         candidates = candidates[order]
@@ -219,24 +227,27 @@ def _search_one(
     return ids, best, scanned + len(new)
 
 
-def _walk(index: GraphIndex, query: Tensor, effort: int) -> tuple[Tensor, int]:
-    """Best first: always look behind the best candidates that were not looked behind yet."""
-    seen = torch.zeros(index.built, dtype=torch.bool)
-    ids, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
-    done = torch.empty(0, dtype=torch.bool)
-    links, scanned = index.entries.long(), 0
+def _walk(index: GraphIndex, query: Tensor, effort: int, count: int) -> tuple[Tensor, int]:
+    """Best first by codes: always look behind the best candidates that were not looked behind yet.
+
+    Returns the keys of the best that were met, ``effort`` and ``count`` of them."""
+    asked = ask_codes(query[None], index.steps)[0]
+    met = torch.arange(index.num_entries)
+    seen = torch.zeros(len(index.order), dtype=torch.bool)
+    scores, done = torch.empty(0, dtype=torch.int32), torch.zeros_like(seen)
     while True:
-        fresh = links[~seen[links]].unique()
-        seen[fresh] = True
-        scanned += len(fresh)
-        ids = torch.cat((ids, fresh))
-        scores = torch.cat((scores, index.keys.gather(fresh) @ query))
-        done = torch.cat((done, torch.zeros(len(fresh), dtype=torch.bool)))
-        order = torch.from_numpy(np.lexsort((ids.numpy(), -scores.numpy()))[:effort].copy())
-        ids, scores, done = ids[order], scores[order], done[order]
-        if bool(done.all()):
-            return ids, scanned
-        at = (~done).nonzero()[:_WIDE, 0]
+        seen[met] = True
+        fresh = met[len(scores) :]
+        new = (unpack(index.codes[fresh], len(asked)) * asked).sum(1, dtype=torch.int32)
+        scores = torch.cat((scores, new))
+        best = met[np.lexsort((met.numpy(), -scores.numpy()))[:effort].copy()]
+        at = best[~done[best]][:_WIDE]
+        if len(at) == 0:
+            break
         done[at] = True
-        links = index.links[ids[at]].long().flatten()
-        links = links[links >= 0]
+        links = index.links[at].long().flatten()
+        links = links[links >= 0].unique()
+        met = torch.cat((met, links[~seen[links]]))
+    kept = min(len(met), effort + count)
+    least = scores.sort(descending=True).values[kept - 1] if kept else 0
+    return index.order[met[scores >= least]].long(), len(met)

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if LANES == 16 /* only x86 has as many; compilers widen into so long vectors by halves */
+#if defined(__x86_64__) || defined(__i386__) /* compilers widen into the longest vectors by halves */
 #include <immintrin.h>
 #endif
 
@@ -132,10 +132,15 @@ static inline float score_key(const Keys *keys, const float *query, int64_t ordi
     return keys->scales ? score * keys->scales[ordinal] : score;
 }
 
-/* What a key that was found says exactly. */
+/* What a key that was found says exactly, if these are copies. */
 static inline const char *exact_key(const Keys *keys, int64_t ordinal) {
     int64_t row = keys->exact_rows ? keys->exact_rows[ordinal] : ordinal;
     return number(VALUE_TYPE, keys->exact, row * keys->exact_stride);
+}
+
+/* The score of a key as it is stored, be it a copy here or not. */
+static inline float score_exactly(const Keys *keys, const float *query, int64_t ordinal) {
+    return keys->exact ? score_as(VALUE_TYPE, query, exact_key(keys, ordinal)) : score_key(keys, query, ordinal);
 }
 
 INLINE void fetch_lines(const char *p, int64_t bytes) {
@@ -149,6 +154,11 @@ static inline void fetch_key(const Keys *keys, int64_t ordinal) {
 
 static inline void fetch_value(const char *value) {
     fetch_lines(value, DIM * SIZE(VALUE_TYPE));
+}
+
+static inline void fetch_exactly(const Keys *keys, int64_t ordinal) {
+    if (keys->exact) fetch_value(exact_key(keys, ordinal));
+    else fetch_key(keys, ordinal);
 }
 
 static inline void widen(const Keys *keys, int64_t ordinal, float *out) {
@@ -195,6 +205,15 @@ static inline void offer(Best *best, Hit hit) {
         at = parent;
     }
     best->hits[at] = hit;
+}
+
+/* The first last, which are in order. */
+static inline void turn_round(Best *best) {
+    for (int64_t n = 0; n < best->count / 2; n++) {
+        Hit hit = best->hits[n];
+        best->hits[n] = best->hits[best->count - 1 - n];
+        best->hits[best->count - 1 - n] = hit;
+    }
 }
 
 /* Best first. */

@@ -1,0 +1,212 @@
+/* The walk through a graph: from vertex to vertex by codes, then the best that were met by their keys.
+
+   `vectors.h`, `codes.h` and `index.h` stand before this text. */
+
+/* A candidate in one word: its score, then its number turned round, so that of equals the lower one
+   is more, then whether it was not looked behind yet. */
+typedef int64_t Word;
+enum { LAST = 0x7fffffff };
+
+static inline Word word_of(int32_t score, int32_t number, int open) {
+    return (Word)score << 32 | (uint32_t)(LAST - number) << 1 | (uint32_t)open;
+}
+
+static inline int32_t number_of(Word word) { return LAST - (int32_t)((uint32_t)word >> 1); }
+
+/* Whole numbers in the order of finite floats, and back. */
+static inline int32_t rank_of(float score) {
+    int32_t bits;
+    score += 0.0f; /* there is one zero */
+    memcpy(&bits, &score, sizeof bits);
+    return bits ^ ((bits >> 31) & LAST);
+}
+
+static inline float score_of(Word word) {
+    int32_t rank = (int32_t)(word >> 32), bits = rank ^ ((rank >> 31) & LAST);
+    float score;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
+
+/* Words, the most first, `room` of them, a multiple of eight; eight more stand before them. */
+static Word *make_row(int64_t least, int64_t *room) {
+    *room = (least + 7) / 8 * 8;
+    Word *row = aligned_alloc(64, sizeof(Word) * (size_t)(*room + 8));
+    for (int64_t n = 0; n < *room + 8; n++) row[n] = n < 8 ? INT64_MAX : INT64_MIN;
+    return row + 8;
+}
+
+static void free_row(Word *row) { free(row - 8); }
+
+/* Take a word in, from the end on; the least falls out. */
+static inline void take_in(Word *row, int64_t room, Word word) {
+#ifdef __AVX512F__
+    /* a place keeps its word, or gets the one before it, or the new one between both */
+    __m512i all = _mm512_set1_epi64(word), here = _mm512_load_si512(row + room - 8);
+    for (int64_t n = room - 8; n >= 0; n -= 8) {
+        __m512i before = _mm512_load_si512(row + n - 8);
+        __m512i moved = _mm512_min_epi64(_mm512_alignr_epi64(here, before, 7), all);
+        _mm512_store_si512(row + n, _mm512_max_epi64(here, moved));
+        if (_mm512_cmpgt_epi64_mask(before, all) & 0x80) break;
+        here = before;
+    }
+#else
+    int64_t place = 0;
+    for (int64_t n = 0; n < room; n++) place += row[n] > word;
+    if (place == room) return;
+    memmove(row + place + 1, row + place, sizeof(Word) * (size_t)(room - place - 1));
+    row[place] = word;
+#endif
+}
+
+/* Vertices in the order in which they were met, and the scores of their codes. */
+typedef struct {
+    int32_t *vertices, *scores;
+    int64_t count, room;
+} Met;
+
+static void make_room(Met *met, int64_t more) {
+    if (met->count + more <= met->room) return;
+    while (met->count + more > met->room) met->room *= 2;
+    met->vertices = realloc(met->vertices, sizeof(int32_t) * (size_t)met->room);
+    met->scores = realloc(met->scores, sizeof(int32_t) * (size_t)met->room);
+}
+
+/* Candidates whose links are followed at once: one alone leaves the memory idle while it waits for
+   the links. Those after them will mostly be next, so their links are called for too. Codes that are
+   on their way while others are compared. */
+enum { WIDE = 4, NEXT = 4, AHEAD = 32 };
+
+/* Links that were not seen before. `seen` has 32 vertices a word. */
+static int64_t follow(const int32_t *links, int64_t count, uint32_t *seen, int32_t *fresh) {
+    int64_t news = 0, n = 0;
+#ifdef __AVX512F__
+    for (; n + 16 <= count; n += 16) {
+        __m512i some = _mm512_loadu_si512(links + n);
+        __mmask16 there = _mm512_cmpge_epi32_mask(some, _mm512_setzero_si512());
+        __m512i words = _mm512_mask_i32gather_epi32(some, there, _mm512_srli_epi32(some, 5), seen, 4);
+        __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_and_si512(some, _mm512_set1_epi32(31)));
+        __mmask16 unseen = _mm512_mask_testn_epi32_mask(there, words, bits);
+        _mm512_mask_compressstoreu_epi32(fresh + news, unseen, some);
+        for (int64_t last = news + __builtin_popcount(unseen); news < last; news++)
+            seen[fresh[news] >> 5] |= 1u << (fresh[news] & 31);
+        if (there != 0xffff) return news;
+    }
+#endif
+    for (; n < count && links[n] >= 0; n++) {
+        uint32_t was = seen[links[n] >> 5], bit = 1u << (links[n] & 31);
+        seen[links[n] >> 5] = was | bit;
+        /* without a branch, which nothing could guess */
+        fresh[news] = links[n];
+        news += !(was & bit);
+    }
+    return news;
+}
+
+/* Compare the newest `news` vertices, whose first `fetched` codes are on their way. */
+static void compare_codes(const Index *index, const Asked *asked, Met *met, int64_t news, int64_t fetched) {
+    const int32_t *vertices = met->vertices + met->count;
+    int32_t *scores = met->scores + met->count;
+    for (int64_t n = 0; n < news; n++) {
+        for (; fetched < news && fetched <= n + AHEAD; fetched++)
+            fetch_lines((const char *)index->codes + (int64_t)vertices[fetched] * HALF, HALF);
+        scores[n] = score_code(asked, index->codes + (int64_t)vertices[n] * HALF);
+    }
+}
+
+/* Best first by codes: all that was met, and the best `effort` of them were looked behind. */
+static void meet(const Index *index, const Asked *asked, int64_t effort, Met *met) {
+    /* none before `first` is left to look behind */
+    int64_t room, first = 0, fetched = 0, news = index->entries;
+    Word *queue = make_row(effort, &room);
+    uint32_t *seen = calloc((size_t)(index->vertices / 32 + 1), sizeof(uint32_t));
+    make_room(met, news);
+    for (int32_t n = 0; n < (int32_t)news; n++) {
+        met->vertices[n] = n;
+        seen[n >> 5] |= 1u << (n & 31);
+    }
+    while (news) {
+        compare_codes(index, asked, met, news, fetched);
+        Word most = INT64_MIN;
+        for (int64_t n = met->count; n < met->count + news; n++) {
+            Word word = word_of(met->scores[n], met->vertices[n], 1);
+            if (word <= queue[effort - 1]) continue;
+            take_in(queue, room, word);
+            most = word > most ? word : most;
+        }
+        met->count += news;
+        while (first && queue[first - 1] <= most) first--;
+        for (news = fetched = 0; !news;) {
+            int32_t next[WIDE];
+            int64_t chosen = 0, called = 0;
+            for (int64_t n = first; n < effort && queue[n] != INT64_MIN && called < WIDE + NEXT; n++) {
+                if (!(queue[n] & 1)) continue;
+                int32_t vertex = number_of(queue[n]);
+                fetch_lines((const char *)(index->links + vertex * index->degree), index->degree * 4);
+                if (called++ >= WIDE) continue;
+                next[chosen++] = vertex;
+                queue[n] ^= 1;
+                first = n + 1;
+            }
+            if (!chosen) break;
+            make_room(met, WIDE * index->degree + 16);
+            int32_t *fresh = met->vertices + met->count;
+            for (int64_t n = 0; n < chosen; n++) {
+                news += follow(index->links + next[n] * index->degree, index->degree, seen, fresh + news);
+                for (; fetched < news && fetched < AHEAD; fetched++)
+                    fetch_lines((const char *)index->codes + (int64_t)fresh[fetched] * HALF, HALF);
+            }
+        }
+    }
+    free(seen);
+    free_row(queue);
+}
+
+/* The score of the last of the best `count` that were met, halving what is left between two bounds. */
+static int32_t last_of(const Met *met, int64_t count) {
+    if (met->count <= count) return INT32_MIN;
+    int64_t low = INT32_MAX, high = INT32_MIN;
+    for (int64_t n = 0; n < met->count; n++) {
+        low = met->scores[n] < low ? met->scores[n] : low;
+        high = met->scores[n] > high ? met->scores[n] : high;
+    }
+    while (low < high) {
+        int32_t middle = (int32_t)(high - (high - low) / 2);
+        int64_t above = 0;
+        for (int64_t n = 0; n < met->count; n++) above += met->scores[n] >= middle;
+        if (above >= count) low = middle;
+        else high = (int64_t)middle - 1;
+    }
+    return (int32_t)low;
+}
+
+/* Leaves the hits judged, the last of them first, which is a heap too. */
+static void walk(const Search *search, Best *best) {
+    const Index *index = search->index;
+    int64_t effort = search->effort > search->want ? search->effort : search->want, room, found = 0;
+    Asked asked;
+    ask_codes(&asked, search->query, index->steps);
+    Met met = {malloc(sizeof(int32_t) * 4096), malloc(sizeof(int32_t) * 4096), 0, 4096};
+    meet(index, &asked, effort, &met);
+    *search->scanned += met.count;
+    /* codes are wrong by a little: more than are wanted are read as they are */
+    int32_t least = last_of(&met, effort + search->want);
+    for (int64_t n = 0; n < met.count; n++) {
+        met.vertices[found] = met.vertices[n];
+        found += met.scores[n] >= least;
+    }
+    for (int64_t n = 0; n < found; n++) __builtin_prefetch(index->order + met.vertices[n]);
+    for (int64_t n = 0; n < found; n++) met.vertices[n] = index->order[met.vertices[n]];
+    Word *hits = make_row(best->capacity, &room);
+    for (int64_t n = 0; n < found; n++) {
+        for (int64_t m = n ? n + 8 : 0; m <= n + 8 && m < found; m++) fetch_exactly(&index->keys, met.vertices[m]);
+        Word word = word_of(rank_of(score_exactly(&index->keys, search->query, met.vertices[n])), met.vertices[n], 0);
+        if (word > hits[best->capacity - 1]) take_in(hits, room, word);
+    }
+    best->count = found < best->capacity ? found : best->capacity;
+    for (int64_t n = 0; n < best->count; n++)
+        best->hits[best->count - 1 - n] = (Hit){score_of(hits[n]), number_of(hits[n])};
+    free_row(hits);
+    free(met.vertices);
+    free(met.scores);
+}
