@@ -23,7 +23,7 @@ def made() -> MadeKeys:
 def test_every_kind_searches_as_long_as_the_recall_takes(
     made: MadeKeys, kind: str, keys: str
 ) -> None:
-    config = IndexConfig(kind, keys=keys)  # type: ignore[arg-type]
+    config = IndexConfig(kind, keys=keys, degree=8)  # type: ignore[arg-type]
     exact = made.exact(config, 20, CPU)
     built = build_layer(
         made, HEADS, config, exact=exact, wanted=0.9, device=CPU, workers=2, threads=1
