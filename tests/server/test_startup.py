@@ -1,13 +1,18 @@
 """What a server does once before it listens."""
 
 import gc
+import socket
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from looseleaf.cli.serve import serve as serve_command
 from looseleaf.config import ServerConfig
 from looseleaf.engine.runner import Runner
+from looseleaf.errors import InvalidOption
 from looseleaf.server import run
+from looseleaf.server.run import require_free
 from looseleaf.server.service import make_service
 
 
@@ -27,6 +32,16 @@ def test_graphs_are_captured_and_progress_is_told_unless_nobody_wants_that(
     service = make_service(None, ServerConfig(warm_up=warm_up), {"num_pages": 64}, tell)
     service.llm.close()
     assert told == ([("graphs", 1, 1)] if warm_up else [])
+
+
+def test_an_address_in_use_is_told_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(serve_command, ["no-such-model", "--port", str(port)])
+        assert isinstance(result.exception, InvalidOption)
+        assert f"port {port}" in str(result.exception)
+    require_free("127.0.0.1", port)
+    require_free("localhost", 0)
 
 
 def test_what_stays_is_not_looked_through_by_the_collector_while_a_server_runs(

@@ -62,12 +62,14 @@ def serve(model: str | None, **options: Any) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidOption(f"serving needs {missing[0]}: pip install 'looseleaf[serve]'")
+    from looseleaf.server.run import require_free
     from looseleaf.server.run import serve as run
     from looseleaf.server.service import make_service
 
     chosen = given(options)
     names = field_names(ServerConfig)
     config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
+    require_free(config.host, config.port)
     with startup_bar() as on_progress:
         service = make_service(model, config, chosen, on_progress)
     run(service)

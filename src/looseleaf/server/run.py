@@ -1,10 +1,12 @@
 """A server process: listen, tell that it is there, and end without cutting anybody off."""
 
 import gc
+import socket
 from types import FrameType
 
 import uvicorn
 
+from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
 from looseleaf.server.service import Service
 
@@ -46,6 +48,23 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.service.draining = True
         super().handle_exit(sig, frame)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises InvalidOption for an address that can't be listened at now; to be asked before a model
+    is loaded for it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as tried:
+            # as the server will: connections that have just ended are in nobody's way
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as error:
+        raise InvalidOption(
+            f"nothing can listen at {host}, port {port} ({error.strerror}): give another --port, "
+            "0 for a free one, or another --host"
+        ) from error
 
 
 def serve(service: Service) -> None:
