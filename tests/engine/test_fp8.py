@@ -68,7 +68,7 @@ def test_memory_that_is_asked_for_holds_more_pages(checkpoint: Folder) -> None:
     assert pools[1].num_pages // pools[0].num_pages == 4
 
 
-def test_a_key_names_the_dtype_that_is_stored(
+def test_a_key_names_the_dtypes_that_are_stored_and_computed(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, roots = KeySpace.create, []
@@ -81,6 +81,8 @@ def test_a_key_names_the_dtype_that_is_stored(
     for kv_dtype in ("auto", "fp8", "fp8"):
         make_llm(checkpoint("llama", "default"), kv_dtype=kv_dtype)
     assert roots[1] == roots[2] != roots[0]
+    make_llm(checkpoint("llama", "default"), kv_dtype="fp8", dtype="bfloat16")
+    assert roots[3] not in roots[:3]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -91,10 +91,13 @@ def make_engine(
 ) -> Engine:
     """An engine with a pool of its own over a loaded model, which several may share."""
     decoder, max_model_len = loaded.decoder, loaded.max_model_len
+    stored = pool_dtype(decoder, config.cache)
+    # what is stored in eight bits was rounded before, in the dtype that computed it
+    precision = str(stored) if stored == decoder.dtype else f"{stored} of {decoder.dtype}"
     keys = KeySpace.create(
         model=loaded.fingerprint,
         rope=rope_fingerprint(loaded.shape.rope),
-        kv_dtype=str(pool_dtype(decoder, config.cache)),
+        kv_dtype=precision,
         salt=config.salt,
         page_size=config.cache.page_size,
     )
