@@ -10,6 +10,7 @@ from looseleaf.evals.report.rows import Series
 
 Format = Literal["svg", "png"]
 _COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#4a5568", "#319795")
+_MARKS = ("o", "^", "s")
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 
 
@@ -103,7 +104,9 @@ def _lines(axes: Any, chart: Chart) -> None:
     colors = {}
     for number, series in enumerate(chart.series):
         color = colors[series.name] = _COLORS[number % len(_COLORS)]
-        axes.plot(series.x, series.y, "o-", label=series.name, color=color, markersize=4)
+        # colors that come again have another mark
+        mark = _MARKS[number // len(_COLORS) % len(_MARKS)]
+        axes.plot(series.x, series.y, f"{mark}-", label=series.name, color=color, markersize=4)
         _whiskers(axes, series.x, series, color, "none")
     for number, points in enumerate(chart.points):
         # "X, model" is drawn beside X, and told once
