@@ -121,7 +121,7 @@ def hosted(arm: str, context: int, layers: int = 32) -> float:
 
 def roll_call(arm: str, metric: str = "lines") -> float:
     where = {"task": "roll-call", "setting": "40 lines, 50 documents", "metric": metric}
-    return cell("roll_call", "value", arm=arm, **where)
+    return cell("roll_call", "value", H200, arm=arm, **where)
 
 
 def revised(budget: float, *windows: int) -> list[float]:
