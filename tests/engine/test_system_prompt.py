@@ -8,7 +8,7 @@ import pytest
 
 from looseleaf import LLM, SamplingParams
 from looseleaf.engine.request import Request, SystemPrompt
-from looseleaf.errors import EngineFault, InvalidOption, InvalidRequest
+from looseleaf.errors import EngineFault, InvalidOption, InvalidRequest, PoolTooSmall
 from tests.checkpoints import write_tokenizer
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
@@ -126,6 +126,17 @@ def test_what_cannot_be_held_is_refused(checkpoint: Folder) -> None:
         make_llm(checkpoint(), system_prompt=SERVICE, prefix_caching=False)
     with pytest.raises(InvalidRequest, match="context holds"):
         make_llm(checkpoint(), system_prompt=words(1, 300))
+
+
+def test_one_that_would_fill_the_pool_is_refused_and_pins_nothing(checkpoint: Folder) -> None:
+    prompts = make_llm(checkpoint()).engine.prompts
+    size = next(n for n in range(60, 240) if len(prompts.system_prompt("x" * n).tokens) == 96)
+    llm = make_llm(checkpoint(), num_pages=96 // 16)
+    with pytest.raises(PoolTooSmall, match="enlarge the pool"):
+        llm.hold_system_prompt("x" * size)
+    assert llm.engine.store.page_counts.pinned == 0
+    assert_idle(llm)
+    assert llm.generate([words(3, 40)], GREEDY)[0].token_ids
 
 
 def test_documents_behind_it_are_computed_once_for_all_chats(llm: LLM) -> None:

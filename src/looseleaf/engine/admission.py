@@ -13,6 +13,7 @@ from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering import Tiering
+from looseleaf.errors import PoolTooSmall
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.sparse import TextPages
@@ -203,12 +204,20 @@ class Admission:
                 use.segment = self.store.acquire(first)
 
     def pin_prefix(self, sequence: Sequence) -> None:
-        """Pin the full pages of the first run of a sequence that has computed it."""
-        run = sequence.runs[0]
+        """Pin the full pages of the first run of a sequence that has computed it.
+
+        Raises PoolTooSmall, and then pins none."""
+        run, pinned = sequence.runs[0], list[Segment]()
         for page in range(run.computed // self.page_size):
             segment = self.store.find(run.page_key(page, sequence.keys, self.page_size))
             assert segment is not None, "a page that was computed is published"
-            self.store.pin(segment)
+            pinned += [] if segment.pinned else [segment]
+            try:
+                self.store.pin(segment)
+            except PoolTooSmall:
+                for one in pinned:
+                    self.store.unpin(one)
+                raise
 
     def _load_missing(
         self,
