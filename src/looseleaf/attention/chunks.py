@@ -1,13 +1,13 @@
 """The new rows of a step, and the lists by which they are read: spans, or items of a work list.
 
-All of it is numpy over whole chunks: a prompt has thousands of rows and pages."""
+All of it is numpy over whole chunks and batches: a prompt has thousands of rows and pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from looseleaf.attention.groups import Positions, ReadSpan, join_bitmaps
+from looseleaf.attention.groups import DecodeRow, Positions, ReadSpan, join_bitmaps
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.lists import FlatItems, IntArray, indptr_of, int32
 from looseleaf.attention.span_buffer import HostSpans
@@ -59,6 +59,30 @@ def flat_chunks(
         np.concatenate(entries, axis=1),
         indptr_of([e.shape[1] for e in entries]),
         none[:0],
+    )
+
+
+def flat_tails(
+    rows: Sequence[DecodeRow], starts: Sequence[int], page_array: PageArray = int32
+) -> FlatItems:
+    """What rows read alone of their tails, from the pages ``starts`` on: an item a row, at least
+    its newest key."""
+    tails = [row.tail for row in rows]
+    pages = [page_array(t.pages)[start:] for t, start in zip(tails, starts, strict=True)]
+    masks, mask_words = join_bitmaps([tail.hidden for tail in tails])
+    explicit = int32([tail.places is not None for tail in tails])
+    # a list with patches or bitmaps has words: that is how operators know it from plain ones
+    if not len(mask_words) and explicit.any():
+        mask_words = int32([0])
+    numbers = np.arange(len(rows)), [t.offset for t in tails], [t.bound for t in tails], masks
+    return FlatItems(
+        np.concatenate([int32([]), *pages]),
+        indptr_of([len(p) for p in pages]),
+        int32(starts),
+        explicit,
+        np.array(numbers, dtype=np.int32),
+        np.arange(len(rows) + 1, dtype=np.int32),
+        mask_words,
     )
 
 

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from looseleaf.attention.chunks import PrefillChunk, flat_chunks, host_spans, is_patched
+from looseleaf.attention.chunks import PrefillChunk, flat_chunks, flat_tails, host_spans, is_patched
 from looseleaf.attention.cost_model import CostModel, TileCost
 from looseleaf.attention.groups import (
     DecodeRow,
     Groups,
     Item,
     group_rows,
-    tail_items,
 )
 from looseleaf.attention.lists import (
     FlatItems,
@@ -159,7 +158,7 @@ class Planner:
         if chunks and not self._by_work_list(chunks):
             return None
         positions = [int32([row.position for row in rows])]
-        flats = [self._settled_items(groups), self._flat(tail_items(rows, groups))]
+        flats = [self._settled_items(groups), flat_tails(rows, groups.tail_starts, self.page_array)]
         if chunks:
             positions += [int32(chunk.positions) for chunk in chunks]
             flats.append(flat_chunks(chunks, len(rows), self.page_size, self.page_array))
@@ -228,6 +227,8 @@ class Planner:
             known = pages, int32(pages)
         elif len(known[1]) < len(pages):
             known = pages, np.append(known[1], int32(pages[len(known[1]) :]))
+        else:
+            return known[1]
         self._pages[id(pages)] = known
         return known[1]
 

@@ -98,7 +98,7 @@ class Admission:
     def grow(self, sequence: Sequence) -> bool:
         """Make room for the tail's newest token; False if no page can be had."""
         tail = sequence.tail
-        if tail.num_tokens - sequence.num_evicted <= len(tail.pages) * self.page_size:
+        if len(tail.tokens) - sequence.num_evicted <= len(tail.pages) * sequence.page_size:
             return True
         page = self.store.reserve_next(tail.pages[-1])
         if page is None:

@@ -32,6 +32,7 @@ class TextRun:
     computed: int = 0
     scheduled: int = 0
     _keys: list[SegmentKey] = field(default_factory=list)
+    _shared: tuple[list[Segment | None], int] = field(default_factory=lambda: ([], 0))
 
     @property
     def num_tokens(self) -> int:
@@ -73,7 +74,13 @@ class TextRun:
 
     def num_shared_pages(self) -> int:
         """Leading pages that a segment owns, so that others may read them."""
-        return next((n for n, s in enumerate(self.segments) if s is None), len(self.segments))
+        # a page that has an owner keeps it for as long as the list is this one
+        counted, count = self._shared
+        count = count if counted is self.segments else 0
+        while count < len(self.segments) and self.segments[count] is not None:
+            count += 1
+        self._shared = self.segments, count
+        return count
 
     def span(self, length: int) -> ReadSpan:
         """The first ``length`` keys of the run."""

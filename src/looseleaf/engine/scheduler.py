@@ -141,9 +141,11 @@ class Scheduler:
         for sequence in complete:
             sequence.phase = Phase.DECODE
         for sequence in dict.fromkeys([*work.decode, *(c.sequence for c in work.chunks)]):
-            self.admission.evict(sequence, ends_prompt=sequence in complete)
+            if sequence.eviction is not None:
+                self.admission.evict(sequence, ends_prompt=sequence in complete)
         for sequence in [*work.decode, *complete]:
-            sequence.advance()
+            if sequence.replay:
+                sequence.advance()
         return complete
 
     def take_back(self, work: StepWork) -> None:

@@ -276,13 +276,13 @@ class Sequence:
             self._settled = fusion.settled() if fusion else self.spans_before(self.tail)
             self._num_shared = self.tail.num_shared_pages()
             self._hosted = self.hosted_before(self.tail)
-        tail = self.tail
-        stored = tail.num_tokens - self.num_evicted
+        tail, num_tokens = self.tail, len(self.tail.tokens)
+        stored = num_tokens - self.num_evicted
         own = ReadSpan(tail.pages, tail.start, stored, self._num_shared)
-        position = tail.start + tail.num_tokens - 1
+        position = tail.start + num_tokens - 1
         if self.policy is not None and self.num_tokens > self._select.dense_below:
             # the newest token's page is not full before it is stored
-            sealed = (tail.num_tokens - 1) // self.page_size
+            sealed = (num_tokens - 1) // self.page_size
             every = self._select.recall_every
             measured = every > 0 and len(self.output_token_ids) % every == 0
             row = SelectingRow(position, self._settled, own, self.policy, sealed, measured=measured)

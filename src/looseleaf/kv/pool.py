@@ -115,9 +115,12 @@ class PagePool:
     def allocate_next(self, page: int) -> list[int] | None:
         """One page, the neighbour behind ``page`` if it is free; None if no page is."""
         behind = page + 1
-        if behind < self.num_pages and self._is_free[behind]:
-            return self._take(np.array([behind]))
-        return self.allocate(1)
+        if behind == self.num_pages or not self._is_free[behind]:
+            return self.allocate(1)
+        self._is_free[behind] = False
+        self.generations[behind] += 1
+        self._num_free -= 1
+        return [behind]
 
     def free(self, pages: Iterable[int]) -> None:
         """Give pages back. Raises IntegrityError for a page that is free already."""
