@@ -11,12 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looseleaf.attention.decode_lists import DecodeLists
+from looseleaf.attention.groups import DecodeRow, ReadSpan, group_rows
+from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption, NativeUnavailable
 from looseleaf.ops import native_build
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.native_build import cache_folder, find_compiler, load_library
 from looseleaf.ops.partial_attention import WorkList, partial_attention
+from looseleaf.ops.partial_attention.native import partial_attention_native
 from looseleaf.ops.rotate import rotate
+from looseleaf.rope.frames import build_rotation
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
 from looseleaf.testing.lists import work_list
@@ -24,7 +29,7 @@ from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Scene, Shape
 from looseleaf.testing.variants import VARIANTS
-from looseleaf.types import AttnState
+from looseleaf.types import AttnState, ScoreRule
 
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -91,6 +96,34 @@ def test_decode_is_dense_attention_under_random_rules(
 def test_half_precision_attends_within_the_budget(variant: str, dtype: torch.dtype) -> None:
     scene = decode_scene(13, replace(VARIANTS[variant], dtype=dtype))
     assert_right(attended(scene, work_list(scene)), scene)
+
+
+@pytest.mark.skipif(
+    native_build.vector_lanes() < 8, reason="vectors of four floats: a compiler may fuse some sums"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sharing", [3, 5, 40])
+def test_who_reads_along_changes_no_bit(dtype: torch.dtype, sharing: int) -> None:
+    # two heads a key head: six packed rows are read as they are, ten and eighty from widened keys
+    rotation = build_rotation(RopeConfig(head_dim=64, rotary_dim=64), 512, torch.device("cpu"))
+    rule, document = ScoreRule(0.125), tuple(range(7))
+    q = torch.randn(sharing, 4, 64).to(dtype)
+    pages = torch.randn(2, 7 + sharing, 2, 16, 64).to(dtype)
+    rows = [
+        DecodeRow(115 + n, (ReadSpan(document, n, 105, 7),), ReadSpan((7 + n,), 105 + n, 11, 0))
+        for n in range(sharing)
+    ]
+
+    def states(*, grouping: bool) -> AttnState:
+        groups = group_rows(rows, grouping=grouping)
+        assert len(groups.items) == (1 if grouping else sharing)
+        work = DecodeLists(rows, groups, page_size=16, split_keys=256).work
+        with poisoned():
+            return partial_attention_native(q, *pages, work, rotation, rule)
+
+    together, alone = states(grouping=True), states(grouping=False)
+    assert torch.equal(together.out, alone.out)
+    assert torch.equal(together.lse, alone.lse)
 
 
 def test_no_items_are_empty_states() -> None:

@@ -2,7 +2,8 @@
 
    Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, INTERLEAVED, ROW_TYPE, KV_TYPE), so that every
    loop over dims has a constant length and becomes vector instructions. Keys and values are read where
-   they lie, once per item and block of query rows; all arithmetic is fp32, softmax in base 2. The arrays
+   they lie, once per item and block of four query rows; for many rows of an item they are widened once, a tile at
+   a time, which changes no bit. All arithmetic is fp32, softmax in base 2. The arrays
    are those of `WorkList`; the Python beside this file says what each means. */
 
 #include <math.h>
@@ -77,7 +78,18 @@ static inline vec load_vec(const kv_t *p) {
 #endif
 }
 
-enum { TILE = 64, STORE = 1, PARTIAL = 2, MERGE = 4 };
+static inline float load_kv(kv_t x) {
+#if KV_TYPE == 3
+    union { uint32_t bits; float value; } u = {(uint32_t)(x & 0x7f) << 20 | (uint32_t)(x & 0x80) << 24};
+    return u.value * 0x1p120f;
+#else
+    return load_row(x);
+#endif
+}
+
+/* from so many packed rows on it pays to widen keys and values once for all of them */
+enum { WIDENING_ROWS = 9 };
+enum { TILE = 64, MOST_ROWS = 64, STORE = 1, PARTIAL = 2, MERGE = 4 };
 static const float LOG2_E = 1.44269504088896f, LN_2 = 0.693147180559945f;
 
 typedef struct {
@@ -117,41 +129,74 @@ static inline float exp2_fast(float x) {
     return x < -126.0f ? 0.0f : p * scale.value;
 }
 
-/* out[n] = the sum of the lanes of sums[n], for n < count */
-static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, int count, float *out) {
-#if LANES > 1 && defined(__has_builtin)
+#if LANES >= 4 && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
-#define EVEN_ODD 1
+#define SHUFFLES 1
 #endif
 #endif
-#if EVEN_ODD && LANES == 16
+
+/* out[n] = the sum of the lanes of sums[n]: of neighbours, then of neighbouring pairs, and so on */
+static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, float *out) {
+#ifdef SHUFFLES
+#if LANES == 16
 #define PAIRS(a, b)                                                                                       \
     (__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +           \
      __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
-#elif EVEN_ODD && LANES == 8
+#elif LANES == 8
 #define PAIRS(a, b)                                                                                       \
     (__builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +                                           \
      __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15))
-#elif EVEN_ODD && LANES == 4
+#else
 #define PAIRS(a, b)                                                                                       \
     (__builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7))
 #endif
-#ifdef PAIRS
-    if (count == LANES) { /* all sums at once: neighbours, then pairs of neighbours, and so on */
-        vec level[LANES];
-        for (int n = 0; n < LANES; n++) level[n] = sums[n];
+    vec level[LANES];
+    for (int n = 0; n < LANES; n++) level[n] = sums[n];
+    for (int left = LANES / 2; left; left /= 2)
+        for (int n = 0; n < left; n++) level[n] = PAIRS(level[2 * n], level[2 * n + 1]);
+    memcpy(out, level, sizeof *level);
+#else
+    for (int n = 0; n < LANES; n++) {
+        vec level = sums[n];
         for (int left = LANES / 2; left; left /= 2)
-            for (int n = 0; n < left; n++) level[n] = PAIRS(level[2 * n], level[2 * n + 1]);
-        memcpy(out, level, sizeof *level);
-        return;
+            for (int i = 0; i < left; i++) level[i] = level[2 * i] + level[2 * i + 1];
+        out[n] = level[0];
     }
 #endif
-    for (int n = 0; n < count; n++) {
-        float sum = 0.0f;
-        for (int i = 0; i < LANES; i++) sum += sums[n][i];
-        out[n] = sum;
-    }
 }
+
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+#ifdef SHUFFLES
+/* of rows w apart, the words whose number has bit w change places across the diagonal */
+#define LOWER(w, l) ((l) & (w) ? LANES + (l) - (w) : (l))
+#define UPPER(w, l) ((l) & (w) ? LANES + (l) : (l) + (w))
+#define FOUR(f, w, l) f(w, l), f(w, (l) + 1), f(w, (l) + 2), f(w, (l) + 3)
+#if LANES == 16
+#define EVERY(f, w) FOUR(f, w, 0), FOUR(f, w, 4), FOUR(f, w, 8), FOUR(f, w, 12)
+#elif LANES == 8
+#define EVERY(f, w) FOUR(f, w, 0), FOUR(f, w, 4)
+#else
+#define EVERY(f, w) FOUR(f, w, 0)
+#endif
+#define EXCHANGE(w)                                                                                       \
+    for (int i = 0; i < LANES; i++) {                                                                     \
+        if (i & (w)) continue;                                                                            \
+        words a = rows[i], b = rows[i + (w)];                                                             \
+        rows[i] = __builtin_shufflevector(a, b, EVERY(LOWER, w));                                         \
+        rows[i + (w)] = __builtin_shufflevector(a, b, EVERY(UPPER, w));                                   \
+    }
+/* LANES rows of LANES words, in place: word `b` of row `a` becomes word `a` of row `b` */
+static inline __attribute__((always_inline)) void transpose(words *rows) {
+    EXCHANGE(1)
+    EXCHANGE(2)
+#if LANES >= 8
+    EXCHANGE(4)
+#endif
+#if LANES >= 16
+    EXCHANGE(8)
+#endif
+}
+#endif
 
 /* x turned to `position`, times `factor` */
 static inline void turn(const row_t *x, int64_t position, const Plan *plan, float factor, float *turned) {
@@ -214,14 +259,66 @@ static inline int hidden(const Plan *plan, const PackedRow *row, int32_t positio
     return (word >> (position % 32)) & 1;
 }
 
-/* scores[m][n] = q[m] . keys[n], for ROWS rows and a tile of keys */
+/* Some keys and values of an item; for many rows also widened: keys dim by dim, values key by key. */
+typedef struct {
+    const kv_t *key[TILE], *value[TILE];
+    int32_t positions[TILE];
+    int count, special;
+    vec keys[HEAD_DIM][TILE / LANES], values[TILE][VECS];
+} Tile;
+
+/* What of a word is one number, as floats: `part` counts from the lowest bits. */
+static inline __attribute__((always_inline)) vec widen(words packed, const int part) {
+#if KV_TYPE == 0
+    (void)part;
+    return (vec)packed;
+#elif KV_TYPE == 1
+    return (vec)(part ? packed & 0xffff0000u : packed << 16);
+#elif KV_TYPE == 3
+    words code = packed >> (8 * part);
+    return (vec)(((code & 0x7f) << 20) | ((code & 0x80) << 24)) * 0x1p120f;
+#else
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    typedef _Float16 floats __attribute__((vector_size(2 * LANES)));
+    return __builtin_convertvector((floats)__builtin_convertvector(packed >> (16 * part), halves), vec);
+#endif
+}
+
+/* The tile widened, so that the scores of one row and LANES keys are one vector. */
+static void widen_tile(Tile *tile) {
+    enum { NUMBERS = 4 / sizeof(kv_t), STEP = NUMBERS * LANES };
+    const kv_t *key[TILE + LANES];
+    memcpy(key, tile->key, sizeof tile->key);
+    /* behind the last key it comes again: a number that nobody looks at */
+    for (int n = 0; n < LANES; n++) key[tile->count + n] = tile->key[tile->count - 1];
+    for (int first = 0; first < tile->count; first += LANES) {
+        int dim = 0;
+#ifdef SHUFFLES
+        for (; dim + STEP <= HEAD_DIM; dim += STEP) {
+            words rows[LANES];
+            for (int n = 0; n < LANES; n++) memcpy(&rows[n], key[first + n] + dim, sizeof *rows);
+            transpose(rows);
+            for (int w = 0; w < LANES; w++)
+                for (int part = 0; part < NUMBERS; part++)
+                    tile->keys[dim + w * NUMBERS + part][first / LANES] = widen(rows[w], part);
+        }
+#endif
+        for (; dim < HEAD_DIM; dim++)
+            for (int n = 0; n < LANES; n++) tile->keys[dim][first / LANES][n] = load_kv(key[first + n][dim]);
+    }
+    for (int n = 0; n < tile->count; n++)
+        for (int i = 0; i < VECS; i++) tile->values[n][i] = load_vec(tile->value[n] + i * LANES);
+}
+
+/* scores[m][n] = q[m] . keys[n], for ROWS rows and a tile of keys. Lane l of a sum has the dims l,
+   l + LANES and so on; `sum_lanes` says how lanes are added up. */
 static inline __attribute__((always_inline)) void score_tile(
-    const int ROWS, const vec (*q)[VECS], const kv_t *const *keys, int count, float (*scores)[TILE]) {
+    const int ROWS, const vec (*q)[VECS], const Tile *tile, vec (*scores)[TILE / LANES]) {
     vec sums[4][LANES];
-    for (int first = 0; first < count; first += LANES) {
-        int some = count - first < LANES ? count - first : LANES;
+    for (int first = 0; first < tile->count; first += LANES) {
+        int some = tile->count - first < LANES ? tile->count - first : LANES;
         for (int n = 0; n < some; n++) {
-            const kv_t *key = keys[first + n];
+            const kv_t *key = tile->key[first + n];
             vec sum[4];
             for (int i = 0; i < VECS; i++) {
                 vec wide = load_vec(key + i * LANES);
@@ -229,14 +326,57 @@ static inline __attribute__((always_inline)) void score_tile(
             }
             for (int m = 0; m < ROWS; m++) sums[m][n] = sum[m];
         }
-        for (int m = 0; m < ROWS; m++) sum_lanes(sums[m], some, scores[m] + first);
+        for (int m = 0; m < ROWS; m++) {
+            for (int n = some; n < LANES; n++) sums[m][n] = (vec){0};
+            sum_lanes(sums[m], (float *)&scores[m][first / LANES]);
+        }
+    }
+}
+
+/* The same for four rows from the widened tile, to the last bit: the same products, added up in the same
+   order, but without a sum over the lanes of a vector. */
+static inline __attribute__((always_inline)) void score_widened(
+    const vec (*q)[VECS], const Tile *tile, vec (*scores)[TILE / LANES]) {
+    enum { WIDTH = LANES >= 16 ? 4 : 1, SOME = LANES < 4 ? LANES : 4, PARTS = LANES / SOME };
+    int vectors = (tile->count + LANES - 1) / LANES;
+    for (int first = 0; first < vectors; first += WIDTH) {
+        vec parts[PARTS][4][WIDTH]; /* the sums of SOME neighbouring lanes */
+        for (int part = 0; part < PARTS; part++) {
+            vec waiting[3][4][WIDTH]; /* sums of 1, 2 and 4 lanes that wait for their neighbours */
+#pragma GCC unroll 4
+            for (int lane = 0; lane < SOME; lane++) {
+                vec sum[4][WIDTH];
+                for (int i = 0; i < VECS; i++)
+                    for (int w = 0; w < WIDTH; w++) {
+                        int dim = i * LANES + part * SOME + lane;
+                        vec keys = tile->keys[dim][first + w];
+                        for (int m = 0; m < 4; m++) {
+                            float x = ((const float *)q[m])[dim];
+                            sum[m][w] = i ? sum[m][w] + x * keys : x * keys;
+                        }
+                    }
+                int level = 0;
+#pragma GCC unroll 2
+                for (; lane >> level & 1; level++)
+                    for (int m = 0; m < 4; m++)
+                        for (int w = 0; w < WIDTH; w++) sum[m][w] = waiting[level][m][w] + sum[m][w];
+                memcpy(waiting[level], sum, sizeof sum);
+            }
+            memcpy(parts[part], waiting[SOME / 2], sizeof *parts);
+        }
+        for (int m = 0; m < 4; m++)
+            for (int w = 0; w < WIDTH; w++) {
+                for (int left = PARTS / 2; left; left /= 2)
+                    for (int n = 0; n < left; n++) parts[n][m][w] = parts[2 * n][m][w] + parts[2 * n + 1][m][w];
+                scores[m][first + w] = parts[0][m][w];
+            }
     }
 }
 
 /* acc[m] += sum over keys of scores[m][n] * values[n]; a key without any weight is not read as a number
    if `special`: it may be anything */
 static inline __attribute__((always_inline)) void weigh_tile(
-    const int ROWS, const kv_t *const *values, int count, int special, const float (*scores)[TILE],
+    const int ROWS, const int WIDENED, const int special, const Tile *tile, const float (*scores)[TILE],
     vec (*acc)[VECS]) {
     enum { WIDTH = LANES >= 16 ? 4 : 2 }; /* vectors of each row that stay in registers */
     for (int first = 0; first < VECS; first += WIDTH) {
@@ -244,7 +384,7 @@ static inline __attribute__((always_inline)) void weigh_tile(
         vec sum[4][WIDTH];
         for (int m = 0; m < ROWS; m++)
             for (int i = 0; i < WIDTH; i++) sum[m][i] = i < width ? acc[m][first + i] : (vec){0};
-        for (int n = 0; n < count; n++) {
+        for (int n = 0; n < tile->count; n++) {
             if (special) {
                 float seen = 0.0f;
                 for (int m = 0; m < ROWS; m++) seen += scores[m][n];
@@ -252,7 +392,7 @@ static inline __attribute__((always_inline)) void weigh_tile(
             }
             for (int i = 0; i < WIDTH; i++) {
                 if (VECS % WIDTH && i >= width) continue;
-                vec wide = load_vec(values[n] + (first + i) * LANES);
+                vec wide = WIDENED ? tile->values[n][first + i] : load_vec(tile->value[n] + (first + i) * LANES);
                 for (int m = 0; m < ROWS; m++) sum[m][i] += scores[m][n] * wide;
             }
         }
@@ -262,21 +402,24 @@ static inline __attribute__((always_inline)) void weigh_tile(
     }
 }
 
-/* Scores to weights, in place; the running maximum, sum and output move on. */
+/* Scores to weights, in place; the running maximum, sum and output move on. Past the tile's last key
+   weights are 0, so that sums are of whole vectors: in one order, however many keys there are. */
 static inline __attribute__((always_inline)) void soften(
-    const Plan *plan, const PackedRow *row, const int32_t *positions, int count, int special,
-    float *score, float *peak, float *total, vec *acc) {
+    const Plan *plan, const PackedRow *row, const Tile *tile, float *score, float *peak, float *total,
+    vec *acc) {
+    int count = (tile->count + LANES - 1) / LANES * LANES;
     if (plan->soft_cap != 0.0f) {
         float cap = plan->soft_cap * LOG2_E;
-        for (int n = 0; n < count; n++) score[n] = cap * tanhf(score[n] / cap);
+        for (int n = 0; n < tile->count; n++) score[n] = cap * tanhf(score[n] / cap);
     }
-    if (special) {
-        for (int n = 0; n < count; n++) {
-            int32_t position = positions[n];
+    if (tile->special) {
+        for (int n = 0; n < tile->count; n++) {
+            int32_t position = tile->positions[n];
             int gone = position < 0 || position >= row->bound || hidden(plan, row, position);
             score[n] = gone ? -INFINITY : score[n] - row->slope * (float)(row->position - position);
         }
     }
+    for (int n = tile->count; n < count; n++) score[n] = -INFINITY;
     float top = *peak, sum = 0.0f;
 #pragma omp simd reduction(max : top)
     for (int n = 0; n < count; n++) top = score[n] > top ? score[n] : top;
@@ -297,84 +440,129 @@ static inline __attribute__((always_inline)) void soften(
         for (int i = 0; i < VECS; i++) acc[i] *= kept;
 }
 
-/* ROWS packed rows of an item over all its keys. */
-static inline __attribute__((always_inline)) void read_item(
-    const int ROWS, const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first) {
-    int32_t first_entry = plan->item_entry_indptr[item];
+/* Packed rows that go over the keys of an item together, so that these are widened once. */
+typedef struct {
+    PackedRow rows[MOST_ROWS];
+    vec q[MOST_ROWS][VECS], acc[MOST_ROWS][VECS];
+    float peak[MOST_ROWS], total[MOST_ROWS];
+    int count, masked;
+    int32_t least, most; /* of their bounds */
+} Readers;
+
+/* ROWS of the readers, from `first` on, over a tile. */
+static inline __attribute__((always_inline)) void read_tile(
+    const int ROWS, const int WIDENED, const Plan *plan, const Tile *tile, Readers *readers, int first) {
+    vec scores[4][TILE / LANES];
+    vec (*acc)[VECS] = readers->acc + first;
+    if (WIDENED) score_widened(readers->q + first, tile, scores);
+    else score_tile(ROWS, readers->q + first, tile, scores);
+    for (int m = 0; m < ROWS; m++)
+        soften(plan, &readers->rows[first + m], tile, (float *)scores[m], &readers->peak[first + m],
+               &readers->total[first + m], acc[m]);
+    if (tile->special) weigh_tile(ROWS, WIDENED, 1, tile, (const float (*)[TILE])scores, acc);
+    else weigh_tile(ROWS, WIDENED, 0, tile, (const float (*)[TILE])scores, acc);
+}
+
+static void read_keys(const Plan *plan, const Tile *tile, Readers *readers) {
+    int first = 0;
+    for (; first + 4 <= readers->count; first += 4) read_tile(4, 0, plan, tile, readers, first);
+    switch (readers->count - first) {
+        case 1: read_tile(1, 0, plan, tile, readers, first); break;
+        case 2: read_tile(2, 0, plan, tile, readers, first); break;
+        case 3: read_tile(3, 0, plan, tile, readers, first); break;
+        default: break;
+    }
+}
+
+/* Many readers over a tile that is widened for them. */
+static void read_widened(const Plan *plan, Tile *tile, Readers *readers) {
+    widen_tile(tile);
+    for (int first = 0; first < readers->count; first += 4) read_tile(4, 1, plan, tile, readers, first);
+}
+
+static void begin_rows(
+    const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first, Readers *readers) {
+    readers->least = INT32_MAX;
+    readers->most = 0;
+    readers->masked = plan->window != 0 || plan->slopes != 0 || plan->item_explicit[item];
+    for (int m = 0; m < readers->count; m++) {
+        PackedRow row = packed_row(plan, plan->item_entry_indptr[item], first + m, kv_head);
+        const row_t *query = t->q + row.row * t->q_row + row.head * t->q_head;
+        /* a row before the frame sees nothing in it, and has no angle there */
+        turn(query, row.position < 0 ? 0 : row.position, plan, plan->softmax_scale * LOG2_E,
+             (float *)readers->q[m]);
+        readers->least = row.bound < readers->least ? row.bound : readers->least;
+        readers->most = row.bound > readers->most ? row.bound : readers->most;
+        readers->masked |= row.mask >= 0;
+        readers->rows[m] = row;
+        readers->peak[m] = -INFINITY;
+        readers->total[m] = 0.0f;
+    }
+    /* many are read by fours: the last comes again, and nobody asks what it saw */
+    int all = readers->count < WIDENING_ROWS ? readers->count : (readers->count + 3) / 4 * 4;
+    for (int m = readers->count; m < all; m++) {
+        readers->rows[m] = readers->rows[m - 1];
+        memcpy(readers->q[m], readers->q[m - 1], sizeof *readers->q);
+        readers->peak[m] = -INFINITY;
+        readers->total[m] = 0.0f;
+    }
+    for (int m = 0; m < all; m++) memset(readers->acc[m], 0, sizeof *readers->acc);
+}
+
+static void end_rows(const Plan *plan, Readers *readers) {
+    for (int m = 0; m < readers->count; m++) {
+        int64_t place = (int64_t)readers->rows[m].state * plan->num_kv_heads * GROUP + readers->rows[m].head;
+        float total = readers->total[m], scale = total > 0.0f ? 1.0f / total : 0.0f;
+        for (int i = 0; i < VECS; i++) readers->acc[m][i] *= scale;
+        memcpy(plan->state_out + place * HEAD_DIM, readers->acc[m], sizeof readers->acc[m]);
+        plan->state_lse[place] = total > 0.0f ? (readers->peak[m] + log2f(total)) * LN_2 : -INFINITY;
+    }
+}
+
+/* Packed rows `first` to `first + count` of an item over all its keys. */
+static void read_item(
+    const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first, int count) {
     int32_t first_page = plan->item_page_indptr[item], last_page = plan->item_page_indptr[item + 1];
     int explicit_positions = plan->item_explicit[item];
-    PackedRow rows[4];
-    vec q[4][VECS], acc[4][VECS];
-    float scores[4][TILE], peak[4], total[4];
-    int32_t least = INT32_MAX, most = 0;
-    int masked = plan->window != 0 || plan->slopes != 0 || explicit_positions;
-    for (int m = 0; m < ROWS; m++) {
-        rows[m] = packed_row(plan, first_entry, first + m, kv_head);
-        const row_t *query = t->q + rows[m].row * t->q_row + rows[m].head * t->q_head;
-        /* a row before the frame sees nothing in it, and has no angle there */
-        turn(query, rows[m].position < 0 ? 0 : rows[m].position, plan, plan->softmax_scale * LOG2_E,
-             (float *)q[m]);
-        least = rows[m].bound < least ? rows[m].bound : least;
-        most = rows[m].bound > most ? rows[m].bound : most;
-        masked |= rows[m].mask >= 0;
-        peak[m] = -INFINITY;
-        total[m] = 0.0f;
-        memset(acc[m], 0, sizeof acc[m]);
-    }
-    const kv_t *keys[TILE], *values[TILE];
-    int32_t positions[TILE];
-    int count = 0, special = masked;
+    Readers readers;
+    Tile tile;
+    readers.count = count;
+    begin_rows(plan, t, item, kv_head, first, &readers);
+    tile.count = 0;
+    tile.special = readers.masked;
     for (int32_t ordinal = first_page; ordinal < last_page; ordinal++) {
         int64_t page = plan->page_indices[ordinal];
         int32_t start = plan->page_positions[ordinal], slots = PAGE_SIZE;
         if (!explicit_positions) {
-            if (start >= most) slots = 0;
-            else if (most - start < PAGE_SIZE) slots = most - start;
-            special |= start + slots > least;
+            if (start >= readers.most) slots = 0;
+            else if (readers.most - start < PAGE_SIZE) slots = readers.most - start;
+            tile.special |= start + slots > readers.least;
         }
         const kv_t *key = t->k_pages + page * t->k_page + kv_head * t->k_page_head;
         const kv_t *value = t->v_pages + page * t->v_page + kv_head * t->v_page_head;
         for (int slot = 0; slot < slots; slot++) {
-            keys[count] = key + slot * HEAD_DIM;
-            values[count] = value + slot * HEAD_DIM;
-            positions[count] = explicit_positions
-                                   ? plan->slot_positions[page * plan->slot_positions_stride + slot]
-                                   : start + slot;
-            count++;
+            tile.key[tile.count] = key + slot * HEAD_DIM;
+            tile.value[tile.count] = value + slot * HEAD_DIM;
+            tile.positions[tile.count++] =
+                explicit_positions ? plan->slot_positions[page * plan->slot_positions_stride + slot] : start + slot;
         }
         int last = ordinal + 1 == last_page;
-        if (count && (last || count + PAGE_SIZE > TILE)) {
-            score_tile(ROWS, q, keys, count, scores);
-            for (int m = 0; m < ROWS; m++)
-                soften(plan, &rows[m], positions, count, special, scores[m], &peak[m], &total[m], acc[m]);
-            if (special) weigh_tile(ROWS, values, count, 1, scores, acc);
-            else weigh_tile(ROWS, values, count, 0, scores, acc);
-            count = 0;
-            special = masked;
+        if (tile.count && (last || tile.count + PAGE_SIZE > TILE)) {
+            if (count >= WIDENING_ROWS) read_widened(plan, &tile, &readers);
+            else read_keys(plan, &tile, &readers);
+            tile.count = 0;
+            tile.special = readers.masked;
         }
     }
-    for (int m = 0; m < ROWS; m++) {
-        int64_t place = (int64_t)rows[m].state * plan->num_kv_heads * GROUP + rows[m].head;
-        float *out = plan->state_out + place * HEAD_DIM;
-        float scale = total[m] > 0.0f ? 1.0f / total[m] : 0.0f;
-        for (int i = 0; i < VECS; i++) acc[m][i] *= scale;
-        memcpy(out, acc[m], sizeof acc[m]);
-        plan->state_lse[place] = total[m] > 0.0f ? (peak[m] + log2f(total[m])) * LN_2 : -INFINITY;
-    }
+    end_rows(plan, &readers);
 }
 
 static void run_unit(const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head) {
     int32_t only = plan->item_kv_head[item];
     if (only >= 0 && only != kv_head) return;
     int32_t packed = (plan->item_entry_indptr[item + 1] - plan->item_entry_indptr[item]) * GROUP;
-    for (int32_t first = 0; first < packed;) {
-        switch (packed - first) {
-            case 1: read_item(1, plan, t, item, kv_head, first); first += 1; break;
-            case 2: read_item(2, plan, t, item, kv_head, first); first += 2; break;
-            case 3: read_item(3, plan, t, item, kv_head, first); first += 3; break;
-            default: read_item(4, plan, t, item, kv_head, first); first += 4;
-        }
-    }
+    for (int32_t first = 0; first < packed; first += MOST_ROWS)
+        read_item(plan, t, item, kv_head, first, packed - first < MOST_ROWS ? packed - first : MOST_ROWS);
 }
 
 static void merge_row(const Plan *plan, const Tensors *t, int64_t row) {
