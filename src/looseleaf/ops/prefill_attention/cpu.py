@@ -25,6 +25,9 @@ from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
+# rows up to which the count of operations is the time, and spans are turned and joined at once
+_FEW_ROWS = 128
+
 
 @dataclass(frozen=True)
 class PreparedSpan:
@@ -40,11 +43,13 @@ class PreparedSpan:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """Rows ``start:stop`` of the step and the spans that any of them sees."""
+    """Rows ``start:stop`` of the step and the spans that any of them sees; of few rows also the
+    angles of all spans together."""
 
     start: int
     stop: int
     spans: tuple[PreparedSpan, ...]
+    turns: Turn | None = None
 
 
 def prefill_attention_cpu(
@@ -72,33 +77,60 @@ def run_prefill(
     """One state per row of ``q``; keys and values come as `page_memory`."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf)
+    memory = k_memory, v_memory
     for request in requests:
         rows = slice(request.start, request.stop)
-        state: AttnState | None = None
-        for span in request.spans:
-            state = _read_span(q[rows], k_memory, v_memory, span, rule, state)
-        if state is not None:
+        if request.turns is not None:
+            state = _read_together(turn_heads(q[rows], request.turns), memory, request, rule)
             out[rows], lse[rows] = state.out, state.lse
+            continue
+        merged: AttnState | None = None
+        for span in request.spans:
+            for part in _read_span(turn_heads(q[rows], span.turn), memory, span, rule):
+                merged = _join(merged, part)
+        if merged is not None:
+            out[rows], lse[rows] = merged.out, merged.lse
     return AttnState(out, lse)
 
 
+def _read_together(
+    turned: Float[Tensor, "spans rows qo_heads head_dim"],
+    memory: tuple[Tensor, Tensor],
+    request: PreparedRequest,
+    rule: ScoreRule,
+) -> AttnState:
+    """The state of few rows, with one merge of all that they read."""
+    parts = [
+        part
+        for each, span in zip(turned, request.spans, strict=True)
+        for part in _read_span(each, memory, span, rule)
+    ]
+    lse = torch.stack([lse[0] for _, lse in parts])  # [parts, heads, rows]
+    total = lse.logsumexp(0)
+    # rows that have seen nothing at all: a finite pivot keeps their weights 0
+    weight = (lse - total.masked_fill(total == -torch.inf, 0.0)).exp()
+    out = (torch.stack([out[0] for out, _ in parts]) * weight[..., None]).sum(0)
+    return AttnState(out.transpose(0, 1), total.transpose(0, 1))
+
+
 def _read_span(
-    q: Tensor,
-    k_memory: Tensor,
-    v_memory: Tensor,
+    turned: Float[Tensor, "rows qo_heads head_dim"],
+    memory: tuple[Tensor, Tensor],
     span: PreparedSpan,
     rule: ScoreRule,
-    state: AttnState | None,
-) -> AttnState:
-    turned = turn_heads(q, span.turn).transpose(0, 1)[None]  # [1, heads, rows, head_dim]
-    k, v = span.keys.read(k_memory), span.keys.read(v_memory)
+) -> list[tuple[Tensor, Tensor]]:
+    """What rows that were turned to the span's frame read of it: one part, or two if a causal
+    diagonal starts behind other keys."""
+    q = turned.transpose(0, 1)[None]  # [1, heads, rows, head_dim]
+    k, v = (span.keys.read(each) for each in memory)
     split = span.causal_from
     if split is None:
-        part = attend_dense(turned, k, v, rule, span.keys.bias, span.keys.blind)
-        return _join(state, part)
-    if split > 0:
-        state = _join(state, attend_dense(turned, k[:, :, :split], v[:, :, :split], rule))
-    return _join(state, attend_dense(turned, k[:, :, split:], v[:, :, split:], rule, causal=True))
+        return [attend_dense(q, k, v, rule, span.keys.bias, span.keys.blind)]
+    before = [attend_dense(q, k[:, :, :split], v[:, :, :split], rule)] if split > 0 else []
+    return [
+        *before,
+        attend_dense(q, k[:, :, split:], v[:, :, split:], rule, causal=True),
+    ]
 
 
 def _join(state: AttnState | None, part: tuple[Tensor, Tensor]) -> AttnState:
@@ -137,7 +169,9 @@ def prepare_prefill(
             for index in range(span_indptr[request], span_indptr[request + 1])
             if (span := builder.build(index, positions)) is not None
         ]
-        requests.append(PreparedRequest(start, stop, tuple(read)))
+        few = read and stop - start <= _FEW_ROWS
+        turns = Turn.stack([span.turn for span in read]) if few else None
+        requests.append(PreparedRequest(start, stop, tuple(read), turns))
     return tuple(requests)
 
 

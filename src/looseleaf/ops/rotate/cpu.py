@@ -5,6 +5,7 @@ Sines carry the sign of the pairing, so that turning is ``x * cos + partner(x) *
 slicing when all dims turn. Answers to `rotate_reference`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +18,19 @@ from looseleaf.types import Rotation
 @dataclass(frozen=True)
 class Turn:
     """The angles of some positions: full-width cosines and signed sines, fp32 ``[tokens, 1,
-    rotary_dim]``."""
+    rotary_dim]``, or of the same tokens in several frames, with a leading dim."""
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
+
+    @classmethod
+    def stack(cls, turns: "Sequence[Turn]") -> "Turn":
+        """The angles of several frames, ``[frames, tokens, 1, rotary_dim]``."""
+        cos, sin = (
+            torch.stack(columns) for columns in zip(*((t.cos, t.sin) for t in turns), strict=True)
+        )
+        return cls(cos, sin, turns[0].interleaved)
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,9 @@ class TurnTable:
 
 def turn_heads(
     x: Float[Tensor, "tokens heads head_dim"], turn: Turn
-) -> Float[Tensor, "tokens heads head_dim"]:
-    """``x`` turned by the angles of its tokens; computed in fp32, returned in the dtype of
-    ``x``.
+) -> Float[Tensor, "*frames tokens heads head_dim"]:
+    """``x`` turned by the angles of its tokens, in every frame that ``turn`` has; computed in fp32,
+    returned in the dtype of ``x``.
     """
     rotary_dim = turn.cos.shape[-1]
     head = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
@@ -66,4 +75,5 @@ def turn_heads(
     turned = torch.addcmul(wide * turn.cos, partner, turn.sin).to(x.dtype)
     if rotary_dim == x.shape[-1]:
         return turned
-    return torch.cat([turned, x[..., rotary_dim:]], -1)
+    rest = x[..., rotary_dim:].expand(*turned.shape[:-1], -1)
+    return torch.cat([turned, rest], -1)
