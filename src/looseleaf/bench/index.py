@@ -121,10 +121,12 @@ def _arms(config: IndexConfig) -> list[Arm]:
         return build
 
     beams = (100, 150, 200, 300, 400, 800)
+    # a graph also meets what its candidates are joined to
+    walks = (50, 77, *beams)
     return [
         Arm("flat", (0,), ours("flat")),
         Arm("ivf", (8, 16, 32, 64, 128, 256, 512), ours("ivf")),
-        Arm("graph", beams, ours("graph")),
+        Arm("graph", walks, ours("graph")),
         Arm("graph, int8 keys", (100, 200), ours("graph", keys="int8")),
         Arm("HNSW (faiss)", beams, _build_hnsw),
         Arm("RoarGraph, projection", (100, 400), roargraph(False)),

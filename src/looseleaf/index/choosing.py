@@ -103,11 +103,11 @@ def efforts(index: KVIndex, count: int) -> Iterator[int]:
     if index.kind == "flat":
         yield 0
         return
-    effort = count if index.kind == "graph" else 8
+    effort = (count + 1) // 2 if index.kind == "graph" else 8
     most = len(index) if index.kind == "ivf" else 16 * count
     while effort < most:
         yield effort
-        effort = max(effort + 1, effort * 3 // 2)
+        effort = max(effort + 1, effort * 5 // 4)
     yield most
 
 

@@ -125,7 +125,7 @@ class GraphIndex(KVIndex):
         fits = (order.shape, tuple(index.codes.shape), tuple(index.steps.shape)) == shapes
         fits = fits and min(num, built, 1) <= index.num_entries <= num
         for names, most in ((order, built), (links, num)):
-            fits = fits and -1 <= names.min(initial=0) <= names.max(initial=-1) < most
+            fits = fits and names.min(initial=-1) >= -1 and names.max(initial=-1) < most
         if not fits or (order < 0).any():
             raise InvalidOption("the arrays of a graph index do not fit together: build it again")
         return index

@@ -210,7 +210,7 @@ def _search_one(
         candidates = torch.cat(runs).long()
         scanned = len(index.means) + len(candidates)
     elif isinstance(index, GraphIndex) and built:
-        candidates, scanned = _walk(index, query, max(effort, count), count)
+        candidates, scanned = _walk(index, query, max(effort, (count + 1) // 2), count)
     new = torch.arange(built, len(keys))
     # a walk judges what it found by the keys themselves
     found = keys.source if isinstance(index, GraphIndex) else keys

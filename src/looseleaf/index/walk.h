@@ -183,7 +183,8 @@ static int32_t last_of(const Met *met, int64_t count) {
 /* Leaves the hits judged, the last of them first, which is a heap too. */
 static void walk(const Search *search, Best *best) {
     const Index *index = search->index;
-    int64_t effort = search->effort > search->want ? search->effort : search->want, room, found = 0;
+    /* of as many as are wanted half are enough to look behind: what they lead to is met as well */
+    int64_t effort = 2 * search->effort > search->want ? search->effort : (search->want + 1) / 2, room, found = 0;
     Asked asked;
     ask_codes(&asked, search->query, index->steps);
     Met met = {malloc(sizeof(int32_t) * 4096), malloc(sizeof(int32_t) * 4096), 0, 4096};
