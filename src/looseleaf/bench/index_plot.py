@@ -47,7 +47,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def _draw_layer(panel: Any, rows: Sequence[Row], known: dict[str, Any]) -> None:
     """One line an index; ``known`` has a line for every name so far, for the legend."""
     for name in dict.fromkeys(str(row["index"]) for row in rows):
+        # rows come as they were measured, some efforts later than others
         points = [row for row in rows if row["index"] == name]
+        points.sort(key=lambda row: float(row["scanned"]))
         scanned = [max(_LEAST_SHARE, 100 * float(row["scanned"])) for row in points]
         recall = [float(row["recall"]) for row in points]
         label = "chosen" if name.startswith("chosen") else name
