@@ -278,7 +278,7 @@ OTHERS = [
     completion("too many tokens", None, prompt=[5] * 5000),
     register("a document without text", "text"),
     register("an empty text", None, text=""),
-    register("a text that is a list", "text", text=["x"]),
+    register("a collection that holds a number", "text.1", text=["x", 5]),
     register("a path as an id", "id", id="../x", text="x"),
     register("an id with a line break", "id", id="x\ny", text="x"),
     register("an id of 200 characters", "id", id="x" * 200, text="x"),
