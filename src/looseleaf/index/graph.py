@@ -34,7 +34,8 @@ class GraphIndex(KVIndex):
     """Vertex v is key ``order[v]`` (int32), in the order in which a search that looks behind
     everything meets them, from the first ``num_entries`` on. ``links`` is int32 ``[vertices, 2 *
     degree]``, neighbouring vertices, each row ended by -1; ``codes`` and ``steps`` are `encode`'s;
-    ``effort`` is the number of candidates that a search looks behind.
+    ``effort`` is the number of candidates that a search looks behind, at least half of the keys
+    that it wants.
 
     A key that no query of the sample found has no edges, is no vertex and is not found either."""
 
