@@ -25,7 +25,7 @@ def test_rows_say_what_dense_decoding_and_a_policy_read() -> None:
     by_name = {(row["what"], row["arm"]): row for row in rows}
     attention = [("attention", name) for name in ("dense", "select")]
     sealing = [("sealing", name) for name in ("one page", "all pages")]
-    tokens = [("token", name) for name in ("dense", "select", "w=3", "w<=3 is 3")]
+    tokens = [("token", name) for name in ("dense", "left alone", "select", "w=3", "w<=3 is 3")]
     assert list(by_name) == [*attention, *sealing, *tokens]
     megabytes = {name: float(row["mb"]) * 1e6 for name, row in by_name.items()}
     # two rows of 20 pages, two KV heads of 16 dims, keys and values in bf16 or fp32

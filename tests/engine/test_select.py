@@ -1,6 +1,7 @@
 """Selection in the engine: what a request chooses to read is its own affair, whatever happens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from looseleaf import LLM, Select
 from looseleaf.config import Fuse
 from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import InvalidOption
+from looseleaf.sparse import BreakEven, make_policy
 from tests.engine.harness import (
     TOLERANCE,
     Folder,
@@ -111,6 +113,28 @@ def test_below_its_threshold_a_policy_has_the_bits_of_dense_decode(
     recorder: Any = chosen.engine.runner
     for one, output in zip(plain, outputs, strict=True):
         assert torch.equal(one.logits, torch.stack(recorder.logits[output.request_id, 0]))
+
+
+def test_what_is_left_to_the_engine_is_read_whole_while_that_is_faster(
+    checkpoint: Folder,
+) -> None:
+    """As if the length had been given, whatever else is in the batch."""
+    policy = Select("quest", tokens=32, dense_layers=())
+    dense = answers(make_llm(checkpoint()), [None] * 4)
+    made = {}
+    for per_key in (0.09, 1e-6):
+        even = BreakEven(per_key, 16)
+        [settled] = {even.tokens(policy, rule) for rule in [make_policy(policy, 16)] if rule}
+        llm, other, alone = (make_llm(checkpoint()) for _ in range(3))
+        for one in (llm, alone):
+            one.engine._intake = replace(one.engine._intake, break_even=even)
+        made[per_key] = answers(llm, [policy] * 4)
+        assert made[per_key] == answers(other, [replace(policy, dense_below=settled)] * 4)
+        assert made[per_key][0] == answers(alone, [policy])[0]
+    # two of the four prompts are longer than the first length, and none than the second
+    short = [mine == other for mine, other in zip(made[0.09], dense, strict=True)]
+    assert any(short) and not all(short)
+    assert made[1e-6] == dense
 
 
 def test_blended_requests_choose_around_their_patch(checkpoint: Folder) -> None:

@@ -115,7 +115,10 @@ PROMPTS = [
     words(3, 350),
     [words(4, 30), Document(words(5, 200)), Document(words(6, 200)), words(7, 40)],
 ]
-QUEST = Select("quest", tokens=128)
+QUEST = Select("quest", tokens=128, dense_below=0)
+
+
+SOME = Select("representatives", tokens=96, dense_below=0)
 
 
 def answers(graphs: bool, policies: list[dict[str, object]], alone: bool = False, **options):
@@ -144,7 +147,7 @@ def assert_alike(mine, other, tolerance: float = 1e-3) -> None:
 
 @pytest.mark.parametrize("policy", ["quest", "representatives", "window", "partial"])
 def test_a_policy_on_the_gpu_chooses_what_it_does_on_the_cpu(policy: str) -> None:
-    select = Select(policy, tokens=128)  # type: ignore[arg-type]
+    select = Select(policy, tokens=128, dense_below=0)  # type: ignore[arg-type]
     mine, _ = answers(True, [{"select": select}] * 3)
     llm = LLM(dtype="float32", device="cpu", num_pages=512)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -183,7 +186,7 @@ def test_a_window_of_one_is_the_base_policy_to_the_bit() -> None:
 def test_a_batch_of_mixed_policies_equals_one_at_a_time() -> None:
     policies = [
         {}, {"select": QUEST}, {"select": QUEST, "revise": Revise(4)},
-        {"select": Select("window", tokens=128)}, {"select": Select("representatives", tokens=96)},
+        {"select": Select("window", tokens=128)}, {"select": SOME},
         {"select": QUEST, "revise": Revise(2)},
     ]  # fmt: skip
     together, _ = answers(True, policies)
@@ -191,7 +194,11 @@ def test_a_batch_of_mixed_policies_equals_one_at_a_time() -> None:
     assert_alike(together, alone)
 
 
-def test_below_its_threshold_a_policy_replays_the_graphs_of_dense_decode() -> None:
+@pytest.mark.parametrize("below", [4000, None])
+def test_below_its_threshold_a_policy_replays_the_graphs_of_dense_decode(
+    below: int | None,
+) -> None:
+    """The same graphs take the same time; left out, the threshold is longer than these prompts."""
     llm = LLM(dtype="float32", device="cuda", num_pages=512, prefix_caching=False)
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     # the first time the documents are computed
@@ -199,7 +206,7 @@ def test_below_its_threshold_a_policy_replays_the_graphs_of_dense_decode() -> No
     graphs = llm.engine.runner.graphs
     assert graphs is not None
     captured = graphs.num_captured
-    below = Select("quest", tokens=128, dense_below=4000)
-    outputs = llm.generate(PROMPTS, params, select=below, revise=Revise(4))
+    policy = Select("quest", tokens=128, dense_below=below)
+    outputs = llm.generate(PROMPTS, params, select=policy, revise=Revise(4))
     assert [o.token_ids for o in outputs] == [o.token_ids for o in dense]
     assert graphs.num_captured == captured

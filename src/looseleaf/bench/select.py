@@ -114,7 +114,10 @@ def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
 
 def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
-    made: dict[str, Callable[[], float]] = {"dense": arms.dense}
+    made: dict[str, Callable[[], float]] = {
+        "dense": arms.dense,
+        "left alone": arms.left_to_the_engine,
+    }
     for window in (1, *(window for window in bench.windows if window > 1)):
         made[arms.name_of(window)] = arms.revising(window)
     widest = max(bench.windows)

@@ -6,7 +6,7 @@ model do."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
@@ -77,6 +77,10 @@ class TokenArms:
         name = self.name_of(window, adaptive=adaptive)
         revise = Revise(window, adaptive=adaptive)
         return lambda: self._timed(name, self.policy, revise)
+
+    def left_to_the_engine(self) -> float:
+        """An arm whose context is read whole as long as the engine finds that faster."""
+        return self._timed("left alone", replace(self.policy, dense_below=None), None)
 
     def name_of(self, window: int, *, adaptive: bool = False) -> str:
         """What the arm is called: of an adaptive window also how much of it is left."""

@@ -46,7 +46,7 @@ def select(
 
     bench = SelectBench(
         shape,
-        Select("quest", tokens=budget),
+        Select("quest", tokens=budget, dense_below=0),
         contexts or (8192,),
         batches or (1,),
         windows or (1,),

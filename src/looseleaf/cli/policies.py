@@ -229,6 +229,9 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
         else:
             select = take_select({**asked, "budget": budget})
             assert select is not None
+            if policy in _PAGED:
+                # what is asked for is how good the choice is
+                select = replace(select, dense_below=0)
             if layers is not None:
                 select = replace(select, dense_layers=layers)
             local_parts = ways if policy in _PAGED else ways[:1]

@@ -33,6 +33,8 @@ _DEFAULT_TOKENS = 2048
 _RETRIEVED_TOKENS = 192
 # the first two layers attend to everything, as Quest has it
 _DEFAULT_DENSE_LAYERS = (0, 1)
+# what says no more of a field than leaving it out, where it is not heeded
+_NOTHING: dict[str, tuple[object, ...]] = {"dense_layers": ((),), "dense_below": (0,)}
 
 
 def _heedless(policy: SelectPolicy) -> tuple[str, ...]:
@@ -53,9 +55,10 @@ class Select:
     then as few as will do, and no more than ``tokens`` or ``ratio`` if one is given too. The first
     ``sink`` and the last ``recent`` tokens are read in any case, within the budget. All is read in
     ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
-    ``dense_below`` tokens, and where it fits into the budget. ``layer_budgets`` spread ``tokens``
-    or ``ratio`` over the other layers, which together get what they would get if it were the same
-    in each (see `LayerBudgets`). ``group`` is how query heads of one KV head agree. With
+    ``dense_below`` tokens (left out: on a GPU as long as that is faster for a single output, on a
+    CPU 0), and where it fits into the budget. ``layer_budgets`` spread ``tokens`` or ``ratio`` over
+    the other layers, which together get what they would get if it were the same in each (see
+    `LayerBudgets`). ``group`` is how query heads of one KV head agree. With
     ``recall_every`` n, every nth token is read densely as well, to report which share of the
     attention the choice held. Policies that throw keys away keep ``tokens`` of them in every layer,
     or the share ``ratio`` of the prompt's. What a policy would not heed is refused. Raises
@@ -69,7 +72,7 @@ class Select:
     sink: int = 4
     recent: int = 16
     dense_layers: tuple[int, ...] | None = None
-    dense_below: int = 0
+    dense_below: int | None = None
     layer_budgets: LayerBudgets = "flat"
     group: GroupRule = "max"
     recall_every: int = 0
@@ -104,7 +107,7 @@ class Select:
         require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
         require(self.mass is None or 0 < self.mass <= 1, "mass must be above 0 and at most 1")
         require(self.sink >= 0 and self.recent >= 0, "sink and recent are numbers of tokens")
-        require(self.dense_below >= 0, "dense_below is a number of tokens")
+        require((self.dense_below or 0) >= 0, "dense_below is a number of tokens")
         require(self.recall_every >= 0, "recall_every is a number of tokens, 0 for never")
         require(self.group in get_args(GroupRule), f"group is 'max' or 'sum', not {self.group!r}")
         self._check_layer_budgets()
@@ -123,7 +126,7 @@ class Select:
         given = [
             name
             for name in _heedless(self.policy)
-            if getattr(self, name) not in (default[name], () if name == "dense_layers" else None)
+            if getattr(self, name) not in (default[name], *_NOTHING.get(name, ()))
         ]
         require(not given, f"policy {self.policy!r} does not heed {', '.join(given)}: leave it out")
 

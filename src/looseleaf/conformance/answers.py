@@ -141,12 +141,12 @@ def selection(answers: Answers) -> list[Finding]:
     """Law 5: whole answers with a full budget, and revision of a single row."""
     subject, cases = answers.subject, answers.subject.cases
     asked, engine = cases.several, subject.answering()
-    everything = Select("quest", ratio=1.0, dense_layers=())
+    everything = Select("quest", ratio=1.0, dense_layers=(), dense_below=0)
     (full,) = engine.ask([replace(asked, select=everything, revise=Revise(3))])
     judged = answers.judge(
         "answers with a full budget and a window of 3", [full], [answers.reused(asked)]
     )
-    some = Select("quest", tokens=3 * subject.page_size + 16, dense_layers=())
+    some = Select("quest", tokens=3 * subject.page_size + 16, dense_layers=(), dense_below=0)
     (base,) = engine.ask([replace(asked, select=some)])
     (alone,) = engine.ask([replace(asked, select=some, revise=Revise(1))])
     bits = largest(alone.double() - base.double())

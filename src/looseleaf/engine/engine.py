@@ -92,8 +92,9 @@ class Engine:
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
         revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
         evictions = Evictions(parts.runner.attention)
-        about = parts.max_model_len, shape, evictions, revisions, self.hosting.find
-        self._intake = Intake(parts.tokenizer, self.grammars, self._admission, *about)
+        about = parts.max_model_len, shape, evictions, revisions, parts.runner.break_even
+        made = self.grammars, self._admission, *about, self.hosting.find
+        self._intake = Intake(parts.tokenizer, *made)
         self._scheduler = Scheduler(
             scheduling, self._admission, self.hosting.chunk_tokens, self.tiering
         )

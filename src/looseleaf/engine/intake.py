@@ -16,6 +16,7 @@ from looseleaf.engine.sampling import SamplingState, StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
 from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.sparse import BreakEven, make_policy
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Intake:
     model: ModelConfig
     evictions: Evictions
     revisions: Revisions
+    break_even: BreakEven | None = None
     find_hosted: FindHosted = lambda key: None
 
     def take(self, request: Request, seed: int) -> RequestProgress:
@@ -49,6 +51,7 @@ class Intake:
                 f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
                 f"0 to {num_layers - 1}: leave out those it does not have"
             )
+        request = self._settled(request)
         self._check_retrieval(request)
         select = request.select
         if select:
@@ -66,6 +69,17 @@ class Intake:
                 output.sequence.arrivals = Arrivals(ratio=balanced[1])
             progress.outputs.append(output)
         return progress
+
+    def _settled(self, request: Request) -> Request:
+        """The request, with what it leaves to the engine of how it reads."""
+        select, page_size = request.select, self.admission.page_size
+        policy = make_policy(select, page_size)
+        if select is None or policy is None or select.dense_below is not None:
+            return request
+        below, window = 0, 1 if request.revise is None else request.revise.window
+        if self.break_even is not None:
+            below = self.break_even.tokens(select, policy, window)
+        return replace(request, select=replace(select, dense_below=below))
 
     def _balance(self, request: Request) -> tuple[Fuse, float] | None:
         """The budget of a balanced policy, or of one whose budget is a time, by what is known now,

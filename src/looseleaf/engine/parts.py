@@ -105,7 +105,7 @@ class HostedUse:
         The budget holds the tokens that are always read; at least one is found besides."""
         dense = frozenset(select.layers_read_densely)
         index = self.segment.index
-        if index is None or self.start + self.num_tokens <= select.dense_below:
+        if index is None or self.start + self.num_tokens <= (select.dense_below or 0):
             return HostedRead(self.segment, self.start)
         tokens = select.tokens
         if tokens is None:

@@ -36,6 +36,7 @@ from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import build_rotation, softmax_scale
+from looseleaf.sparse import BreakEven
 from looseleaf.types import ScoreRule
 
 OnProgress = Callable[[str, int, int], None]
@@ -106,6 +107,15 @@ class Runner:
             passes = None if attention.batch_invariant else PassGraphs(model, attention)
         pace = ComputePace() if config.tiers.any else None
         return cls(model, pool, attention, graphs, passes, runs_ahead=on_gpu, pace=pace)
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """From how many tokens on choosing pages is faster; None on a CPU, where nothing is read
+        whole unless it is asked for."""
+        if not self.runs_ahead:
+            return None
+        costs, pool = self.attention.planner.costs, self.pool
+        return BreakEven.of(costs, pool.kv.shape[3], pool.page_size)
 
     def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.

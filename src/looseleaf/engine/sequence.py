@@ -280,7 +280,7 @@ class Sequence:
         stored = num_tokens - self.num_evicted
         own = ReadSpan(tail.pages, tail.start, stored, self._num_shared)
         position = tail.start + num_tokens - 1
-        if self.policy is not None and self.num_tokens > self._select.dense_below:
+        if self.policy is not None and self.num_tokens > (self._select.dense_below or 0):
             # the newest token's page is not full before it is stored
             sealed = (num_tokens - 1) // self.page_size
             every = self._select.recall_every

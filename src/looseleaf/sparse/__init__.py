@@ -5,6 +5,7 @@ to all of them, budgets and pages that are read in any case, is `SparsePolicy`. 
 this file says how a policy plugs into a step."""
 
 from looseleaf.config import EVICTING, Select
+from looseleaf.sparse.break_even import BreakEven
 from looseleaf.sparse.budget import Budget
 from looseleaf.sparse.evicting import Eviction, Evictor, TextPages
 from looseleaf.sparse.evictors import make_evictor
@@ -16,6 +17,7 @@ from looseleaf.sparse.representatives import Representatives
 from looseleaf.sparse.window import Window
 
 __all__ = [
+    "BreakEven",
     "Budget",
     "Eviction",
     "Evictor",
