@@ -9,6 +9,7 @@ from looseleaf import LLM, SamplingParams
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import EngineFault
+from looseleaf.kv.keys import KeySpace
 from tests.engine.harness import (
     GREEDY,
     Answer,
@@ -262,3 +263,23 @@ def test_a_step_has_a_little_more_where_that_ends_a_prompt(checkpoint: Folder) -
         steps.append(llm.engine.last_step.prompt_tokens)
         finish(llm)
     assert steps == [130, 128]
+
+
+def test_the_keys_of_a_prompts_pages_are_made_in_one_piece(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece a page would take longer than all else that the host does before the first launch."""
+    llm = make_llm(checkpoint())
+    calls = []
+    made = KeySpace.text_pages
+
+    def counted(self: KeySpace, context: Any, tokens: Any, *rest: Any, **named: Any) -> Any:
+        calls.append(len(tokens))
+        return made(self, context, tokens, *rest, **named)
+
+    monkeypatch.setattr(KeySpace, "text_pages", counted)
+    added = add(llm, "long", [[100 + n % 200 for n in range(200)]], drawn(0, max_tokens=1))
+    finish(llm)
+    assert added.request.num_tokens == 200
+    assert sum(calls) >= 12 * 16
+    assert len(calls) <= 4

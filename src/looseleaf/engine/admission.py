@@ -261,7 +261,11 @@ class Admission:
         run.computed = run.scheduled = len(hits) * self.page_size
 
     def _announce(self, sequence: Sequence, run: TextRun) -> None:
-        for page in range(min(len(run.segments), self._reusable_pages(sequence, run))):
+        count = min(len(run.segments), self._reusable_pages(sequence, run))
+        if count > 0:
+            # the keys of all pages are made at once
+            run.page_key(count - 1, sequence.keys, self.page_size)
+        for page in range(count):
             if run.segments[page] is None:
                 key = run.page_key(page, sequence.keys, self.page_size)
                 self._in_flight.setdefault(key, sequence)
