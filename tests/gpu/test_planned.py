@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from looseleaf.attention.span_buffer import SpanBuffer
 from looseleaf.bench.attention import AttentionConfig, Bench
 from looseleaf.bench.attention_cases import (
     AttentionShape,
@@ -17,12 +18,14 @@ from looseleaf.bench.attention_cases import (
     shared,
 )
 from looseleaf.bench.attention_check import Truth, check
+from looseleaf.engine.pass_graphs import capacity_for
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
 from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.ops.prefill_attention.units import UnitCosts
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import planned, span_list, work_list
+from looseleaf.testing.lists import in_units, planned, span_list, work_list
 from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.poison import poisoned
 from looseleaf.testing.scene import Shape
@@ -133,6 +136,31 @@ def test_planned_tiles_read_nothing_that_no_row_sees(block_m: int, per_head: boo
     assert_state_within_budget(actual, truth, plain, shape.dtype)
 
 
+@pytest.mark.parametrize("new", [1, 40, 200, 700])
+def test_a_list_at_fixed_addresses_is_read_as_it_is(new: int) -> None:
+    """Parts of tiles and whole ones, in room for more; rows of padding get the empty state."""
+    shape = attention_shape("gqa-4", 128)
+    case = behind_documents(shape, new, 3, 1300)
+    bench = bench_of(case, shape)
+    q = bench.query(case)
+    spans = bench.planner.host_spans(case.chunks)
+    assert bool(spans.num_states) == (new < 500)
+    rows = new + 9
+    buffer = SpanBuffer(capacity_for(spans, rows), q.device)
+    padded = torch.cat([q, q[:1].expand(9, -1, -1)])
+    args = *bench.pools[0], bench.planner.span_list(case.chunks), bench.rotation, bench.rule
+    wanted = prefill_attention(q, *args)
+    for _ in range(2):
+        buffer.load(spans)
+        with poisoned():
+            got = prefill_attention(padded, *args[:2], buffer.spans, *args[3:])
+        assert torch.equal(got.out[:new], wanted.out)
+        assert torch.equal(got.lse[:new], wanted.lse)
+        assert not got.out[new:].any()
+        assert got.lse[new:].isneginf().all()
+    check(case, q, wanted.out, Truth(bench.pools[0], bench.rotation, bench.rule))
+
+
 def tiled(work: WorkList, block_m: int) -> WorkList:
     """All items by one tile, as a planner would have them launched."""
     return planned(work, Tile(block_m, 64, 4, 2, 1))
@@ -171,9 +199,12 @@ def test_rows_around_replaced_tokens_are_within_the_budget(head_dim: int, page_s
                 there = held[pages, :, (hidden % page_size).cuda()]
                 held[pages, :, (hidden % page_size).cuda()] = there.nan_to_num(1.0)
     truth, plain = dense_attention(scene), plain_attention(scene)
-    spans = span_list(scene, rows_of, spans_of, tile_rows=32)
+    spans = span_list(scene, rows_of, spans_of, tile_rows=32, slack=0)
     known = replace(spans, row_patch_bounds=bounds)
-    for told in (known, spans):
+    # units cost nothing but their blocks, and there is room for many: all tiles are cut
+    cut = in_units(known, 2, UnitCosts(4096, 0.0, 1.0, 0.0, 0.0))
+    assert cut.num_states > len(scene.q)
+    for told in (in_units(known, 2, None), cut, spans):
         with poisoned():
             actual = prefill_attention(
                 scene.q, scene.k_pages, scene.v_pages, told, scene.rotation, scene.rule,

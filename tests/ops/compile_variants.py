@@ -190,8 +190,8 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
         for num_lists, grid in (
             (5, Grid(1, 1)),
             (5, Grid(1, 2)),
+            (8, Grid(1, 2)),
             (10, Grid(1, 2)),
-            (12, Grid(1, 2)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
     yield from kernels

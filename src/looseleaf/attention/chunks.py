@@ -11,6 +11,7 @@ from looseleaf.attention.groups import DecodeRow, Positions, ReadSpan, join_bitm
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.lists import FlatItems, IntArray, indptr_of, int32
 from looseleaf.attention.span_buffer import HostSpans
+from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 
 PageArray = Callable[[Sequence[int]], IntArray]
 
@@ -119,6 +120,14 @@ def host_spans(
     if len(mask_words) and all(len(_patches(chunk)) <= 1 for chunk in chunks):
         arrays["row_patch_bounds"] = np.concatenate([_patch_bounds(chunk) for chunk in chunks])
     return HostSpans(arrays, parts)
+
+
+def with_units(
+    spans: HostSpans, num_kv_heads: int = 1, costs: UnitCosts | None = None
+) -> HostSpans:
+    """``spans`` with the units of its tiles, which are cut if ``costs`` say so."""
+    units, num_states = span_units(spans.arrays, num_kv_heads, costs)
+    return HostSpans({**spans.arrays, **units}, spans.parts, num_states)
 
 
 def _patches(chunk: PrefillChunk) -> list[IntArray]:

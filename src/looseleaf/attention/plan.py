@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from looseleaf.attention.chunks import PrefillChunk, flat_chunks, flat_tails, host_spans, is_patched
+from looseleaf.attention.chunks import (
+    PrefillChunk,
+    flat_chunks,
+    flat_tails,
+    host_spans,
+    is_patched,
+    with_units,
+)
 from looseleaf.attention.cost_model import CostModel, TileCost
 from looseleaf.attention.groups import (
     DecodeRow,
@@ -34,6 +41,7 @@ from looseleaf.attention.lists import (
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.prefill_attention.units import KEYS, UnitCosts
 
 BoolArray = npt.NDArray[np.bool_]
 __all__ = [
@@ -201,7 +209,12 @@ class Planner:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
             parts = -(-self.costs.wide.programs // self._num_programs(chunks))
             parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        return host_spans(chunks, self.tile_rows, parts, self.page_array)
+        spans = host_spans(chunks, self.tile_rows, parts, self.page_array)
+        if self.device.type != "cuda":
+            return spans
+        # in batch-invariant mode every tile is whole, whatever else is in the step
+        costs = None if self.batch_invariant else unit_costs(self.costs)
+        return with_units(spans, self.num_kv_heads, costs)
 
     def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
         tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)
@@ -320,8 +333,16 @@ def make_span_list(
 ) -> SpanList:
     """The arrays of `SpanList` for ``chunks``, whose rows are all the rows there are; each chunk is
     one "request" of the list."""
-    return _sent(host_spans(chunks, tile_rows), device)
+    spans = host_spans(chunks, tile_rows)
+    return _sent(with_units(spans) if device.type == "cuda" else spans, device)
 
 
 def _sent(spans: HostSpans, device: torch.device) -> SpanList:
-    return SpanList(**send(spans.arrays, device), parts=spans.parts, complete=True)
+    arrays, parts = send(spans.arrays, device), spans.parts
+    return SpanList(**arrays, parts=parts, complete=True, num_states=spans.num_states)
+
+
+def unit_costs(costs: CostModel) -> UnitCosts:
+    """What ``costs`` say of the units of a span list, which wide tiles read."""
+    wide = costs.wide
+    return UnitCosts(wide.programs, wide.start, KEYS * wide.per_key, costs.launch, costs.per_state)

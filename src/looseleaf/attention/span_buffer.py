@@ -4,17 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from looseleaf.attention.lists import IntArray, IntBuffer
 from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 
 
 class HostSpans(NamedTuple):
-    """The arrays of a `SpanList` on the host; ``parts`` as there."""
+    """The arrays of a `SpanList` on the host; ``parts`` and ``num_states`` as there."""
 
     arrays: Mapping[str, IntArray]
     parts: int
+    num_states: int = 0
 
     @property
     def num_tiles(self) -> int:
@@ -37,11 +40,17 @@ class HostSpans(NamedTuple):
         """0 if no row of the list has a patch."""
         return len(self.arrays["mask_words"])
 
+    @property
+    def num_units(self) -> int:
+        """0 for a list without units."""
+        return len(self.arrays.get("unit_numbers", ())) // UNIT_NUMBERS
+
 
 @dataclass(frozen=True)
 class SpanCapacity:
     """How much a `SpanBuffer` holds. Without ``mask_words`` it is for lists without patches; with
-    them, for those that say how much of a patch each row sees."""
+    them, for those that say how much of a patch each row sees; without ``units`` for lists that
+    have none, and without ``states`` for those whose tiles are whole."""
 
     rows: int
     tiles: int
@@ -50,6 +59,8 @@ class SpanCapacity:
     pages: int
     mask_words: int
     parts: int
+    units: int = 0
+    states: int = 0
 
     def holds(self, spans: HostSpans) -> bool:
         """Whether ``spans`` fit, and launch the same kernels."""
@@ -63,6 +74,10 @@ class SpanCapacity:
             and bool(spans.num_mask_words) == bool(self.mask_words)
             and ("row_patch_bounds" in spans.arrays) == bool(self.mask_words)
             and spans.parts == self.parts
+            and spans.num_units <= self.units
+            and bool(spans.num_units) == bool(self.units)
+            and spans.num_states <= self.states
+            and bool(spans.num_states) == bool(self.states)
         )
 
     def sizes(self) -> dict[str, int]:
@@ -79,7 +94,12 @@ class SpanCapacity:
         }
         names = ("span_offset", "span_length", "span_explicit", "span_mask")
         sizes |= dict.fromkeys(names, self.spans)
-        return sizes | ({"row_patch_bounds": self.rows} if self.mask_words else {})
+        if self.mask_words:
+            sizes["row_patch_bounds"] = self.rows
+        if self.units:
+            sizes |= {"num_units": 1, "unit_numbers": UNIT_NUMBERS * self.units}
+            sizes["row_state_indptr"] = self.rows + 1
+        return sizes
 
 
 @dataclass(eq=False)
@@ -92,10 +112,16 @@ class SpanBuffer:
 
     def __post_init__(self) -> None:
         self._buffer = IntBuffer(self.capacity.sizes(), self.device)
-        parts = self.capacity.parts
-        self.spans = SpanList(**self._buffer.tensors, parts=parts, complete=False)
+        told, states = self._buffer.tensors, self.capacity.states
+        self.spans = SpanList(**told, parts=self.capacity.parts, complete=False, num_states=states)
 
     def load(self, spans: HostSpans) -> None:
         """Send ``spans``, which the capacity holds."""
         assert self.capacity.holds(spans), "the list does not fit"
-        self._buffer.load(spans.arrays)
+        arrays = dict(spans.arrays)
+        if self.capacity.units:
+            # rows of padding have no states
+            states = arrays["row_state_indptr"]
+            padding = self.capacity.rows + 1 - len(states)
+            arrays["row_state_indptr"] = np.pad(states, (0, padding), mode="edge")
+        self._buffer.load(arrays)

@@ -296,4 +296,6 @@ def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
         room_for(spans.num_pages, 2048, 4),
         room_for(words, 1024, 4) if words else 0,
         spans.parts,
+        room_for(spans.num_units, 16, 2) if spans.num_units else 0,
+        room_for(spans.num_states, 512, 2) if spans.num_states else 0,
     )

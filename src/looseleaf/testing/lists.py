@@ -10,6 +10,7 @@ from torch import Tensor
 from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 from looseleaf.testing.scene import Placement, Reading, Scene, Segment
 
 GARBAGE = -(2**30)
@@ -100,6 +101,20 @@ def span_list(
         mask_words=_int32(masks.words, 0, device),
         row_positions=_int32(scene.row_positions, more, device),
     )
+
+
+def in_units(spans: SpanList, num_kv_heads: int, costs: UnitCosts | None) -> SpanList:
+    """``spans``, made without slack, with the units of its tiles, cut if ``costs`` say so."""
+    arrays = {
+        name: value.cpu().numpy()
+        for name, value in vars(spans).items()
+        if isinstance(value, torch.Tensor)
+    }
+    units, num_states = span_units(arrays, num_kv_heads, costs)
+    device = spans.num_tiles.device
+    told = {name: torch.from_numpy(array).to(device) for name, array in units.items()}
+    parts, complete = spans.parts, spans.complete
+    return replace(spans, **told, parts=parts, complete=complete, num_states=num_states)
 
 
 def _items(

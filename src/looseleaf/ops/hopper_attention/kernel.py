@@ -41,8 +41,8 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit
 def _store_states(
-    outputs, lists, state, first, local, num_packed, kv_head,
-    DECODE: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    outputs, lists, state, unit, first, local, num_packed, kv_head,
+    DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     S_ROW: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """What 64 packed rows have come to."""
@@ -62,6 +62,11 @@ def _store_states(
     if DECODE:
         target_s = gl.load(lists[3] + target_s * 4 + 3, mask=m_s, other=0)
         target_o = gl.load(lists[3] + target_o * 4 + 3, mask=m_o, other=0)
+    else:
+        p_unit = lists[1] + unit // NUM_KV_HEADS * 8
+        first_state, step = gl.load(p_unit + 6), gl.load(p_unit + 7)
+        target_s = first_state + (target_s - first) * step
+        target_o = first_state + (target_o - first) * step
     gl.store(lse + target_s.to(gl.int64) * stride_lse + head_s, b_lse, mask=m_s)
     p_out = out + target_o.to(gl.int64) * stride_out + head_o * stride_out_head
     o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, O_LAYOUT))
@@ -93,12 +98,12 @@ def _bounds(
             first_position, last_position, num_pages, least_bound, PAGE_SIZE
         )
     else:
-        offset, length = gl.load(lists[5] + span), gl.load(lists[6] + span)
+        offset, length = gl.load(lists[3] + span), gl.load(lists[4] + span)
         bound = gl.where(m_row, gl.minimum(true - offset + 1, length), 0)
         if MASKED:
-            of_patch = gl.load(lists[11] + place, mask=m_row, other=0)
-            bound += gl.load(lists[7] + span) * (of_patch - bound)
-            first_word = gl.load(lists[8] + span)
+            of_patch = gl.load(lists[9] + place, mask=m_row, other=0)
+            bound += gl.load(lists[5] + span) * (of_patch - bound)
+            first_word = gl.load(lists[6] + span)
         last_bound = num_slots
         plain_end = gl.min(gl.where(m_row, bound, 2147483647), 0)
         plain_end = gl.minimum(plain_end, num_pages * PAGE_SIZE)
@@ -125,7 +130,9 @@ def _compute(
     count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
-        kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        kv_head, first, num_packed, begin, end, skip, before = unit_of(
+            lists, unit, DECODE, NUM_KV_HEADS, GROUP
+        )
         for block in range(0, num_packed, WORKERS * ROWS):
             local = block + WORKER * ROWS
             last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
@@ -134,7 +141,7 @@ def _compute(
             )
             true_s = row_s
             if not DECODE:
-                true_s = gl.load(lists[9] + row_s, mask=m_s, other=0)
+                true_s = gl.load(lists[7] + row_s, mask=m_s, other=0)
             m_q, place_q, row_q, head_q = rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
                 gl.SliceLayout(1, LOAD),
@@ -143,7 +150,7 @@ def _compute(
             if DECODE:
                 true_q = gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0)
             else:
-                true_q = gl.load(lists[9] + row_q, mask=m_q, other=0)
+                true_q = gl.load(lists[7] + row_q, mask=m_q, other=0)
             if not AWAITED:
                 gdc_wait()
             peak = gl.full([ROWS], float("-inf"), gl.float32, layout=S_ROW)
@@ -154,14 +161,16 @@ def _compute(
                 first_page, num_pages, num_slots = num_slots_of(
                     lists, span, first, last, DECODE, MASKED, PAGE_SIZE
                 )
-                if num_slots > 0:
+                start = gl.where(span == begin, skip, 0)
+                num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
+                if num_slots > start:
                     bound, plain_end, last_bound, first_word = _bounds(
                         lists, span, place_s, true_s, m_s, (first_page, num_pages, num_slots),
                         first, last, block, DECODE, MASKED, GROUP, WORKERS, PAGE_SIZE,
                     )  # fmt: skip
                     offset = 0
                     if not DECODE:
-                        offset = gl.load(lists[5] + span)
+                        offset = gl.load(lists[3] + span)
                     turn_rows(
                         q_halves, WORKER * HALVES, vector, stride_d, gl.maximum(true_q - offset, 0),
                         m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
@@ -170,12 +179,12 @@ def _compute(
                     wait_for_group()
                     state, count = fold_span(
                         q_tiles.index(WORKER), tiles, barriers, state, count, lists,
-                        (first_page, num_slots, plain_end, bound, last_bound, first_word),
+                        (first_page, start, num_slots, plain_end, bound, last_bound, first_word),
                         DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
             _store_states(
-                outputs, lists, state, first, local, num_packed, kv_head,
-                DECODE, GROUP, HEAD_DIM, S_ROW, O_LAYOUT,
+                outputs, lists, state, unit, first, local, num_packed, kv_head,
+                DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, S_ROW, O_LAYOUT,
             )  # fmt: skip
 
 
@@ -294,7 +303,7 @@ def launch(
     rule: ScoreRule,
     grid: Grid,
 ) -> None:
-    """Run over a work list (five arrays), a span list (ten) or one with patches (twelve), writing
+    """Run over a work list (five arrays), a span list (eight) or one with patches (ten), writing
     ``state``.
 
     Of a work list: first and end item, numbers of items and of entries, and positions of pages.
@@ -307,7 +316,7 @@ def launch(
         _descriptor(k_pages, page_size), _descriptor(v_pages, page_size), q, out, lse,
         *table(rotation), page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
-        DECODE=len(lists) == 5, MASKED=len(lists) == 12, NUM_KV_HEADS=num_kv_heads,
+        DECODE=len(lists) == 5, MASKED=len(lists) == 10, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,

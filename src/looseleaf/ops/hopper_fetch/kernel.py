@@ -1,9 +1,9 @@
 """Device functions of the Hopper kernel: the units that its programs walk over, and what its
 fetching warp does.
 
-A unit is a KV head of an item of a work list, or of a tile of a span list. Lists are tuples of
-arrays, five of a work list, ten of a span list and twelve of one with patches, as
-`looseleaf.ops.hopper_attention` has them.
+A unit is a KV head of an item of a work list, or of a unit of a span list, which may read a part of
+the keys. Lists are tuples of arrays, five of a work list, eight of a span list and ten of one with
+patches, as `looseleaf.ops.hopper_attention` has them.
 """
 
 from triton.experimental import gluon
@@ -29,7 +29,8 @@ def seen_as(tiles, COUNT: gl.constexpr, LENGTH: gl.constexpr, SHARED: gl.constex
 
 @gluon.jit
 def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
-    """Head, first row (or entry), packed rows and spans of a unit."""
+    """Head, first row (or entry), packed rows and spans of a unit; from which slot on it reads its
+    first span, and before which its last."""
     if DECODE:
         item = gl.load(lists[0]) + unit // NUM_KV_HEADS
         kv_head = unit % NUM_KV_HEADS
@@ -38,15 +39,13 @@ def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP
         num_packed = gl.load(p_item + 3) * GROUP
         only_head = gl.load(p_item + 4)
         num_packed = gl.where((only_head < 0) | (only_head == kv_head), num_packed, 0)
-        return kv_head, first, num_packed, item, item + 1
+        return kv_head, first, num_packed, item, item + 1, 0, 2147483647
     else:
-        # the last rows of a request read the most: their tiles go first
-        tile = gl.load(lists[0]) - 1 - unit // NUM_KV_HEADS
-        first = gl.load(lists[1] + tile)
-        num_packed = (gl.load(lists[1] + tile + 1) - first) * GROUP
-        request = gl.load(lists[2] + tile)
-        begin, end = gl.load(lists[3] + request), gl.load(lists[3] + request + 1)
-        return unit % NUM_KV_HEADS, first, num_packed, begin, end
+        p_unit = lists[1] + unit // NUM_KV_HEADS * 8
+        first, num_packed = gl.load(p_unit), gl.load(p_unit + 1) * GROUP
+        begin, end = gl.load(p_unit + 2), gl.load(p_unit + 3)
+        skip, before = gl.load(p_unit + 4), gl.load(p_unit + 5)
+        return unit % NUM_KV_HEADS, first, num_packed, begin, end, skip, before
 
 
 @gluon.jit
@@ -69,13 +68,13 @@ def num_slots_of(
         first_page, num_pages = gl.load(lists[2] + span * 8), gl.load(lists[2] + span * 8 + 1)
         return first_page, num_pages, num_pages * PAGE_SIZE
     else:
-        first_page = gl.load(lists[4] + span)
-        num_pages = gl.load(lists[4] + span + 1) - first_page
-        latest = gl.load(lists[9] + last)
-        length = gl.minimum(gl.load(lists[6] + span), latest - gl.load(lists[5] + span) + 1)
+        first_page = gl.load(lists[2] + span)
+        num_pages = gl.load(lists[2] + span + 1) - first_page
+        latest = gl.load(lists[7] + last)
+        length = gl.minimum(gl.load(lists[4] + span), latest - gl.load(lists[3] + span) + 1)
         if MASKED:
             # of a patch a row sees as many slots as stand at its position or before
-            length += gl.load(lists[7] + span) * (gl.load(lists[11] + last) - length)
+            length += gl.load(lists[5] + span) * (gl.load(lists[9] + last) - length)
         return first_page, num_pages, gl.maximum(length, 0)
 
 
@@ -143,14 +142,18 @@ def fetch(
     if SIDE == 0:
         gdc_launch_dependents()
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
-        kv_head, first, num_packed, begin, end = unit_of(lists, unit, DECODE, NUM_KV_HEADS, GROUP)
+        kv_head, first, num_packed, begin, end, skip, before = unit_of(
+            lists, unit, DECODE, NUM_KV_HEADS, GROUP
+        )
         for block in range(0, num_packed, WORKERS * ROWS):
             last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
             for span in range(begin, end):
                 first_page, num_pages, num_slots = num_slots_of(
                     lists, span, first, last, DECODE, MASKED, PAGE_SIZE
                 )
-                for start in range(0, num_slots, KEYS):
+                start_slot = gl.where(span == begin, skip, 0)
+                num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
+                for start in range(start_slot, num_slots, KEYS):
                     stage, phase = count % STAGES, (count // STAGES) & 1
                     rows = _rows_of_tile(
                         page_indices + first_page, start, num_pages, kv_head,

@@ -127,10 +127,10 @@ def _words(lists, keys, start, MASKED: gl.constexpr, KEYS: gl.constexpr):
     """The words of a bitmap for the keys of a tile, asked for well before they are needed."""
     words = ()
     if MASKED:
-        num_slots, first_word = keys[1], keys[5]
+        num_slots, first_word = keys[2], keys[6]
         for n in gl.static_range(KEYS // 32):
             known = (first_word >= 0) & (start + 32 * n < num_slots)
-            word = gl.load(lists[10] + first_word + start // 32 + n, mask=known, other=0)
+            word = gl.load(lists[8] + first_word + start // 32 + n, mask=known, other=0)
             words = words + (word,)  # type: ignore[assignment]  # noqa: RUF005
     return words
 
@@ -152,7 +152,7 @@ def _weigh(
     S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Weights of a tile, the new peak and total, and by what the values so far shrink."""
-    first_page, num_slots, plain_end, bound, _, _ = keys
+    first_page, _, num_slots, plain_end, bound, _, _ = keys
     if MASKED:
         scores = _without_hidden(scores, words, KEYS, S_LAYOUT)
     if start + KEYS > plain_end:
@@ -216,7 +216,7 @@ def _clear_tile(
     """Zero the values of a tile that no row sees, if there may be such: their pages may hold
     anything, and 0 times NaN is NaN."""
     KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    first_page, num_slots, plain_end, _, last_bound, _ = keys
+    first_page, _, num_slots, plain_end, _, last_bound, _ = keys
     if start + KEYS > plain_end:
         position = _key_positions(
             lists, first_page, num_slots, start, DECODE, PAGE_SIZE, KEYS,
@@ -245,18 +245,18 @@ def fold_span(
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     stage, phase = count % STAGES, (count // STAGES) & 1
-    words = _words(lists, keys, 0, MASKED, KEYS)
+    first, num_slots = keys[1], keys[2]
+    words = _words(lists, keys, first, MASKED, KEYS)
     mbarrier.wait(k_full.index(stage), phase)
     scores = _scores_begun(q_tile, k_tiles.index(stage), KEYS, S_LAYOUT)
     scores = warpgroup_mma_wait(0, deps=[scores])
     wait_for_group()
     mbarrier.arrive(k_empty.index(stage), count=1)
     weight, peak, total, shrink = _weigh(
-        scores, peak, total, lists, keys, 0, words, DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT
+        scores, peak, total, lists, keys, first, words, DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT
     )
     b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
-    num_slots = keys[1]
-    for start in range(KEYS, num_slots, KEYS):
+    for start in range(first + KEYS, num_slots, KEYS):
         stage, phase = count % STAGES, (count // STAGES) & 1
         next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
         words = _words(lists, keys, start, MASKED, KEYS)

@@ -17,6 +17,7 @@ from looseleaf.ops import hopper_attention
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
     finish,
@@ -180,21 +181,15 @@ def prefill_attention_triton(
     """See `looseleaf.ops.prefill_attention`."""
     rows, num_qo_heads, head_dim = q.shape
     num_kv_heads, page_size = k_pages.shape[1:3]
-    out, lse = _room(spans, q.shape, q)
     tiles, group = spans.tile_request.shape[0], num_qo_heads // num_kv_heads
     if not tiles or not rows:
-        return AttnState(out, lse)
+        return AttnState(*_room(spans, q.shape, q))
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     patched = slot_positions is not None or spans.mask_words.numel() > 0
     known = not patched or spans.row_patch_bounds is not None
-    if known and hopper_attention.serves(k_pages, rule):
-        from looseleaf.ops.hopper_attention.kernel import Grid, launch
-
-        pages, grid = (k_pages, v_pages), Grid(tiles * num_kv_heads, 2)
-        lists = _hopper_arrays(spans, patched)
-        launch(q, pages, lists, spans.page_indices, (out, lse), rotation, rule, grid)
-        return AttnState(out, lse)
+    if known and spans.unit_numbers is not None and hopper_attention.serves(k_pages, rule):
+        return _by_units(q, (k_pages, v_pages), spans, rotation, rule)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
     block_m, block_n, num_warps, num_stages = tile
@@ -202,7 +197,9 @@ def prefill_attention_triton(
     row_programs = min(group, triton.cdiv(rows * group, block_m))
     parts = spans.parts
     if parts > 1:
-        out, lse = _room(spans, (rows, parts, *q.shape[1:]), lse)
+        out, lse = _room(spans, (rows, parts, *q.shape[1:]), q.new_empty(0, dtype=torch.float32))
+    else:
+        out, lse = _room(spans, q.shape, q)
     stride_part, stride_lse_part = (out.stride(1), lse.stride(1)) if parts > 1 else (0, 0)
     _prefill_attention_kernel[(num_kv_heads * parts, tiles, row_programs)](
         q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
@@ -227,6 +224,35 @@ def prefill_attention_triton(
     return merge_states(states, indptr, out=torch.empty_like(q))
 
 
+def _by_units(
+    q: Tensor,
+    pages: tuple[Tensor, Tensor],
+    spans: SpanList,
+    rotation: Rotation,
+    rule: ScoreRule,
+) -> AttnState:
+    """By the kernel of the Hopper generation, and merged where tiles are cut."""
+    from looseleaf.ops.hopper_attention.kernel import Grid, launch
+
+    assert spans.unit_numbers is not None, "a list with units"
+    lists = _unit_arrays(spans)
+    programs = spans.unit_numbers.shape[0] // UNIT_NUMBERS * pages[0].shape[1]
+    if not spans.complete:
+        # programs that find no unit would still take turns with those that do
+        processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+        programs = min(programs, processors)
+    if spans.num_states:
+        out = q.new_empty((spans.num_states, *q.shape[1:]), dtype=torch.float32)
+        state = AttnState(out, out.new_empty(out.shape[:2]))
+    else:
+        state = AttnState(*_room(spans, q.shape, q))
+    launch(q, pages, lists, spans.page_indices, state, rotation, rule, Grid(programs, 2))
+    if not spans.num_states:
+        return state
+    assert spans.row_state_indptr is not None
+    return merge_states(state, spans.row_state_indptr, out=torch.empty_like(q))
+
+
 def _room(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
     """Where outputs of ``shape`` go, on the device and in the dtype of ``like``, and their lse."""
     if spans.complete and spans.tile_request.numel():
@@ -247,14 +273,14 @@ def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, in
     return block_m, block_n, num_warps, tile_stages(block_n, block_d, itemsize)
 
 
-def _hopper_arrays(spans: SpanList, patched: bool) -> tuple[Tensor, ...]:
+def _unit_arrays(spans: SpanList) -> tuple[Tensor, ...]:
     """The arrays of a span list as the Hopper kernel counts them."""
+    assert spans.num_units is not None
+    assert spans.unit_numbers is not None
     arrays = (
-        spans.num_tiles, spans.tile_row_indptr, spans.tile_request, spans.request_span_indptr,
-        spans.span_page_indptr, spans.span_offset, spans.span_length, spans.span_explicit,
-        spans.span_mask, spans.row_positions,
+        spans.num_units, spans.unit_numbers, spans.span_page_indptr, spans.span_offset,
+        spans.span_length, spans.span_explicit, spans.span_mask, spans.row_positions,
     )  # fmt: skip
-    if not patched:
+    if spans.row_patch_bounds is None:
         return arrays
-    assert spans.row_patch_bounds is not None
     return (*arrays, spans.mask_words, spans.row_patch_bounds)

@@ -34,7 +34,12 @@ class SpanList:
       its slots are not sorted by position
 
     Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time. In
-    a ``complete`` list every row is in a tile, so that nothing need be cleared for the others."""
+    a ``complete`` list every row is in a tile, so that nothing need be cleared for the others.
+
+    A list that the kernel of the Hopper generation reads tells it its units
+    (`looseleaf.ops.prefill_attention.units`): ``num_units[0]`` of them, eight ``unit_numbers``
+    each, the longest first. If some tiles are cut, units leave ``num_states`` states at most, of
+    which row ``r`` has those from ``row_state_indptr[r]`` on; 0 if each row has one, its answer."""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]
@@ -51,3 +56,7 @@ class SpanList:
     parts: int = 1
     row_patch_bounds: Int[Tensor, " rows"] | None = None
     complete: bool = False
+    num_units: Int[Tensor, "1"] | None = None
+    unit_numbers: Int[Tensor, " eight_a_unit"] | None = None
+    row_state_indptr: Int[Tensor, " rows_plus_one"] | None = None
+    num_states: int = 0

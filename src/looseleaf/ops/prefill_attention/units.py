@@ -1,0 +1,135 @@
+"""The units in which the kernel of the Hopper generation reads a span list: its tiles, whole or in
+parts.
+
+Few tiles leave processors idle, so their keys are read in several parts at a time, each of which
+leaves a state of its own, and the states of a row are merged (DESIGN §1). A part holds whole blocks
+of keys, counted over all spans that the rows of its tile may see, wherever spans begin and end.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+KEYS = 128
+"""Keys of a block: a part begins and ends at a multiple of it from the first of a span."""
+UNIT_NUMBERS = 8
+"""Numbers of a unit: first row, rows, first and end span, the slot from which on its first span is
+read and the one before which its last, state of its first row, states from a row to the next."""
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """What units cost, in microseconds: ``start`` each and ``per_block`` for a block of keys, while
+    ``programs`` are in flight; and a merge, ``launch`` and ``per_state`` for a row and KV head."""
+
+    programs: int
+    start: float
+    per_block: float
+    launch: float
+    per_state: float
+
+    def time(self, parts: Sequence[int], tiles: Sequence[tuple[int, int]], num_heads: int) -> float:
+        """How long ``tiles`` (blocks, rows) take in so many ``parts`` each, which are in flight at
+        the same time."""
+        longest = max(-(-blocks // count) for (blocks, _), count in zip(tiles, parts, strict=True))
+        time = self.start + self.per_block * longest
+        if max(parts) > 1:
+            states = sum(count * rows for count, (_, rows) in zip(parts, tiles, strict=True))
+            time += self.launch + self.per_state * states * num_heads
+        return time
+
+
+def best_parts(tiles: Sequence[tuple[int, int]], num_heads: int, costs: UnitCosts) -> list[int]:
+    """In how many parts ``tiles`` (blocks, rows) are read soonest: whole where they fill the
+    device, else cut to about one length, so that all parts are in flight at a time.
+
+    Parts that wait for others cost more than they save (docs/log.md)."""
+    whole, slots = [1] * len(tiles), max(1, costs.programs // num_heads)
+    if not 0 < len(tiles) < slots:
+        return whole
+    blocks = [max(1, one) for one, _ in tiles]
+    length = _shortest(blocks, slots)
+    cut = [-(-one // length) for one in blocks]
+    soonest = costs.time(cut, tiles, num_heads) < costs.time(whole, tiles, num_heads)
+    return cut if soonest else whole
+
+
+def _shortest(blocks: Sequence[int], most: int) -> int:
+    """The least number of blocks that parts may have for there to be ``most`` parts at most."""
+    low, high = max(1, sum(blocks) // most), max(blocks)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(-(-one // middle) for one in blocks) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def blocks_seen(arrays: Mapping[str, IntArray]) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each tile of a span list and each span of its request, in order: the tile, the span, and
+    in how many blocks the keys lie that rows of the tile may see."""
+    request, indptr = arrays["tile_request"], arrays["request_span_indptr"]
+    counts = np.diff(indptr)[request]
+    tile = np.repeat(np.arange(len(request)), counts)
+    span = np.arange(len(tile)) + np.repeat(indptr[request] - (np.cumsum(counts) - counts), counts)
+    last = arrays["tile_row_indptr"][1:][tile] - 1
+    before = arrays["row_positions"][last] - arrays["span_offset"][span] + 1
+    slots = np.clip(before, 0, arrays["span_length"][span])
+    if "row_patch_bounds" in arrays:
+        is_patch = arrays["span_explicit"][span] != 0
+        slots = np.where(is_patch, arrays["row_patch_bounds"][last], slots)
+    return tile, span, -(-slots // KEYS)
+
+
+def span_units(
+    arrays: Mapping[str, IntArray], num_heads: int, costs: UnitCosts | None
+) -> tuple[dict[str, npt.NDArray[np.int32]], int]:
+    """``num_units``, ``unit_numbers`` and ``row_state_indptr`` of the arrays of a span list, and
+    how many states its units leave; 0 if every row has one only, which is its answer.
+
+    Without ``costs`` tiles are read whole."""
+    tile, span, blocks = blocks_seen(arrays)
+    indptr = arrays["tile_row_indptr"]
+    rows, num_tiles = np.diff(indptr), len(arrays["tile_request"])
+    total = np.bincount(tile, blocks, num_tiles).astype(np.int64)
+    parts = np.ones_like(total)
+    if costs is not None and num_tiles <= costs.programs:
+        tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
+        parts = np.array(best_parts(tiles, num_heads, costs), dtype=np.int64)
+    of = np.repeat(np.arange(num_tiles), parts)
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)
+    # blocks of all tiles in one row: where a unit begins and ends, and in which spans that is
+    base, ends = np.cumsum(total) - total, np.cumsum(blocks)
+    first = base[of] + total[of] * nth // parts[of]
+    stop = base[of] + total[of] * (nth + 1) // parts[of]
+    first_place, last_place = (
+        np.minimum(np.searchsorted(ends, block, "right"), len(ends) - 1)
+        for block in (first, stop - 1)
+    )
+    starts = ends - blocks
+    begin = span[first_place]
+    state = np.cumsum(rows * parts) - rows * parts
+    numbers = np.stack(
+        (
+            indptr[of], rows[of],
+            begin, np.where(stop > first, span[last_place] + 1, begin),
+            (first - starts[first_place]) * KEYS, (stop - starts[last_place]) * KEYS,
+            state[of] + nth, parts[of],
+        ),
+        axis=1,
+    )  # fmt: skip
+    longest_first = np.argsort(first - stop, kind="stable")
+    per_row = np.repeat(parts, rows)
+    made = {
+        "num_units": np.array([len(of)]),
+        "unit_numbers": numbers[longest_first].ravel(),
+        "row_state_indptr": np.concatenate([[0], np.cumsum(per_row)]),
+    }
+    num_states = int(per_row.sum()) if (parts > 1).any() else 0
+    return {name: array.astype(np.int32) for name, array in made.items()}, num_states
