@@ -151,24 +151,28 @@ def test_arms_of_relay_share_what_they_say() -> None:
         assert cached == [0, expected, expected]
 
 
-def test_the_rate_is_the_highest_whose_latency_is_within_the_limit() -> None:
-    """On a machine that takes as long for a request as it has others to think of."""
+class Machine(relay.Service):
+    """Takes as long for a request as it has others to think of, and 2 s for one alone."""
 
-    class Machine(relay.Service):
-        def __init__(self) -> None:
-            self.config = replace(TINY_RELAY, halvings=12)
-            self.engine = relay.Service(TINY_RELAY, grouping=True).engine
+    def __init__(self, **changes: object) -> None:
+        self.config = replace(TINY_RELAY, rate_seconds=1e3, **changes)  # type: ignore[arg-type]
+        self.engine = relay.Service(TINY_RELAY, grouping=True).engine
 
-        def serve(self, prompts: object, arrivals: list[float], output: int) -> float:
-            return len(arrivals) / arrivals[-1] if arrivals[-1] else 0.0
+    def serve(self, prompts: object, arrivals: list[float], output: int) -> float:
+        return 2.0 + (len(arrivals) / arrivals[-1] if arrivals[-1] else 0.0)
 
-    prompts = relay.make_prompts(2, 2, 200, alike=True, vocabulary=9)
-    arrived = relay.arrive_at_random(1.0, 200)
-    truth = 7.0 * arrived[-1] / 200
-    for at_once in (8.0, 50.0):
-        found = relay.highest_rate(Machine(), prompts, 7.0, at_once)
-        assert truth * 0.98 < found <= truth
-    assert relay.highest_rate(Machine(), prompts, 7.0, 6.0) == 6.0
+
+def test_the_rate_is_that_whose_latency_is_the_limit() -> None:
+    prompts = relay.make_prompts(2, 2, 201, alike=True, vocabulary=9)
+    for seed in (0, 1):
+        truth = 7.0 * relay.arrive_at_random(1.0, 200, seed)[-1] / 200
+        for at_once in (1.5 * truth, 8 * truth, 100 * truth):
+            # what is between two rates is told by their latencies, however few they are
+            for halvings in (1, 4):
+                found = relay.highest_rate(Machine(halvings=halvings), prompts, 9.0, at_once, seed)
+                assert found == pytest.approx(truth)
+    assert relay.highest_rate(Machine(halvings=3), prompts, 9.0, 5.0) == 5.0
+    assert relay.highest_rate(Machine(halvings=3), prompts, 1.9, 5.0) == 0.0
 
 
 def test_nobody_waits_for_an_empty_engine_and_all_others_do() -> None:

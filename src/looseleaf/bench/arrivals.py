@@ -15,10 +15,10 @@ class Waited(NamedTuple):
     last: float
 
 
-def arrive_at_random(rate: float, number: int) -> list[float]:
+def arrive_at_random(rate: float, number: int, seed: int = 0) -> list[float]:
     """Seconds at which ``number`` requests arrive, ``rate`` a second on average, independently of
     one another; the same for the same arguments."""
-    rng, at, arrivals = random.Random(0), 0.0, []
+    rng, at, arrivals = random.Random(seed), 0.0, []
     for _ in range(number):
         at += rng.expovariate(rate)
         arrivals.append(at)

@@ -6,6 +6,7 @@ and c private keys and b rows (its equation 10), and beside what its authors mea
 and the request rate at a fixed latency per token, are of whole engines over random weights."""
 
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,6 +154,8 @@ class Service:
             scheduler=SchedulerConfig(max_num_seqs=config.requests, grouping=grouping),
         )
         self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
+        # a capture in the midst of a second of requests would be most of what they wait for
+        self.engine.runner.warm_up()
         self.clock = clock_of(self.engine.runner.model.device.type)[1]
         self._names = count()
 
@@ -253,43 +256,61 @@ def _throughput(arms: Mapping[str, _Arm], line: tuple[str, int, int]) -> Iterato
 
 
 def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
-    """The request rate that keeps a latency per token."""
-    config, limit = arms["relay"].service.config, 0.0
-    rates: dict[str, Repeated] = {}
-    for name, arm in arms.items():
-        service, output = arm.service, config.output
-        first = arm.prompts(prefix, config.requests)
-        if not limit:
-            service.serve(first[:1], [0.0], output)
-            limit = config.latency_factor * service.serve(first[:1], [0.0], output)
-        at_once = service.batch(first, output)
-        prompts = arm.prompts(prefix, max(_LEAST_ARRIVALS, round(at_once * config.rate_seconds)))
-        # a first turn that counts for nothing: what is compiled and captured once is then there
-        service.serve(prompts[:_LEAST_ARRIVALS], arrive_at_random(at_once, _LEAST_ARRIVALS), output)
-        rates[name] = Repeated((highest_rate(service, prompts, limit, at_once),))
+    """The request rate that keeps a latency per token, the same for all arms; in every repetition
+    they take turns over arrivals of its own."""
+    config, alone = arms["relay"].service.config, arms["relay"]
+    first, output = alone.prompts(prefix, 1), config.output
+    taken = [alone.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
+    limit = config.latency_factor * statistics.median(taken[1:])
+    timed = {name: _searching(arm, prefix, limit) for name, arm in arms.items()}
     label = f"rate at {config.latency_factor:g} times the latency of one"
-    yield from _service_rows(config, (label, prefix, config.output), rates)
+    line = (label, prefix, output)
+    yield from _service_rows(config, line, measure_in_turn(timed, config.repetitions))
 
 
-def highest_rate(service: Service, prompts: Prompts, limit: float, at_once: float) -> float:
-    """The most requests a second, arriving at random, whose mean latency per token is within
-    ``limit`` seconds: by halving between none and ``at_once``, what the service answers when all
-    come at once. No more is found: a queue grows for as long as more arrives, whatever the first
-    few requests say."""
+def _searching(arm: _Arm, prefix: int, limit: float) -> Callable[[], float]:
+    """What finds an arm's highest rate, each time over other arrivals."""
+    service, seeds = arm.service, count()
+    config = service.config
 
-    def holds(rate: float) -> bool:
+    def search() -> float:
+        at_once = service.batch(arm.prompts(prefix, config.requests), config.output)
+        most = max(_LEAST_ARRIVALS, round(at_once * config.rate_seconds))
+        return highest_rate(service, arm.prompts(prefix, 1 + most), limit, at_once, next(seeds))
+
+    return search
+
+
+def highest_rate(
+    service: Service, prompts: Prompts, limit: float, at_once: float, seed: int = 0
+) -> float:
+    """The requests a second, arriving at random, whose mean latency per token is ``limit`` seconds.
+
+    By halving between none and ``at_once``, what the service answers when all come at once;
+    between the two rates that are left, latencies are taken to rise evenly. No more than
+    ``at_once`` is found: a queue grows for as long as more arrives, whatever the first few requests
+    say."""
+    config = service.config
+
+    def latency(rate: float) -> float:
         service.engine.store.evict_idle()
         service.serve(prompts[:1], [0.0], 1)
-        arrivals = arrive_at_random(rate, len(prompts))
-        return service.serve(prompts, arrivals, service.config.output) <= limit
+        # the second one's prefix is its own, if prefixes are not shared
+        asked = prompts[1:][: max(_LEAST_ARRIVALS, round(rate * config.rate_seconds))]
+        arrivals = arrive_at_random(rate, len(asked), seed) if rate else [0.0]
+        return service.serve(asked[: len(arrivals)], arrivals, config.output)
 
-    if holds(at_once):
+    if (above := latency(at_once)) <= limit:
         return at_once
-    low, high = 0.0, at_once
-    for _ in range(service.config.halvings):
+    low, high, within = 0.0, at_once, None
+    for _ in range(config.halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+        taken = latency(middle)
+        low, within, high, above = (
+            (middle, taken, high, above) if taken <= limit else (low, within, middle, taken)
+        )
+    within = latency(0.0) if within is None else within
+    return low + (high - low) * max(0.0, limit - within) / (above - within)
 
 
 def _service_rows(
