@@ -41,4 +41,7 @@ def test_every_tier_has_its_sweep_the_controller_and_what_is_computed(tmp_path: 
     for row in rows:
         if row["arm"] == "computed":
             assert row["loaded_from"] == "nowhere"
+        if row["arm"] == "sweep":
+            # all documents, however slow the tier is
+            assert row["loaded_from"] == row["tier"] and row["mib"] == max(r["mib"] for r in rows)
         assert float(row["seconds"]) > 0 and float(row["times_best"]) > 0

@@ -1,8 +1,10 @@
 """A tier of a chosen speed: memory of the host that takes its time."""
 
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
@@ -10,13 +12,15 @@ from looseleaf.tiers import Entry, HostTier, Ledger, Reader, Record
 
 
 class ThrottledTier:
-    """Gives ``rate`` bytes a second, after ``latency`` seconds for each record; writing is free."""
+    """Gives ``rate`` bytes a second, whoever reads, after ``latency`` seconds for each record;
+    writing is free."""
 
     def __init__(self, name: str, rate: float, latency: float, num_bytes: int) -> None:
         self.name = name
         self.rate = rate
         self.latency = latency
         self._held = HostTier(Ledger(num_bytes))
+        self._due, self._lock = 0.0, threading.Lock()
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
         """Which of the records are there."""
@@ -28,7 +32,13 @@ class ThrottledTier:
         if reader is None:
             return None
         time.sleep(self.latency)
-        return _SlowReader(reader, self.rate)
+        return _SlowReader(reader, self.wait)
+
+    def wait(self, num_bytes: int) -> None:
+        """Return when so many bytes more are due."""
+        with self._lock:
+            self._due = due = max(self._due, time.perf_counter()) + num_bytes / self.rate
+        time.sleep(max(0.0, due - time.perf_counter()))
 
     def put(self, record: Record, layers: Tensor) -> bool:
         """Store a record."""
@@ -60,21 +70,21 @@ class ThrottledTier:
 
 
 class _SlowReader:
-    """Every layer comes when its bytes are due, counted from the one before it."""
+    """Every layer comes when its bytes are due."""
 
-    def __init__(self, reader: Reader, rate: float) -> None:
+    def __init__(self, reader: Reader, wait: Callable[[int], None]) -> None:
         self._reader = reader
-        self._rate = rate
-        self._due = time.perf_counter()
+        self._wait = wait
 
     @property
     def record(self) -> Record:
         return self._reader.record
 
     def read(self, layer: int, into: Tensor) -> Tensor:
-        self._due += self.record.layer_bytes / self._rate
-        time.sleep(max(0.0, self._due - time.perf_counter()))
-        return self._reader.read(layer, into)
+        self._wait(self.record.layer_bytes)
+        # as a disk's reader does: into memory that a GPU can be sent from
+        np.copyto(into.numpy(), self._reader.read(layer, into).numpy())
+        return into
 
     def close(self) -> None:
         self._reader.close()

@@ -2,10 +2,10 @@
 
 The same documents are loaded from one tier after another while a share of their tokens is computed
 again (`Fuse("random")`); the time until the first token is measured for shares from small to all,
-for the controller's own (``balanced``), and for computing the documents instead of loading them.
-One more engine has all tiers at once, and the controller picks one. All take turns. The goal is a
-controller within 10 % of the best that the sweep finds (CacheBlend, arXiv 2405.16444, section
-5.1)."""
+for computing the documents instead of loading them, and for what the controller chooses: a share
+(``balanced``), and whether to load. One more engine has all tiers at once, and the controller picks
+one. All take turns. The goal is a controller within 10 % of the best that the sweep finds
+(CacheBlend, arXiv 2405.16444, section 5.1)."""
 
 import random
 import shutil
@@ -13,11 +13,12 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -29,6 +30,7 @@ from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_model, make_engine, reference_model
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.pace import ComputePace
+from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.request import Document, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.models import read_config
@@ -80,19 +82,34 @@ def of_shape(shape: str, device: torch.device, num_pages: int) -> Callable[[], E
 
 @dataclass(frozen=True)
 class _Arm:
-    """A way to answer: with a policy, from what the tiers have unless it ``computes``."""
+    """A way to answer, with a policy: from what the tiers have, by computing the documents, or as
+    the controller ``chooses``."""
 
     label: str
     fuse: Fuse
-    computes: bool = False
+    documents: Literal["loaded", "computed", "chosen"]
 
 
-@dataclass(frozen=True, eq=False)
+class _Always(LoadingController):
+    """Loads what a tier has, whatever it expects that to take: a sweep is of loading."""
+
+    def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
+        return False
+
+
+@dataclass(eq=False)
 class _Place:
     """An engine over one tier, or over all of them."""
 
     name: str
     engine: Engine
+    own: LoadingController = field(init=False)
+    always: LoadingController = field(init=False)
+
+    def __post_init__(self) -> None:
+        controller = self.engine.tiering.controller
+        assert controller is not None, "an engine over tiers"
+        self.own, self.always = controller, _Always(controller.tiers, controller.pace, controller.num_layers)
 
     @property
     def salt(self) -> str:
@@ -101,11 +118,11 @@ class _Place:
 
     def arms(self, config: TierBench) -> list[_Arm]:
         """What is measured there."""
-        controller = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True))
+        controller = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True), "chosen")
         if self.name == _ALL:
             return [controller]
-        swept = [_Arm("sweep", Fuse("random", ratio=ratio)) for ratio in config.ratios]
-        return [*swept, controller, _Arm("computed", Fuse("random", ratio=LEAST), computes=True)]
+        swept = [_Arm("sweep", Fuse("random", ratio=ratio), "loaded") for ratio in config.ratios]
+        return [*swept, controller, _Arm("computed", Fuse("random", ratio=LEAST), "computed")]
 
 
 _Cell = tuple[_Place, _Arm]
@@ -158,7 +175,7 @@ def _compared(config: TierBench, outputs: Mapping[_Cell, Sequence[RequestOutput]
 def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
     """Bytes a second of the throttled tiers: by what the model takes while nothing is loaded."""
     engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, config.space)])
-    place, arm = _Place("any", engine), _Arm("sweep", Fuse("random", ratio=LEAST))
+    place, arm = _Place("any", engine), _Arm("sweep", Fuse("random", ratio=LEAST), "loaded")
     outputs = [_ask(place, arm, prompt) for _ in range(config.repetitions + 2)][2:]
     engine.close()
     seconds = statistics.median(map(_first_token, outputs))
@@ -178,7 +195,9 @@ def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
     """An engine over these tiers, which has measured them."""
     made = config.make()
     runner = replace(made.runner, pace=ComputePace())
-    held = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0))
+    # all documents on their way to a tier at once: what is left out would not be there to load
+    staging = max(1.0, config.space / 2**31)
+    held = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0, staging_gib=staging))
     keys, longest = made.documents.keys, made.max_model_len
     return Engine(EngineParts(made.config, runner, made.tokenizer, keys, longest, held))
 
@@ -214,14 +233,15 @@ def _ask(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
     engine = place.engine
     parts = engine.prompts.from_parts([*prompt])
     # what a salt of its own asks for is in no tier
-    salt = f"{time.perf_counter()}" if arm.computes else place.salt
+    salt = f"{time.perf_counter()}" if arm.documents == "computed" else place.salt
     params = SamplingParams(max_tokens=1, temperature=0.0)
+    engine.tiering.controller = place.always if arm.documents == "loaded" else place.own
     progress = engine.add(Request("asked", parts, params, salt, fuse=arm.fuse))
     while engine.has_work:
         engine.step()
     if progress.error is not None:
         raise progress.error
-    if arm.computes:
+    if arm.documents == "computed":
         assert engine.tiers is not None
         engine.tiers.flush()
         engine.tiers.delete([use.key for use in progress.outputs[0].sequence.documents])
@@ -241,7 +261,7 @@ def _row(config: TierBench, place: _Place, arm: _Arm, outputs: Sequence[RequestO
         "document_tokens": outputs[0].reuse.document_tokens,
         "ratio": statistics.median(ratios),
         "loaded_from": " ".join(sorted(names)) or "nowhere",
-        "mib": (loading[0].num_bytes if loading else 0) / (1 << 20),
+        "mib": min((report.num_bytes for report in loading), default=0) / (1 << 20),
         "repetitions": len(outputs),
         "seconds": statistics.median(seconds),
         "seconds_low": min(seconds),

@@ -46,13 +46,8 @@ class LoadingController:
         compute = self._encoding_seconds(uses)
         rest = self._pass_seconds(sequence)
         total = None if load is None or rest is None else piped(load, rest, self.num_layers)
-        slow = (
-            total is not None
-            and compute is not None
-            and rest is not None
-            and total > compute + rest
-        )
-        if slow and not self._try_again(chosen.values()):
+        known = total is not None and compute is not None and rest is not None
+        if known and self.passes_over(total, compute + rest, chosen.values()):
             return {}
         sequence.arrivals = sequence.arrivals or Arrivals()
         sequence.arrivals.load_predicted, sequence.arrivals.total_predicted = load, total
@@ -113,6 +108,11 @@ class LoadingController:
             rows += fusion.most if fusion.positions is None else len(fusion.positions)
         pairs = count_pairs([(rows, sequence.num_tokens)])
         return self.pace.predict(rows, pairs, blends=fusion is not None)
+
+    def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
+        """Whether documents are computed though tiers of these ``names`` have them, by what either
+        is expected to take."""
+        return loading > computing and not self._try_again(names)
 
     def _try_again(self, names: Iterable[str]) -> bool:
         again = False
