@@ -17,7 +17,8 @@ from looseleaf.ops.scores.kernel import LOG2_E, is_shown, scaled_query, score_ti
 from looseleaf.types import Rotation, ScoreRule
 
 
-@triton.jit
+# for whatever number of keys, spans and requests it is compiled once
+@triton.jit(do_not_specialize=["num_spans", "num_requests", "stride_received"])
 def _attention_received_kernel(
     q, lse, k_pages, received, cos, sin, slopes, weights, before,
     num_tiles, tile_row_indptr, tile_request, request_span_indptr,

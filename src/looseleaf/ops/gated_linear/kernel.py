@@ -92,7 +92,8 @@ def _multiply(data, target, num_blocks, FEATURES: gl.constexpr, LAYOUT: gl.const
     gl.store(p_out, (gate * share * up).to(out.dtype.element_ty), mask=m_out)
 
 
-@gluon.jit
+# for whatever number of rows it is compiled once
+@gluon.jit(do_not_specialize=["rows"])
 def _gated_linear_kernel(
     x_desc, w_desc, out, rows, features, inner, stride_out, FEATURES: gl.constexpr
 ):  # fmt: skip

@@ -106,7 +106,8 @@ def _multiply(data, sizes, target, GROUP: gl.constexpr):
         gl.store(p_out, value, mask=(o_m < rows)[:, None] & (o_n >= 0)[None, :])
 
 
-@gluon.jit
+# for whatever number of rows it is compiled once
+@gluon.jit(do_not_specialize=["rows"])
 def _gated_many_kernel(x_desc, w_desc, out, rows, features, inner, stride_out):
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype = x_desc.dtype

@@ -28,7 +28,8 @@ def _fetch_ahead(address, BYTES: tl.constexpr):
     )  # fmt: skip
 
 
-@triton.jit
+# for whatever number of rows it is compiled once
+@triton.jit(do_not_specialize=["rows"])
 def _split_linear_kernel(
     x, weight, out, rows, features, inner, stride_x,
     PARTS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
