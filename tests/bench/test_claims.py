@@ -109,7 +109,7 @@ def test_the_model_of_relay_is_the_papers() -> None:
 TINY_RELAY = relay.RelayConfig(
     AttentionShape(2, 2, 16, layers=1, dtype=torch.float32), "cpu", prefixes=(48,), batches=(2,),
     private=8, shape="tiny", requests=3, output=4, shots=(1,), shot_tokens=16, repetitions=1,
-    halvings=1, rate_seconds=0.01,
+    rate_seconds=0.01,
 )  # fmt: skip
 
 
@@ -151,28 +151,20 @@ def test_arms_of_relay_share_what_they_say() -> None:
         assert cached == [0, expected, expected]
 
 
-class Machine(relay.Service):
-    """Takes as long for a request as it has others to think of, and 2 s for one alone."""
-
-    def __init__(self, **changes: object) -> None:
-        self.config = replace(TINY_RELAY, rate_seconds=1e3, **changes)  # type: ignore[arg-type]
-        self.engine = relay.Service(TINY_RELAY, grouping=True).engine
-
-    def serve(self, prompts: object, arrivals: list[float], output: int) -> float:
-        return 2.0 + (len(arrivals) / arrivals[-1] if arrivals[-1] else 0.0)
+def test_the_rate_is_the_highest_whose_latency_is_within_the_limit() -> None:
+    rates = [1.0, 2.0, 4.0, 8.0]
+    assert relay.rate_within(5.0, rates, [1.0, 2.0, 4.0, 8.0]) == 5.0
+    assert relay.rate_within(9.0, rates, [1.0, 2.0, 4.0, 8.0]) == 8.0
+    assert relay.rate_within(0.5, rates, [1.0, 2.0, 4.0, 8.0]) == 0.0
+    # one that is too slow by chance says nothing of a higher one
+    assert relay.rate_within(3.0, rates, [1.0, 9.0, 2.0, 4.0]) == 6.0
 
 
-def test_the_rate_is_that_whose_latency_is_the_limit() -> None:
-    prompts = relay.make_prompts(2, 2, 201, alike=True, vocabulary=9)
-    for seed in (0, 1):
-        truth = 7.0 * relay.arrive_at_random(1.0, 200, seed)[-1] / 200
-        for at_once in (1.5 * truth, 8 * truth, 100 * truth):
-            # what is between two rates is told by their latencies, however few they are
-            for halvings in (1, 4):
-                found = relay.highest_rate(Machine(halvings=halvings), prompts, 9.0, at_once, seed)
-                assert found == pytest.approx(truth)
-    assert relay.highest_rate(Machine(halvings=3), prompts, 9.0, 5.0) == 5.0
-    assert relay.highest_rate(Machine(halvings=3), prompts, 1.9, 5.0) == 0.0
+def test_a_curve_is_of_rates_up_to_that_of_requests_at_once() -> None:
+    curve = relay._Curve(relay._Arm(relay.Service(TINY_RELAY, grouping=True), True), 48)
+    assert all(curve.measure() > 0 for _ in range(2))
+    assert len(curve.taken) == 2 and curve.rates[-1] == curve.at_once > 0
+    assert len(curve.taken[0]) == len(curve.rates) and curve.rates == sorted(curve.rates)
 
 
 def test_nobody_waits_for_an_empty_engine_and_all_others_do() -> None:

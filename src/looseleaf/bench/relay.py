@@ -32,6 +32,8 @@ Prompts = Sequence[tuple[TextPart]]
 PARTS = ("operator", "throughput", "few-shot", "rate")
 _LEAST_ARRIVALS = 12
 _SHOT_OUTPUT = 32
+# of the rate at which requests that come at once are answered
+_SHARES = (0.125, 0.25, 0.5, 0.75, 0.875, 1.0)
 
 # A40, 52 heads of 128, 128 private keys, from the published code's own table: rows, then prefix
 PAPER_SPEEDUPS = {
@@ -48,8 +50,8 @@ PAPER_SPEEDUPS = {
 class RelayConfig:
     """Prefixes and batches to sweep, ``private`` keys of each row. Engines of ``shape`` answer
     ``requests`` prompts of ``private`` tokens behind a prefix by ``output`` tokens each. A rate is
-    that at which a token takes ``latency_factor`` times what it takes one request alone, over about
-    ``rate_seconds`` of requests."""
+    that at which a token takes ``latency_factor`` times what it takes one request alone, by rates
+    that are each tried for about ``rate_seconds``."""
 
     heads: AttentionShape = field(default_factory=AttentionShape)
     device: str = "cuda"
@@ -63,7 +65,6 @@ class RelayConfig:
     shot_tokens: int = 400
     repetitions: int = 3
     latency_factor: float = 1.5
-    halvings: int = 3
     rate_seconds: float = 0.7
 
 
@@ -256,61 +257,83 @@ def _throughput(arms: Mapping[str, _Arm], line: tuple[str, int, int]) -> Iterato
 
 
 def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
-    """The request rate that keeps a latency per token, the same for all arms; in every repetition
-    they take turns over arrivals of its own."""
+    """The request rate that keeps a latency per token, the same for all arms; they take turns over
+    the same arrivals, others in every repetition."""
     config, alone = arms["relay"].service.config, arms["relay"]
     first, output = alone.prompts(prefix, 1), config.output
     taken = [alone.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
     limit = config.latency_factor * statistics.median(taken[1:])
-    timed = {name: _searching(arm, prefix, limit) for name, arm in arms.items()}
+    curves = {name: _Curve(arm, prefix) for name, arm in arms.items()}
+    timed = {name: curve.measure for name, curve in curves.items()}
+    # in the first round what is captured and compiled once is made
+    measure_in_turn(timed, config.repetitions)
+    found = {}
+    for name, curve in curves.items():
+        each = [curve.rate_within(limit, [one]) for one in curve.taken[1:]]
+        found[name] = (curve.rate_within(limit, curve.taken[1:]), Repeated(tuple(each)))
     label = f"rate at {config.latency_factor:g} times the latency of one"
-    line = (label, prefix, output)
-    yield from _service_rows(config, line, measure_in_turn(timed, config.repetitions))
+    ours = found["relay"][0]
+    for row in _service_rows(
+        config, (label, prefix, output), {name: each for name, (_, each) in found.items()}
+    ):
+        rate = found[str(row["arm"])][0]
+        yield row | {"median": rate, "relay_faster": ours / rate if rate else ""}
 
 
-def _searching(arm: _Arm, prefix: int, limit: float) -> Callable[[], float]:
-    """What finds an arm's highest rate, each time over other arrivals."""
-    service, seeds = arm.service, count()
-    config = service.config
+@dataclass(eq=False)
+class _Curve:
+    """What a token takes an arm at rising rates, up to that at which it answers requests that come
+    all at once: a queue grows for as long as more arrives, whatever the first few say."""
 
-    def search() -> float:
-        at_once = service.batch(arm.prompts(prefix, config.requests), config.output)
-        most = max(_LEAST_ARRIVALS, round(at_once * config.rate_seconds))
-        return highest_rate(service, arm.prompts(prefix, 1 + most), limit, at_once, next(seeds))
+    arm: _Arm
+    prefix: int
+    at_once: float = 0.0
+    taken: list[tuple[float, ...]] = field(default_factory=list)
 
-    return search
+    @property
+    def rates(self) -> list[float]:
+        """Requests a second."""
+        return [share * self.at_once for share in _SHARES]
 
+    def measure(self) -> float:
+        """Measure it once more, over other arrivals; the first time also how many requests are
+        answered a second that come at once."""
+        service, config = self.arm.service, self.arm.service.config
+        if not self.taken:
+            prompts = self.arm.prompts(self.prefix, config.requests)
+            service.batch(prompts, config.output)
+            self.at_once = service.batch(prompts, config.output)
+        prompts = self.arm.prompts(self.prefix, 1 + self._number(self.at_once))
+        taken = []
+        for rate in self.rates:
+            service.engine.store.evict_idle()
+            service.serve(prompts[:1], [0.0], 1)
+            # the first one's prefix is cached
+            asked = prompts[1 : 1 + self._number(rate)]
+            arrivals = arrive_at_random(rate, len(asked), len(self.taken))
+            taken.append(service.serve(asked, arrivals, config.output))
+        self.taken.append(tuple(taken))
+        return taken[-1]
 
-def highest_rate(
-    service: Service, prompts: Prompts, limit: float, at_once: float, seed: int = 0
-) -> float:
-    """The requests a second, arriving at random, whose mean latency per token is ``limit`` seconds.
+    def _number(self, rate: float) -> int:
+        return max(_LEAST_ARRIVALS, round(rate * self.arm.service.config.rate_seconds))
 
-    By halving between none and ``at_once``, what the service answers when all come at once;
-    between the two rates that are left, latencies are taken to rise evenly. No more than
-    ``at_once`` is found: a queue grows for as long as more arrives, whatever the first few requests
-    say."""
-    config = service.config
-
-    def latency(rate: float) -> float:
-        service.engine.store.evict_idle()
-        service.serve(prompts[:1], [0.0], 1)
-        # the second one's prefix is its own, if prefixes are not shared
-        asked = prompts[1:][: max(_LEAST_ARRIVALS, round(rate * config.rate_seconds))]
-        arrivals = arrive_at_random(rate, len(asked), seed) if rate else [0.0]
-        return service.serve(asked[: len(arrivals)], arrivals, config.output)
-
-    if (above := latency(at_once)) <= limit:
-        return at_once
-    low, high, within = 0.0, at_once, None
-    for _ in range(config.halvings):
-        middle = (low + high) / 2
-        taken = latency(middle)
-        low, within, high, above = (
-            (middle, taken, high, above) if taken <= limit else (low, within, middle, taken)
+    def rate_within(self, limit: float, taken: Sequence[Sequence[float]]) -> float:
+        """The rate at which the mean of ``taken`` is ``limit`` seconds."""
+        return rate_within(
+            limit, self.rates, [statistics.fmean(each) for each in zip(*taken, strict=True)]
         )
-    within = latency(0.0) if within is None else within
-    return low + (high - low) * max(0.0, limit - within) / (above - within)
+
+
+def rate_within(limit: float, rates: Sequence[float], latencies: Sequence[float]) -> float:
+    """The highest of rising ``rates`` whose latency is within ``limit``; between it and the next
+    one, latencies are taken to rise evenly. 0 if none is."""
+    within = [n for n, latency in enumerate(latencies) if latency <= limit]
+    if not within or within[-1] == len(rates) - 1:
+        return rates[-1] if within else 0.0
+    n = within[-1]
+    share = (limit - latencies[n]) / (latencies[n + 1] - latencies[n])
+    return rates[n] + share * (rates[n + 1] - rates[n])
 
 
 def _service_rows(
