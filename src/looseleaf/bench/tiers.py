@@ -46,14 +46,14 @@ _ALL = "all"
 @dataclass(frozen=True)
 class TierBench:
     """``make`` gives an engine, each over a pool of its own (`of_checkpoint`, `of_shape`); tiers
-    that it is given hold up to ``space`` bytes. The throttled ones take so many times as long to
-    load as the model to compute the least share (``slowness``); ``ratios`` are swept; every arm is
-    measured ``repetitions`` times, in turn."""
+    that it is given hold up to ``space`` bytes. From the throttled ones documents take so many
+    times as long to load as to compute (``slowness``); ``ratios`` are swept; every arm is measured
+    ``repetitions`` times, in turn."""
 
     make: Callable[[], Engine]
     name: str
     space: int = 1 << 30
-    slowness: tuple[tuple[str, float], ...] = (("fast", 0.25), ("medium", 1.5), ("slow", 3.0))
+    slowness: tuple[tuple[str, float], ...] = (("fast", 0.1), ("medium", 0.6), ("slow", 1.4))
     ratios: tuple[float, ...] = (0.15, 0.25, 0.4, 0.6, 1.0)
     repetitions: int = 5
     seed: int = 0
@@ -109,7 +109,8 @@ class _Place:
     def __post_init__(self) -> None:
         controller = self.engine.tiering.controller
         assert controller is not None, "an engine over tiers"
-        self.own, self.always = controller, _Always(controller.tiers, controller.pace, controller.num_layers)
+        self.own = controller
+        self.always = _Always(controller.tiers, controller.pace, controller.num_layers)
 
     @property
     def salt(self) -> str:
@@ -173,9 +174,9 @@ def _compared(config: TierBench, outputs: Mapping[_Cell, Sequence[RequestOutput]
 
 
 def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
-    """Bytes a second of the throttled tiers: by what the model takes while nothing is loaded."""
+    """Bytes a second of the throttled tiers: by what it takes to compute all."""
     engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, config.space)])
-    place, arm = _Place("any", engine), _Arm("sweep", Fuse("random", ratio=LEAST), "loaded")
+    place, arm = _Place("any", engine), _Arm("computed", Fuse("random", ratio=LEAST), "computed")
     outputs = [_ask(place, arm, prompt) for _ in range(config.repetitions + 2)][2:]
     engine.close()
     seconds = statistics.median(map(_first_token, outputs))
