@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,10 +12,15 @@ from torch import Tensor
 from looseleaf import LLM, Document, Fuse, SamplingParams, Select
 from looseleaf.attention.device_choice import HostChoice
 from looseleaf.config import Revise
+from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.pass_graphs import PassGraphs, Within, stretches
+from looseleaf.engine.request import Request
+from looseleaf.engine.runner import Runner
+from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.step_parts import logit_places
 from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 
@@ -155,6 +160,73 @@ def test_passes_that_blend_replay_with_the_same_answers(checkpoint: Folder) -> N
     passes = llm.engine.runner.passes
     # two passes of each policy, as many of evidence, and those of scouts
     assert passes is not None and passes.replays > 10
+
+
+def in_turn(folder: Folder, replayed: bool) -> tuple[list[Any], int]:
+    """Answers to prompts that come one after another, each while those before it decode; and how
+    many steps were computed as two."""
+    llm, params, parts = make_llm(folder()), replace(PARAMS, max_tokens=9), 0
+    config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 192})
+    llm.engine = load_engine(folder(), config, implementation="reference")
+    if replayed:
+        runner = llm.engine.runner
+        graphs, passes = Steps(runner.model, runner.attention, 64), Passes(*about(runner))
+        llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
+    fuse, asked, added = Fuse("random", ratio=0.3), list[Any](), 0
+    while len(asked) < 5 or llm.engine.has_work:
+        if added % 2 == 0 and len(asked) < 5:
+            prompt = llm.engine.prompts.from_parts(BLENDED[len(asked) % 2])
+            request = Request(f"{len(asked)}", prompt, params, fuse=fuse)
+            asked.append(llm.engine.add(request))
+        before = llm.engine.runner.passes.replays if replayed else 0
+        llm.engine.step()
+        added += 1
+        if replayed and llm.engine.runner.passes.replays > before:
+            parts += bool(llm.engine.last_step.decode_rows)
+    assert_idle(llm)
+    return [progress.output().outputs[0] for progress in asked], parts
+
+
+def about(runner: Runner) -> tuple[Any, Any]:
+    return runner.model, runner.attention
+
+
+def test_a_pass_beside_rows_that_decode_replays_and_so_do_they(checkpoint: Folder) -> None:
+    mine, parts = in_turn(checkpoint, True)
+    assert_alike(mine, in_turn(checkpoint, False)[0])
+    assert parts > 0
+
+
+def test_logits_of_a_step_in_two_are_in_the_order_of_the_step() -> None:
+    class Ends(NamedTuple):
+        target: object
+        ends_prompt: bool
+
+    fused, text = object.__new__(Fusion), object()
+    chunks = [Ends(fused, True), Ends(text, True), Ends(text, False), Ends(fused, True)]
+    work = object.__new__(StepWork)
+    vars(work).update(decode=[object(), object()], chunks=chunks)
+    # the parts: two that decode and the text, then both passes
+    assert logit_places(work) == [0, 1, 3, 2, 4]
+
+
+def test_usual_steps_meet_graphs_that_warming_up_has_made(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 192, "max_num_seqs": 8})
+    llm.engine = load_engine(checkpoint(), config, implementation="reference")
+    runner = llm.engine.runner
+    graphs, passes = Steps(runner.model, runner.attention, 8), Passes(*about(runner))
+    llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
+    told: list[tuple[str, int, int]] = []
+    llm.engine.runner.warm_up(lambda *heard: told.append(heard))
+    assert [done for _, done, _ in told] == list(range(told[0][2] + 1))
+    assert_idle(llm)
+    made, passed = graphs.num_captured, passes.num_captured
+    assert made > 0 and passed == 4
+    for prompts in (BLENDED[:1], BLENDED, [words(n, 9 + n) for n in range(8)]):
+        llm.generate(prompts, PARAMS)
+    llm.generate(BLENDED[1:], PARAMS, fuse=Fuse("random", ratio=0.3))
+    assert graphs.num_captured == made and graphs.replays > 0
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 7, 32, 80])

@@ -44,6 +44,7 @@ from looseleaf.errors import (
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
 from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.ops.compiled import num_compiled
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import LoadFailed, Tiers
 
@@ -137,6 +138,8 @@ class Engine:
             tiers=self.tiers.snapshot() if self.tiers else (),
             skipped_writes=self.tiers.skipped_writes if self.tiers else 0,
             hosted=self.hosting.counters,
+            kernels=num_compiled(),
+            graphs=self.runner.num_graphs,
         )
 
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:

@@ -7,11 +7,12 @@ write nothing, and no states, so they read nothing.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,6 +30,14 @@ from looseleaf.ops.partial_attention.work_list import Tile
 # past this a step computes long enough to hide its launches
 MAX_ROWS = 512
 _FINE, _COARSE = 16, 64
+# room for entries at least: of few rows, and of more
+_ENTRIES, _FEW_LISTED = (1024, 8192), 64
+# so many rows at once that read around replaced tokens are usual
+_USUALLY_PATCHED = 8
+
+Kind = Literal["alone", "behind one", "behind one, long", "patched"]
+"""What decode rows read: nothing that others read; one long segment, and behind it a token of their
+own, or hundreds; around tokens that are replaced."""
 
 
 class WorkKey(NamedTuple):
@@ -106,6 +115,7 @@ class StepGraphs:
 
     @property
     def num_captured(self) -> int:
+        """Steps captured so far."""
         return len(self._graphs)
 
     def run(
@@ -136,33 +146,36 @@ class StepGraphs:
         self.replays += 1
         return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
 
-    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture graphs for every number of rows, for short and for long work lists, with rows
-        that read alone and with rows that read one segment together.
-        """
+    def usual(self) -> list[GraphKey]:
+        """What usual steps are replayed by: every number of rows, for short and for long work
+        lists, with rows that read alone and with rows that read one segment together; and few rows
+        that read around tokens that are replaced. More rows than sequences are those of
+        questions."""
         most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
-        layers = self.model.config.num_layers
-        keys = [
-            GraphKey((WorkKey(WorkCapacity(rows, items, entries, 8192), tiles),), (0,) * layers)
-            for rows in reversed(padded_sizes())
-            if rows <= most
-            for items, entries in ((512, 1024), (512, 8192))
-            for tiles in self._usual_tiles(rows)
-        ]
-        for done, key in enumerate(keys):
-            on_progress(done, len(keys))
-            if key not in self._graphs:
-                self._graphs[key] = self._capture(key, [None])
-        on_progress(len(keys), len(keys))
+        keys = []
+        for rows in reversed(padded_sizes()):
+            kinds: tuple[Kind, ...] = ("alone", "behind one, long")
+            kinds += ("behind one",) if rows <= most else ()
+            kinds += ("patched",) if rows <= _USUALLY_PATCHED else ()
+            for kind in kinds:
+                keys += [self._usual_key(rows, kind, entries) for entries in _ENTRIES]
+        return list(dict.fromkeys(key for key in keys if key is not None))
 
-    def _usual_tiles(self, num_rows: int) -> list[tuple[Tile, ...]]:
-        """The tiles of rows that have nothing in common, and of rows behind one long segment."""
-        usual = []
-        for shared in (False, True):
-            step = self.attention.host_step(_example_rows(num_rows, shared), (), num_rows)
-            assert step is not None, "a step of decode rows only is all work list"
-            usual.append(step.works[0].work.tiles)
-        return list(dict.fromkeys(usual))
+    def prepare(self, key: GraphKey) -> None:
+        """Capture steps like that, unless they are."""
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key, [None])
+
+    def _usual_key(self, num_rows: int, kind: Kind, entries: int) -> GraphKey | None:
+        """What steps of such rows with a list for so many entries are replayed by, if any are."""
+        rows = _example_rows(num_rows, kind, self.attention.pool.page_size)
+        step = self.attention.host_step(rows, (), num_rows)
+        assert step is not None, "a step of decode rows only is all work list"
+        key = _key_of(num_rows, *step.works[0])
+        if key.capacity.entries > entries:
+            return None
+        capacity = replace(key.capacity, entries=entries)
+        return GraphKey((key._replace(capacity=capacity),), step.layers)
 
     def _graph_for(self, num_rows: int, step: HostStep, hosted: bool) -> _Graph:
         works = tuple(_key_of(num_rows, *listed) for listed in step.works)
@@ -225,7 +238,7 @@ def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey
     capacity = WorkCapacity(
         padded_rows(num_rows),
         room_for(work.num_items, 512, 8),
-        room_for(work.num_entries, 1024, 8),
+        room_for(work.num_entries, _ENTRIES[padded_rows(num_rows) > _FEW_LISTED], 8),
         room_for(work.num_pages, 8192, 4),
         room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
     )
@@ -259,8 +272,18 @@ def room_for(count: int, least: int, factor: int) -> int:
     return capacity
 
 
-def _example_rows(num_rows: int, shared: bool) -> list[DecodeRow]:
+def _example_rows(num_rows: int, kind: Kind, page_size: int) -> list[DecodeRow]:
     """Decode rows such as usual steps have; their pages are never read."""
-    settled = (ReadSpan(range(256), 0, 4096, 256),) if shared else ()
-    tails = (ReadSpan([1000 + row], 4096, 1, 0) for row in range(num_rows))
-    return [DecodeRow(4096, settled, tail) for tail in tails]
+
+    def span(first: int, offset: int, length: int, **other: Any) -> ReadSpan:
+        return ReadSpan(range(first, first - (-length // page_size)), offset, length, **other)
+
+    common = span(0, 0, 4096, sharable=4096 // page_size)
+    settled: tuple[ReadSpan, ...] = (common,) if kind.startswith("behind") else ()
+    if kind == "patched":
+        hidden = np.ones(16, dtype=np.int32)
+        patch = span(600, 0, 16, sharable=0, places=range(16))
+        settled = (span(0, 0, 512, sharable=0, hidden=hidden), patch)
+    own = 500 if kind == "behind one, long" else 1
+    tails = (span(1000 + row, 4096, own, sharable=0) for row in range(num_rows))
+    return [DecodeRow(4095 + own, settled, tail) for tail in tails]

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from looseleaf.attention.groups import Positions
+
 _MEMORY = 0.98
 _LONGEST_MEASUREMENT = 1.0
 
@@ -27,7 +29,7 @@ class ComputePace:
     _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 3)))
     _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
     _fit: npt.NDArray[np.float64] | None = None
-    _blending: float = 1.0
+    _blending: float | None = None
     _pending: list[tuple[torch.cuda.Event, torch.cuda.Event, int, int, bool]] = field(
         default_factory=list
     )
@@ -44,7 +46,8 @@ class ComputePace:
         """A pass that computes tokens again took that long."""
         plain = self.predict(rows, pairs)
         if plain:
-            self._blending = self._blending**0.7 * (seconds / plain) ** 0.3
+            before = seconds / plain if self._blending is None else self._blending
+            self._blending = before**0.7 * (seconds / plain) ** 0.3
 
     def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
         """How many seconds a step of so many rows and pairs takes, or a pass that ``blends``; None
@@ -56,7 +59,7 @@ class ComputePace:
         if self._fit is None:
             self._fit = _nonnegative(self._products, self._targets)
         plain = float(self._fit @ np.array([1.0, rows, pairs]))
-        return plain * self._blending if blends else plain
+        return plain * (self._blending or 1.0) if blends else plain
 
     def begin(self, device: torch.device) -> "torch.cuda.Event | float":
         """The clock of a step that is launched now."""
@@ -90,6 +93,13 @@ class ComputePace:
 def count_pairs(chunks: Iterable[tuple[int, int]]) -> int:
     """Pairs of chunks, each ``rows`` at the end of ``keys``: every row reads what is before it."""
     return sum(rows * keys - rows * (rows - 1) // 2 for rows, keys in chunks)
+
+
+def count_keys(positions: Positions) -> int:
+    """Pairs of rows at these positions, each with what stands there or before."""
+    if isinstance(positions, range):
+        return count_pairs([(len(positions), positions.stop)])
+    return int(np.sum(positions)) + len(positions)
 
 
 def _nonnegative(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from looseleaf.config import Fuse
 from looseleaf.engine.arrivals import Arrivals
+from looseleaf.engine.fusion import is_exact
 from looseleaf.engine.pace import ComputePace, count_pairs
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.sequence import Sequence
@@ -46,8 +47,8 @@ class LoadingController:
         compute = self._encoding_seconds(uses)
         rest = self._pass_seconds(sequence)
         total = None if load is None or rest is None else piped(load, rest, self.num_layers)
-        known = total is not None and compute is not None and rest is not None
-        if known and self.passes_over(total, compute + rest, chosen.values()):
+        instead = None if compute is None or rest is None else compute + rest
+        if total and instead and self.passes_over(total, instead, chosen.values()):
             return {}
         sequence.arrivals = sequence.arrivals or Arrivals()
         sequence.arrivals.load_predicted, sequence.arrivals.total_predicted = load, total
@@ -102,11 +103,15 @@ class LoadingController:
 
     def _pass_seconds(self, sequence: Sequence) -> float | None:
         """How long the sequence's own rows take, once its documents are there."""
-        rows = sum(run.num_tokens for run in sequence.runs)
-        fusion = sequence.fusion
+        text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
+        rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
         if fusion is not None:
-            rows += fusion.most if fusion.positions is None else len(fusion.positions)
-        pairs = count_pairs([(rows, sequence.num_tokens)])
+            # until they are chosen, any of those that may be
+            among = fusion.candidates.positions.numpy()
+            some = among if fusion.positions is None else fusion.positions
+            num_chosen = fusion.most if fusion.positions is None else len(some)
+            rows += num_chosen
+            pairs += round(num_chosen * float(some.mean())) if num_chosen else 0
         return self.pace.predict(rows, pairs, blends=fusion is not None)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
@@ -147,10 +152,11 @@ def afforded(
     fuse: Fuse, sequence: Sequence, seconds: float, pace: ComputePace
 ) -> tuple[Fuse, float]:
     """``fuse`` with the largest budget whose tokens, and the sequence's text, can be computed in so
-    many seconds, or its own if that is larger; and the share of tokens that this is.
+    many seconds, or its own if that is larger; and the share of tokens that this is, of those that
+    it may choose from.
 
     ``sequence`` blends nothing and has not been admitted."""
-    lengths = [use.num_tokens for use in sequence.documents]
+    lengths = [use.num_tokens for use in candidates(sequence)]
 
     def fits(share: float) -> bool:
         predicted = pass_seconds(raised(fuse, share, lengths), sequence, pace)
@@ -164,13 +170,24 @@ def afforded(
     return settled, again(settled, lengths) / max(1, sum(lengths))
 
 
+def candidates(sequence: Sequence) -> Rows[DocumentUse]:
+    """The documents whose tokens a policy may choose: all behind the first one that does not stand
+    directly behind what it was encoded behind."""
+    uses = sequence.documents
+    return uses[next((n for n, use in enumerate(uses) if not is_exact(use)), len(uses)) :]
+
+
 def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | None:
     """How long a sequence's text takes with the tokens that ``fuse`` computes again; None if that
     is not known. It blends nothing yet."""
-    text, lengths = sum(run.num_tokens for run in sequence.runs), sequence.documents
-    rows = text + again(fuse, [use.num_tokens for use in lengths])
-    pairs = count_pairs([(rows, max(rows, sequence.num_tokens))])
-    return pace.predict(rows, pairs, blends=True)
+    uses = candidates(sequence)
+    lengths = [use.num_tokens for use in uses]
+    chosen, total = again(fuse, lengths), max(1, sum(lengths))
+    # which tokens these will be is not known: they read what those in the middle read
+    middle = sum(use.num_tokens * (use.start + use.num_tokens / 2) for use in uses) / total
+    text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
+    rows = chosen + sum(num_rows for num_rows, _ in text)
+    return pace.predict(rows, count_pairs(text) + round(chosen * middle), blends=chosen > 0)
 
 
 def timed(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> tuple[Fuse, float]:

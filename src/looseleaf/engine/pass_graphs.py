@@ -90,6 +90,11 @@ class PassGraphs:
         self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64, device=self.model.device)
         self._pool = torch.cuda.graph_pool_handle()
 
+    @property
+    def num_captured(self) -> int:
+        """Passes captured so far."""
+        return len(self._passes) + len(self._watching)
+
     def run(
         self, rows: RowInputs, chunks: Sequence[PrefillChunk], awaited: Sequence[Arriving]
     ) -> Float[Tensor, "wanted vocab_size"] | None:
@@ -102,9 +107,7 @@ class PassGraphs:
         capacity = capacity_for(spans, _padded(rows.num_rows))
         if not capacity.holds(spans):
             return None
-        if capacity not in self._passes:
-            self._passes[capacity] = self._capture(capacity)
-        captured = self._passes[capacity]
+        captured = self._pass_for(capacity)
         self._load(rows.table, rows.wanted)
         captured.buffer.load(spans)
         self._replay(captured, awaited)
@@ -123,21 +126,10 @@ class PassGraphs:
         does."""
         if table.shape[1] > MAX_ROWS:
             return None
-        spans = self.attention.planner.host_spans(chunks)
-        watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
-        rows = capacity_for(spans, _padded(table.shape[1]))
-        key = _WatchKey(
-            rows,
-            capacity_for(watched, rows.rows),
-            room_for(watch.num_keys, 4096, 2),
-            tuple(layer for layer in range(depth) if layer in watch.layers),
-            depth,
-        )
+        key, spans, watched = self._watch_key(chunks, watch, depth)
         if not key.rows.holds(spans) or not key.watched.holds(watched):
             return None
-        if key not in self._watching:
-            self._watching[key] = self._capture_watched(key)
-        captured = self._watching[key]
+        captured = self._watched_for(key)
         self._load(table, ())
         captured.buffer.load(spans)
         # blocks of keys are dealt span by span: those that are not there have none
@@ -150,6 +142,41 @@ class PassGraphs:
         captured.before[: told.shape[1]].copy_(told[1])
         self._replay(captured, awaited)
         return captured.received[: watch.num_keys]
+
+    def prepare(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Capture passes like that of ``chunks``, unless they are."""
+        num_rows = sum(len(chunk.positions) for chunk in chunks)
+        self._pass_for(capacity_for(self.attention.planner.host_spans(chunks), _padded(num_rows)))
+
+    def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
+        """The same of watched passes."""
+        self._watched_for(self._watch_key(chunks, watch, depth)[0])
+
+    def _pass_for(self, capacity: SpanCapacity) -> _Pass:
+        if capacity not in self._passes:
+            self._passes[capacity] = self._capture(capacity)
+        return self._passes[capacity]
+
+    def _watched_for(self, key: _WatchKey) -> _Watched:
+        if key not in self._watching:
+            self._watching[key] = self._capture_watched(key)
+        return self._watching[key]
+
+    def _watch_key(
+        self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int
+    ) -> tuple[_WatchKey, HostSpans, HostSpans]:
+        """What a watched pass is made for, and its lists."""
+        spans = self.attention.planner.host_spans(chunks)
+        watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
+        rows = capacity_for(spans, _padded(sum(len(chunk.positions) for chunk in chunks)))
+        key = _WatchKey(
+            rows,
+            capacity_for(watched, rows.rows),
+            room_for(watch.num_keys, 4096, 2),
+            tuple(layer for layer in range(depth) if layer in watch.layers),
+            depth,
+        )
+        return key, spans, watched
 
     def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> None:
         self.attention.planner.launching()

@@ -25,10 +25,12 @@ from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
-from looseleaf.engine.pace import ComputePace, count_pairs
+from looseleaf.engine.pace import ComputePace, count_keys
 from looseleaf.engine.pass_graphs import PassGraphs
-from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows
+from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.step_parts import logit_places, parted
+from looseleaf.engine.warming import warming
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.store import Arriving
@@ -43,6 +45,7 @@ OnProgress = Callable[[str, int, int], None]
 """Hears the stage of a long job, how much of it is done, and of how much."""
 
 _GIB = 1 << 30
+_MOSTLY = 0.9
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,24 @@ class Runner:
         costs, pool = self.attention.planner.costs, self.pool
         return BreakEven.of(costs, pool.kv.shape[3], pool.page_size)
 
-    def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
-        """Capture the graphs of usual steps; ``on_progress`` hears how many are done, of how many.
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return sum(held.num_captured for held in (self.graphs, self.passes) if held is not None)
 
-        Otherwise each is captured when it is first needed. On a CPU there is nothing to do.
+    def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
+        """Compile all kernels and capture the graphs of usual steps; ``on_progress`` hears how much
+        is done, of how much.
+
+        Otherwise each is made ready when it is first needed. On a CPU there is nothing to do.
         """
-        if self.graphs is not None:
-            self.graphs.warm_up(partial(on_progress, "graphs"))
+        if self.graphs is None:
+            return
+        jobs = warming(self.model, self.attention, self.graphs, self.passes)
+        for done, job in enumerate(jobs):
+            on_progress("graphs", done, len(jobs))
+            job()
+        on_progress("graphs", len(jobs), len(jobs))
 
     @torch.inference_mode()
     def run(
@@ -141,6 +155,11 @@ class Runner:
             awaited = [arriving for s in work.choosing for arriving in s.arriving()]
             fusions = [s.fusion for s in work.choosing if s.fusion is not None]
             Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
+        parts = None if self.graphs is None or self.passes is None else parted(work)
+        if parts is not None:
+            both = torch.cat([self.run(parts[0], previous), self.run(parts[1])])
+            places = torch.tensor(logit_places(work), dtype=torch.int64)
+            return both.index_select(0, to_device(places, both.device))
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         for chunk in work.chunks:
@@ -182,12 +201,15 @@ class Runner:
         _book(work)
         logits = self.model.logits(rows.without_past(hidden))
         if self.pace is not None and begun is not None:
-            blends = any(isinstance(chunk.target, Fusion) for chunk in work.chunks)
+            blended = [c.stop - c.start for c in work.chunks if isinstance(c.target, Fusion)]
             if isinstance(begun, float):
                 begun += following.waited
-            # on a GPU the waiting is among what its clock counts
-            if isinstance(begun, float) or not awaited:
-                self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
+            # on a GPU the waiting is among what its clock counts; and of a pass beside much else
+            # nobody knows how long it took
+            alone = not blended or sum(blended) > _MOSTLY * rows.num_rows
+            if alone and (isinstance(begun, float) or not awaited):
+                pairs = _pairs(decode, chunks)
+                self.pace.end(begun, rows.num_rows, pairs, blends=bool(blended))
         return logits
 
     def _replay(
@@ -221,9 +243,8 @@ def _book(work: StepWork) -> None:
 
 
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
-    read = [(1, row.position + 1) for row in decode]
-    read += [(len(c.positions), int(c.positions[-1]) + 1) for c in chunks]
-    return count_pairs(read)
+    own = sum(row.position + 1 for row in decode)
+    return own + sum(count_keys(chunk.positions) for chunk in chunks)
 
 
 def _rows_apart(

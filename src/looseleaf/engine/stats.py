@@ -101,7 +101,9 @@ class EngineSnapshot:
     """An engine between two steps. Sequences are counted, of which a request has ``n``.
 
     ``skipped_writes`` are documents that were not brought to the ``tiers``, since too much was.
-    ``hosted`` is what was read of hosted documents."""
+    ``hosted`` is what was read of hosted documents. ``kernels`` were compiled or loaded and
+    ``graphs`` captured so far, none of either on a CPU: a step that is the first of its kind waits
+    for that."""
 
     running: int
     waiting: int
@@ -114,6 +116,8 @@ class EngineSnapshot:
     tiers: tuple[TierState, ...] = ()
     skipped_writes: int = 0
     hosted: HostedCounters | None = None
+    kernels: int = 0
+    graphs: int = 0
 
 
 @dataclass(eq=False)

@@ -130,6 +130,15 @@ class _EngineCollector:
         for state in ("free", "tails", "referenced", "idle", "pinned"):
             pages.add_metric([state], getattr(now.pages, state))
         yield pages
+        made = GaugeMetricFamily(
+            "looseleaf_made_ready",
+            "GPU kernels compiled or loaded, and graphs captured, so far. What grows once a server "
+            "is warm was waited for by a request.",
+            labels=["what"],
+        )
+        made.add_metric(["kernels"], now.kernels)
+        made.add_metric(["graphs"], now.graphs)
+        yield made
         yield from self._sums(now)
         yield from _plan_sums(now.counters)
         yield from tier_metrics(now.tiers, now.skipped_writes)

@@ -1,0 +1,102 @@
+"""What a runner makes ready before it serves: graphs of usual steps, and all kernels that steps,
+passes and policies of blending launch.
+
+A kernel is compiled when it is launched for the first time, seconds in which all requests wait; a
+graph is captured in a tenth of a second. Nothing is read or written meanwhile: the rows of a
+capture are padding, and those of the pass that is launched go to pages that nobody has."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from looseleaf.attention.chunks import PrefillChunk
+from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.watched import Watch
+from looseleaf.blend import Budget, Question
+from looseleaf.config import Fuse
+from looseleaf.engine.graphs import StepGraphs
+from looseleaf.engine.pass_graphs import PassGraphs
+from looseleaf.models import Decoder
+from looseleaf.ops.rotate import rotate
+
+# rows of a pass that is too long for a graph; and those of passes that are not
+_LONG, _SHORT = 1040, (96, 512)
+_DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
+
+Job = Callable[[], None]
+
+
+def warming(
+    model: Decoder,
+    attention: PagedAttention,
+    graphs: StepGraphs,
+    passes: PassGraphs | None,
+) -> list[Job]:
+    """What is to be done, in order; each takes about as long as the others once kernels are
+    compiled."""
+    jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
+    jobs.append(partial(_launch_pass, model, attention))
+    if passes is not None:
+        jobs += _passes(model, passes, attention.pool.page_size)
+    return jobs
+
+
+@torch.inference_mode()
+def _launch_pass(model: Decoder, attention: PagedAttention) -> None:
+    """A pass that is not replayed, as those of long prompts; and what compares keys with stored
+    ones."""
+    pool, device = attention.pool, model.device
+    most = min(_LONG, pool.num_free * pool.page_size, attention.rotation.cos.shape[0])
+    pages = pool.allocate(most // pool.page_size) or []
+    rows = len(pages) * pool.page_size
+    if not rows:
+        return
+    try:
+        at = torch.arange(rows, device=device)
+        slots = torch.tensor(pages, device=device)[at // pool.page_size] * pool.page_size
+        chunk = PrefillChunk(range(rows), (ReadSpan(pages, 0, rows, 0),))
+        step = StepRows([], [chunk], slots + at % pool.page_size, at, [rows - 1])
+        asked = torch.tensor([rows - 1], device=device)
+        tokens = at % model.config.vocab_size
+        model.logits(model.forward(tokens, attention.step(step), asked=asked))
+        shape = model.config.num_kv_heads, model.config.head_dim
+        rotate(torch.zeros(rows, *shape, dtype=model.dtype, device=device), at, attention.rotation)
+    finally:
+        pool.free(pages)
+
+
+def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
+    """Passes that blend, follow documents, and are watched."""
+    depth = model.config.num_layers
+    question = _pass(0, page_size)
+    spans = question.spans[:_DOCUMENTS]
+    starts = [_DOCUMENTS * _DOCUMENT_TOKENS] * _QUESTION
+    usual = Question(Budget(ratio=0.0), Fuse("question", ratio=0.0).watched_share)
+    layers = [layer for layer in range(depth) if usual.watches(layer, depth)]
+    watch = Watch([spans], layers, torch.ones(_QUESTION), starts)
+    return [
+        partial(passes.prepare, [question]),
+        *(partial(passes.prepare, [_pass(n - _QUESTION, page_size)]) for n in _SHORT),
+        partial(passes.prepare_watched, [question], watch, depth),
+    ]
+
+
+def _pass(num_again: int, page_size: int) -> PrefillChunk:
+    """A question behind some documents, of which so many tokens are computed again."""
+    length, pages = _DOCUMENT_TOKENS, _DOCUMENT_TOKENS // page_size
+    total = _DOCUMENTS * length
+    again = np.linspace(0, total - 1, num_again).astype(np.int64)
+    spans = []
+    for start in range(0, total, length):
+        hidden = np.zeros(length, dtype=np.bool_)
+        hidden[again[(again >= start) & (again < start + length)] - start] = True
+        bitmap = np.packbits(hidden, bitorder="little").view("<i4") if num_again else None
+        spans.append(ReadSpan(range(pages), start, length, pages, bitmap))
+    spans.append(ReadSpan(range(-(-_QUESTION // page_size)), total, _QUESTION, 0))
+    if num_again:
+        spans.append(ReadSpan(range(-(-num_again // page_size)), 0, num_again, 0, places=again))
+    own = np.arange(total, total + _QUESTION)
+    return PrefillChunk(np.concatenate([again, own]), tuple(spans))
