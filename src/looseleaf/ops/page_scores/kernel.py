@@ -19,8 +19,9 @@ from looseleaf.ops.store_kv import NewRows
 from looseleaf.ops.store_kv.kernel import store_heads
 from looseleaf.types import Rotation, ScoreRule
 
-# pages of a block; programs of a launch: about two a processor of a GPU
-_BLOCK_P = 64
+# bytes of a block of vectors: two blocks of two vectors each are half of the registers that a
+# program may have; programs of a launch: about two a processor of a GPU
+_BLOCK_BYTES = 16384
 _PROGRAMS = 264
 
 
@@ -35,6 +36,21 @@ def _wanted(b_q, m_row, b_first, b_second, TWO: tl.constexpr):
     else:
         wanted = tl.dot(b_q.to(b_first.dtype), tl.trans(b_first), input_precision="ieee")
     return tl.max(tl.where(m_row[:, None], wanted, float("-inf")), 0)
+
+
+@triton.jit
+def _vectors_of(
+    vectors, page, m_vector, kv_head, stride_page, stride_head, o_d,
+    HEAD_DIM: tl.constexpr, TWO: tl.constexpr,
+):  # fmt: skip
+    """What is kept of pages [P] for a KV head: one vector each [P, D], or two."""
+    o_vector = page.to(tl.int64) * stride_page + kv_head * stride_head
+    p_vector = vectors + o_vector[:, None] + o_d[None, :]
+    b_first = tl.load(p_vector, mask=m_vector, other=0.0)
+    b_second = b_first
+    if TWO:
+        b_second = tl.load(p_vector + HEAD_DIM, mask=m_vector, other=0.0)
+    return b_first, b_second
 
 
 @triton.jit
@@ -54,9 +70,8 @@ def _page_scores_kernel(
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
-    count, o_row, programs = row * 0, row.to(tl.int64) * most, tl.num_programs(2)
-    if row < tl.load(num_rows):
-        count = tl.load(num_pages + row)
+    o_row, programs = row.to(tl.int64) * most, tl.num_programs(2)
+    count = tl.where(row < tl.load(num_rows), tl.load(num_pages + row), 0)
     if k is not None:
         programs -= 1
         if tl.program_id(2) == programs:
@@ -82,23 +97,31 @@ def _page_scores_kernel(
         head = (kv_head * GROUP + o_m).to(tl.int64)
         p_q = q + query_row * stride_q_row + head * stride_q_head
         at = tl.maximum(position - tl.load(span_offset + row * most_spans), 0)
+        step, o_p = programs * BLOCK_P, tl.arange(0, BLOCK_P)
+        # what is kept of pages is final: a program's first block is on its way before there is a
+        # query, and every other while the one before it is scored
+        exists = begin + o_p < count
+        page = tl.load(pages + o_row + begin + o_p, mask=exists, other=0)
+        b_first, b_second = _vectors_of(
+            vectors, page, exists[:, None] & m_d[None, :], kv_head, stride_page, stride_head, o_d,
+            HEAD_DIM, TWO,
+        )  # fmt: skip
+        after = begin + step + o_p
+        page = tl.load(pages + o_row + after, mask=after < count, other=0)
         await_previous(CHAINED)
         if not MANY_SPANS:
             b_q = load_rotated(
                 p_q, stride_q_d, at + tl.zeros_like(o_m), cos, sin, stride_table, m_row,
                 HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
             )  # fmt: skip  # [M, D]
-        for first in range(begin, count, programs * BLOCK_P):
-            ordinal = first + tl.arange(0, BLOCK_P)
-            exists = ordinal < count
-            page = tl.load(pages + o_row + ordinal, mask=exists, other=0).to(tl.int64)
-            o_vector = page * stride_page + kv_head * stride_head
-            m_vector = exists[:, None] & m_d[None, :]
-            p_vector = vectors + o_vector[:, None] + o_d[None, :]
-            b_first = tl.load(p_vector, mask=m_vector, other=0.0)  # [P, D]
-            b_second = b_first
-            if TWO:
-                b_second = tl.load(p_vector + HEAD_DIM, mask=m_vector, other=0.0)
+        for first in range(begin, count, step):
+            ordinal = first + o_p
+            exists, after = ordinal < count, ordinal + step
+            next_first, next_second = _vectors_of(
+                vectors, page, (after < count)[:, None] & m_d[None, :], kv_head, stride_page,
+                stride_head, o_d, HEAD_DIM, TWO,
+            )  # fmt: skip
+            page = tl.load(pages + o_row + after + step, mask=after + step < count, other=0)
             if MANY_SPANS:
                 best = tl.full((BLOCK_P,), float("-inf"), tl.float32)
                 span = tl.load(spans + o_row + ordinal, mask=exists, other=-1)
@@ -124,6 +147,7 @@ def _page_scores_kernel(
                 largest = tl.max(tl.reshape(best, (BLOCK_P // RUN, RUN)), 1)
                 o_run = first // RUN + tl.arange(0, BLOCK_P // RUN)
                 tl.store(maxima + place * most_runs + o_run, largest, mask=o_run < most_runs)
+            b_first, b_second = next_first, next_second
         # started sooner, what comes next would take room that pages in flight need
         start_next(CHAINED)
     else:
@@ -149,7 +173,10 @@ def page_scores_triton(
     maxima = scores
     if run > 1:
         maxima = scores.new_empty(rows, heads, triton.cdiv(most, run))
-    chained, blocks = chains(q), triton.cdiv(most, _BLOCK_P)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    # no shorter than the longest run, no more pages than programs have work for
+    block_p = max(32, min(64, _BLOCK_BYTES // (block_d * vectors.itemsize)))
+    chained, blocks = chains(q), triton.cdiv(most, block_p)
     programs = max(1, min(blocks, _PROGRAMS // (rows * heads)))
     stored: tuple[object, ...] = (None,) * 6 + (0,) * 15
     if new is not None:
@@ -168,9 +195,7 @@ def page_scores_triton(
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         MANY_SPANS=most_spans > 1, RUN=run,
         SATURATE=new is not None and new.k_pages.dtype is FP8,
-        BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=_BLOCK_P,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        num_warps=4, num_stages=5 if vectors.itemsize == 2 else 1, enable_fp_fusion=True,
-        launch_pdl=chained,
+        BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
+        BLOCK_D=block_d, num_warps=4, num_stages=1, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return PageScores(scores, maxima, run)

@@ -82,11 +82,12 @@ def _largest(keys, limit, most, low):
 
 @triton.jit
 def _largest_pages(
-    scores, maxima, page_indices, page_positions, room, count, limit,
+    scores, maxima, pages, starts, page_indices, page_positions, room, count, limit,
     RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Ordinals of the runs that hold the ``limit`` largest scores, and which of them these are; the
-    two lists, with ``room`` each, keep the runs meanwhile."""
+    """Ordinals of the runs that hold the ``limit`` largest scores, which of them these are, and the
+    pages and starts of all of them, which come with the scores; the two lists, with ``room`` each,
+    keep the runs meanwhile."""
     lane = tl.arange(0, BLOCK)
     low = count * 0 + _ABSENT
     if RUN == 1:
@@ -113,9 +114,11 @@ def _largest_pages(
         ordinal = run * RUN + lane % RUN
         exists = there & (ordinal < count)
     keys = _keys(scores, ordinal, exists)
+    page = tl.load(pages + ordinal, mask=exists, other=0)
+    position = tl.load(starts + ordinal, mask=exists, other=0)
     limit = tl.minimum(limit, tl.sum(exists.to(tl.int32), 0))
     taken, _ = _largest(keys, limit, limit, low)
-    return ordinal, taken
+    return ordinal, taken, page, position
 
 
 @triton.jit
@@ -221,10 +224,10 @@ def _select_pages_kernel(
     await_previous(CHAINED)
     if there:
         o_row, first_page = row.to(tl.int64) * most, place * room
-        ordinal, taken = _largest_pages(
+        ordinal, taken, page, position = _largest_pages(
             scores + place.to(tl.int64) * most, maxima + place.to(tl.int64) * most_runs,
-            page_indices + first_page, page_positions + first_page, room, count, limit,
-            RUN, BLOCK, BLOCK_RUNS,
+            pages + o_row, starts + o_row, page_indices + first_page, page_positions + first_page,
+            room, count, limit, RUN, BLOCK, BLOCK_RUNS,
         )  # fmt: skip
         # what comes next would take room before, unless there is enough
         start_next(CHAINED and not EARLY)
@@ -233,8 +236,6 @@ def _select_pages_kernel(
         ones = taken.to(tl.int32)
         chosen = tl.sum(ones, 0)
         to = first_page + tl.cumsum(ones, 0) - ones
-        page = tl.load(pages + o_row + ordinal, mask=taken, other=0)
-        position = tl.load(starts + o_row + ordinal, mask=taken, other=0)
         # every warp has read the runs that stand where the pages go
         tl.debug_barrier()
         tl.store(page_indices + to, page, mask=taken)
@@ -283,6 +284,7 @@ def select_pages_triton(
     assert all(x.is_contiguous() for x in (*scores[:2], candidates.pages)), "lists are contiguous"
     chained, run = chains(scores.each), scores.run
     block = triton.next_power_of_2(most if run == 1 else min(most, 2 * into.room * run))
+    block_runs = max(32, triton.next_power_of_2(most_runs))
     kept: tuple[Tensor | None, ...] = (None,) * 7
     strides: tuple[int, ...] = (0, 0)
     if seen is not None:
@@ -300,9 +302,10 @@ def select_pages_triton(
         NUM_KV_HEADS=num_kv_heads, RUN=run, MANY_SPANS=most_spans > 1, CHAINED=chained,
         EARLY=rows * num_kv_heads <= FEW_PROGRAMS,
         WINDOW=into.window, BLOCK=max(32, block),
-        BLOCK_RUNS=max(32, triton.next_power_of_2(most_runs)),
+        BLOCK_RUNS=block_runs,
         BLOCK_PARTS=max(2, triton.next_power_of_2(into.num_parts)),
         # an index of spans is counted like a digit
         BLOCK_SPANS=max(32, triton.next_power_of_2(most_spans)),
-        num_warps=max(4, min(16, block // 512)), enable_fp_fusion=True, launch_pdl=chained,
+        num_warps=max(4, min(16, max(block // 512, block_runs // 256))),
+        enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
