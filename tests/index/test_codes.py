@@ -18,6 +18,10 @@ def everyone(num: int) -> torch.Tensor:
     return torch.arange(num, dtype=torch.int32)
 
 
+def nobody(head_dim: int) -> torch.Tensor:
+    return torch.empty(0, head_dim)
+
+
 def graph(num: int = 1500, head_dim: int = 32) -> tuple[GraphIndex, torch.Tensor]:
     keys, queries = layer(num, num, head_dim)
     index = build_index(KeyVectors.create(keys), IndexConfig("graph", degree=8), queries[64:])
@@ -29,7 +33,7 @@ def graph(num: int = 1500, head_dim: int = 32) -> tuple[GraphIndex, torch.Tensor
 def test_codes_stand_for_keys_within_a_step(head_dim: int) -> None:
     keys = torch.randn(3000, head_dim, generator=torch.Generator().manual_seed(0)) * 3 + 5
     order = everyone(3000).flip(0)
-    codes, steps = encode(KeyVectors.create(keys), order)
+    codes, steps = encode(KeyVectors.create(keys), order, nobody(head_dim))
     levels = unpack(codes, head_dim)
     assert codes.shape == (3000, (head_dim + 1) // 2) and int(levels.max()) == LEVELS - 1
     again = levels * steps
@@ -38,20 +42,54 @@ def test_codes_stand_for_keys_within_a_step(head_dim: int) -> None:
     assert float((off.square().mean(0) / keys.var(0)).max()) < 0.014
 
 
+def test_codes_are_rounded_for_what_queries_ask() -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(4000, 32, generator=generator) + 2
+    few = torch.randn(6, 32, generator=generator)
+    learnt, asked = (
+        torch.randn(300, 6, generator=generator) @ few
+        + 0.1 * torch.randn(300, 32, generator=generator)
+        + 5 * few[0]
+        for _ in range(2)
+    )
+    order = everyone(4000).flip(0)
+    errors = []
+    for queries in (nobody(32), learnt):
+        codes, steps = encode(KeyVectors.create(keys), order, queries)
+        off = unpack(codes, 32) * steps - keys[order.long()]
+        # what is the same for all keys changes no order
+        errors.append(float(((off - off.mean(0)) @ asked.T).square().mean()))
+    # of 32 dims 6 are asked about: the others make up for them
+    assert errors[1] < 0.2 * errors[0]
+
+
+@pytest.mark.parametrize("length", [2.0**-100, 2.0**100])
+def test_codes_are_the_same_for_queries_of_any_length(length: float) -> None:
+    keys, queries = layer(500, 40, 16)
+    codes, _ = encode(KeyVectors.create(keys), everyone(500), queries)
+    again, _ = encode(KeyVectors.create(keys), everyone(500), queries * length)
+    assert torch.equal(codes, again)
+    nothing, _ = encode(KeyVectors.create(keys), everyone(500), queries * 0)
+    alone, _ = encode(KeyVectors.create(keys), everyone(500), nobody(16))
+    assert torch.equal(nothing, alone)
+
+
 def test_keys_that_are_far_out_widen_the_steps() -> None:
     keys = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0))
-    _, narrow = encode(KeyVectors.create(keys), everyone(2000))
+    _, narrow = encode(KeyVectors.create(keys), everyone(2000), nobody(8))
     keys[::50] *= 40
-    codes, wide = encode(KeyVectors.create(keys), everyone(2000))
+    codes, wide = encode(KeyVectors.create(keys), everyone(2000), nobody(8))
     assert bool((wide > 4 * narrow).all())
     off = unpack(codes, 8) * wide - keys
     assert bool(((off - off.mean(0)).std(0) < 0.7 * keys.std(0)).all())
 
 
 def test_equal_keys_have_equal_codes_and_no_keys_have_none() -> None:
-    codes, steps = encode(KeyVectors.create(torch.full((50, 16), 3.0)), everyone(50))
+    codes, steps = encode(
+        KeyVectors.create(torch.full((50, 16), 3.0)), everyone(50), torch.ones(3, 16)
+    )
     assert len(codes.unique(dim=0)) == 1 and bool(steps.isfinite().all())
-    codes, steps = encode(KeyVectors.create(torch.empty(0, 16)), everyone(0))
+    codes, steps = encode(KeyVectors.create(torch.empty(0, 16)), everyone(0), nobody(16))
     assert codes.shape == (0, 8) and steps.shape == (16,)
 
 

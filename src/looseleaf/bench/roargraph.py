@@ -33,11 +33,11 @@ def build_roargraph(
     index = GraphIndex(keys, len(keys), IndexConfig("graph", degree=_DEGREE), _TOP)
     links = project(keys, lists, readers, _DEGREE)
     entries = (vectors - vectors.mean(0)).norm(dim=1).argmin()[None].to(torch.int32)
-    index.arrange(links, entries)
+    index.arrange(links, entries, queries)
     if enhanced:
         for first in range(0, len(keys), _BATCH):
             _enhance(index, links, torch.arange(first, min(first + _BATCH, len(keys))))
-            index.arrange(links, entries)
+            index.arrange(links, entries, queries)
     return index
 
 

@@ -58,3 +58,38 @@ static inline int32_t score_code(const Asked *asked, const uint8_t *code) {
     for (; i < HALF; i++) score += asked->low[i] * (code[i] & 15) + asked->high[i] * (code[i] >> 4);
     return score;
 }
+
+/* The codes of `count` vertices, of which the first `fetched` are on their way, and `ahead` always are. */
+static void score_codes(const Asked *asked, const uint8_t *codes, const int32_t *vertices, int64_t count,
+                        int64_t fetched, int64_t ahead, int32_t *scores) {
+    int64_t n = 0;
+#ifdef __AVX512VNNI__
+    if (HALF % 64 == 0) {
+        __m512i four = _mm512_set1_epi8(15), sums[4];
+        for (; n + 4 <= count; n += 4) { /* four sums are added up at once */
+            for (; fetched < count && fetched < n + 4 + ahead; fetched++)
+                fetch_lines((const char *)codes + (int64_t)vertices[fetched] * HALF, HALF);
+            for (int m = 0; m < 4; m++) {
+                const uint8_t *code = codes + (int64_t)vertices[n + m] * HALF;
+                sums[m] = _mm512_setzero_si512();
+                for (int i = 0; i + 64 <= HALF; i += 64) {
+                    __m512i both = _mm512_loadu_si512(code + i), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), four);
+                    sums[m] = _mm512_dpbusd_epi32(sums[m], _mm512_and_si512(both, four), _mm512_load_si512(asked->low + i));
+                    sums[m] = _mm512_dpbusd_epi32(sums[m], high, _mm512_load_si512(asked->high + i));
+                }
+            }
+            __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[0], sums[1]), _mm512_unpackhi_epi32(sums[0], sums[1]));
+            __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2], sums[3]), _mm512_unpackhi_epi32(sums[2], sums[3]));
+            __m512i c = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+            __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(c), _mm512_extracti64x4_epi64(c, 1));
+            __m128i all = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+            _mm_storeu_si128((__m128i *)(scores + n), all);
+        }
+    }
+#endif
+    for (; n < count; n++) {
+        for (; fetched < count && fetched <= n + ahead; fetched++)
+            fetch_lines((const char *)codes + (int64_t)vertices[fetched] * HALF, HALF);
+        scores[n] = score_code(asked, codes + (int64_t)vertices[n] * HALF);
+    }
+}

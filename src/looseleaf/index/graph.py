@@ -64,7 +64,8 @@ class GraphIndex(KVIndex):
         index = cls(keys, len(keys), config, _EFFORT)
         if len(keys) == 0:
             none = torch.empty(0, dtype=torch.int32)
-            index.arrange(torch.empty(0, 2 * config.degree, dtype=torch.int32), none)
+            links = torch.empty(0, 2 * config.degree, dtype=torch.int32)
+            index.arrange(links, none, queries)
             return index
         sampled = sample_queries(require_queries(queries, keys.head_dim), len(keys), config)
         lists = nearest_keys(sampled.to(device), keys.wide(device), config.top).ids
@@ -72,11 +73,18 @@ class GraphIndex(KVIndex):
         lists = lists.cpu()
         firsts = lists[:, 0][lists[:, 0] >= 0].long().bincount(minlength=len(keys))
         links = project(keys, lists, readers, config.degree, threads)
-        index.arrange(links, entries_of(keys, links, firsts))
+        index.arrange(links, entries_of(keys, links, firsts), sampled, device)
         return index
 
-    def arrange(self, links: Int[Tensor, "keys edges"], entries: Int[Tensor, " entries"]) -> None:
-        """Make the graph of ``links`` between keys, ended by -1, and of where searches begin.
+    def arrange(
+        self,
+        links: Int[Tensor, "keys edges"],
+        entries: Int[Tensor, " entries"],
+        queries: Float[Tensor, "queries head_dim"],
+        device: torch.device = CPU,
+    ) -> None:
+        """Make the graph of ``links`` between keys, ended by -1, and of where searches begin, with
+        codes for such ``queries`` made on ``device``.
 
         Keys that can't be reached from there are no part of it."""
         self.order = order_of(self.keys, links, entries)
@@ -91,7 +99,7 @@ class GraphIndex(KVIndex):
             own = links[self.order[first : first + _ROWS].long(), :width].numpy()
             # -1 names the last of the table, which is no vertex
             self.links[first : first + _ROWS] = torch.from_numpy(vertices[own])
-        self.codes, self.steps = encode(self.keys.source, self.order)
+        self.codes, self.steps = encode(self.keys.source, self.order, queries, device)
 
     def structure(self) -> Arrays:
         links = self.links.numpy()

@@ -230,7 +230,7 @@ def _search_one(
 def _walk(index: GraphIndex, query: Tensor, effort: int, count: int) -> tuple[Tensor, int]:
     """Best first by codes: always look behind the best candidates that were not looked behind yet.
 
-    Returns the keys of the best that were met, ``effort`` and ``count`` of them."""
+    Returns the keys of the best that were met, ``count`` and three quarters of ``effort``."""
     asked = ask_codes(query[None], index.steps)[0]
     met = torch.arange(index.num_entries)
     seen = torch.zeros(len(index.order), dtype=torch.bool)
@@ -248,6 +248,6 @@ def _walk(index: GraphIndex, query: Tensor, effort: int, count: int) -> tuple[Te
         links = index.links[at].long().flatten()
         links = links[links >= 0].unique()
         met = torch.cat((met, links[~seen[links]]))
-    kept = min(len(met), effort + count)
+    kept = min(len(met), count + effort * 3 // 4)
     least = scores.sort(descending=True).values[kept - 1] if kept else 0
     return index.order[met[scores >= least]].long(), len(met)

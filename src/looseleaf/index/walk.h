@@ -87,7 +87,8 @@ static int64_t follow(const int32_t *links, int64_t count, uint32_t *seen, int32
         __m512i words = _mm512_mask_i32gather_epi32(some, there, _mm512_srli_epi32(some, 5), seen, 4);
         __m512i bits = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_and_si512(some, _mm512_set1_epi32(31)));
         __mmask16 unseen = _mm512_mask_testn_epi32_mask(there, words, bits);
-        _mm512_mask_compressstoreu_epi32(fresh + news, unseen, some);
+        /* all lanes are stored, of which the first count: compressing into memory is slow on some processors */
+        _mm512_storeu_si512(fresh + news, _mm512_maskz_compress_epi32(unseen, some));
         for (int64_t last = news + __builtin_popcount(unseen); news < last; news++)
             seen[fresh[news] >> 5] |= 1u << (fresh[news] & 31);
         if (there != 0xffff) return news;
@@ -103,17 +104,6 @@ static int64_t follow(const int32_t *links, int64_t count, uint32_t *seen, int32
     return news;
 }
 
-/* Compare the newest `news` vertices, whose first `fetched` codes are on their way. */
-static void compare_codes(const Index *index, const Asked *asked, Met *met, int64_t news, int64_t fetched) {
-    const int32_t *vertices = met->vertices + met->count;
-    int32_t *scores = met->scores + met->count;
-    for (int64_t n = 0; n < news; n++) {
-        for (; fetched < news && fetched <= n + AHEAD; fetched++)
-            fetch_lines((const char *)index->codes + (int64_t)vertices[fetched] * HALF, HALF);
-        scores[n] = score_code(asked, index->codes + (int64_t)vertices[n] * HALF);
-    }
-}
-
 /* Best first by codes: all that was met, and the best `effort` of them were looked behind. */
 static void meet(const Index *index, const Asked *asked, int64_t effort, Met *met) {
     /* none before `first` is left to look behind */
@@ -126,7 +116,7 @@ static void meet(const Index *index, const Asked *asked, int64_t effort, Met *me
         seen[n >> 5] |= 1u << (n & 31);
     }
     while (news) {
-        compare_codes(index, asked, met, news, fetched);
+        score_codes(asked, index->codes, met->vertices + met->count, news, fetched, AHEAD, met->scores + met->count);
         Word most = INT64_MIN;
         for (int64_t n = met->count; n < met->count + news; n++) {
             Word word = word_of(met->scores[n], met->vertices[n], 1);
@@ -191,17 +181,21 @@ static void walk(const Search *search, Best *best) {
     meet(index, &asked, effort, &met);
     *search->scanned += met.count;
     /* codes are wrong by a little: more than are wanted are read as they are */
-    int32_t least = last_of(&met, effort + search->want);
+    int32_t least = last_of(&met, search->want + effort * 3 / 4);
     for (int64_t n = 0; n < met.count; n++) {
         met.vertices[found] = met.vertices[n];
         found += met.scores[n] >= least;
     }
     for (int64_t n = 0; n < found; n++) __builtin_prefetch(index->order + met.vertices[n]);
     for (int64_t n = 0; n < found; n++) met.vertices[n] = index->order[met.vertices[n]];
-    Word *hits = make_row(best->capacity, &room);
+    /* all scores first: what goes on where would wait for each key */
     for (int64_t n = 0; n < found; n++) {
         for (int64_t m = n ? n + 8 : 0; m <= n + 8 && m < found; m++) fetch_exactly(&index->keys, met.vertices[m]);
-        Word word = word_of(rank_of(score_exactly(&index->keys, search->query, met.vertices[n])), met.vertices[n], 0);
+        met.scores[n] = rank_of(score_exactly(&index->keys, search->query, met.vertices[n]));
+    }
+    Word *hits = make_row(best->capacity, &room);
+    for (int64_t n = 0; n < found; n++) {
+        Word word = word_of(met.scores[n], met.vertices[n], 0);
         if (word > hits[best->capacity - 1]) take_in(hits, room, word);
     }
     best->count = found < best->capacity ? found : best->capacity;
