@@ -2,19 +2,21 @@
 
 import time
 
+import numpy as np
 import torch
 
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import StepRows
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.engine.pace import ComputePace, count_pairs
+from looseleaf.engine.pace import ComputePace, count_keys
 from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.tiering import Tiering
 from looseleaf.kv.store import SegmentStore
 from looseleaf.tiers import Tiers
 
-_MOST_TOKENS = 1024
+# the longest pass that is timed: on a GPU short ones take as long as they take the host
+_MOST_TOKENS, _MOST_TOKENS_GPU = 1024, 8192
 # about how long the measurement may take, in seconds; a pass that was begun is finished
 _LONGEST = 1.0
 
@@ -39,37 +41,56 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
 @torch.inference_mode()
 def measure_pace(runner: Runner, pace: ComputePace) -> None:
     """Time passes of several lengths over pages that nobody uses, each after one that is not
-    counted."""
+    counted; the last one computes every fourth token again."""
     pool = runner.pool
     positions = runner.attention.rotation.cos.shape[0]
-    most = min(_MOST_TOKENS, pool.num_free * pool.page_size, positions)
+    most = _MOST_TOKENS_GPU if runner.model.device.type == "cuda" else _MOST_TOKENS
+    # a quarter more, for what is computed again
+    most = min(most, pool.num_free * pool.page_size * 3 // 4, positions)
     pages = pool.allocate(-(-most // pool.page_size)) or []
+    patch = pool.allocate(-(-most // (4 * pool.page_size))) or []
     begun = time.perf_counter()
     try:
-        for rows, keys in ((most // 16, most // 16), (most // 4, most // 4), (most // 4, most)):
-            if rows < 1 or time.perf_counter() - begun > _LONGEST:
-                break
-            for counted in (False, True):
-                seconds = _time_pass(runner, pages, rows, keys)
-                if counted:
-                    pace.observe(rows, count_pairs([(rows, keys)]), seconds)
+        few, some = range(most // 16), range(most // 4)
+        late = range(most - most // 4, most)
+        for positions_read in (few, some, late):
+            if not positions_read or time.perf_counter() - begun > _LONGEST:
+                return
+            spans = (ReadSpan(pages, 0, positions_read.stop, 0),)
+            seconds = _time_pass(runner, pages, PrefillChunk(positions_read, spans))
+            pace.observe(len(positions_read), count_keys(positions_read), seconds)
+        blended = _blended(pages, patch, most)
+        pool.place(patch, blended.positions)
+        seconds = _time_pass(runner, patch, blended)
+        pace.observe_blending(len(blended.positions), count_keys(blended.positions), seconds)
     finally:
-        pool.free(pages)
+        pool.free([*pages, *patch])
 
 
-def _time_pass(runner: Runner, pages: list[int], rows: int, keys: int) -> float:
+def _blended(pages: list[int], patch: list[int], most: int) -> PrefillChunk:
+    """Every fourth of so many tokens, computed again."""
+    again = np.arange(3, most, 4)
+    hidden = np.zeros(-(-most // 32) * 32, dtype=np.bool_)
+    hidden[again] = True
+    bitmap = np.packbits(hidden, bitorder="little").view("<i4")
+    kept = ReadSpan(pages, 0, most, 0, bitmap)
+    return PrefillChunk(again, (kept, ReadSpan(patch, 0, len(again), 0, places=again)))
+
+
+def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
+    """Seconds of a pass whose new keys go to ``pages``, the second time."""
     model, pool, device = runner.model, runner.pool, runner.model.device
-    at = torch.arange(keys - rows, keys, device=device)
-    table = torch.tensor(pages, device=device)
-    slots = table[at // pool.page_size] * pool.page_size + at % pool.page_size
-    chunk = PrefillChunk(range(keys - rows, keys), (ReadSpan(pages, 0, keys, 0),))
-    tokens = at % model.config.vocab_size
-    wanted = torch.tensor([rows - 1], device=device)
-    _wait_for(device)
-    begun = time.perf_counter()
-    attend = runner.attention.step(StepRows([], [chunk], slots, at, [rows - 1]))
-    model.logits(model.forward(tokens, attend, asked=wanted))
-    _wait_for(device)
+    rows, own = len(chunk.positions), chunk.spans[-1]
+    at = torch.as_tensor(np.asarray(chunk.positions), device=device)
+    nth = at if own.places is None else torch.arange(rows, device=device)
+    slots = torch.tensor(pages, device=device)[nth // pool.page_size] * pool.page_size
+    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1])
+    tokens, wanted = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
+    for _ in range(2):
+        _wait_for(device)
+        begun = time.perf_counter()
+        model.logits(model.forward(tokens, runner.attention.step(step), asked=wanted))
+        _wait_for(device)
     return time.perf_counter() - begun
 
 
