@@ -24,8 +24,10 @@ from looseleaf.ops.hopper_fetch.kernel import (
     seen_as,
     unit_of,
 )
+from looseleaf.ops.hopper_spans.kernel import read_spans
 from looseleaf.ops.hopper_tiles.kernel import (
     HALF,
+    PACKED,
     ROWS,
     fold_span,
     plain_end_of_run,
@@ -76,38 +78,22 @@ def _store_states(
 
 @gluon.jit
 def _bounds(
-    lists, span, place, true, m_row, slots, first, last, block,
-    DECODE: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr, WORKERS: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
+    lists, item, place, m_row, num_pages, first, last, block,
+    GROUP: gl.constexpr, WORKERS: gl.constexpr, PAGE_SIZE: gl.constexpr,
 ):  # fmt: skip
-    """Before which slot the keys of a span are that each row sees, before which all rows see all,
-    before which all are that any row of the program sees, and where a bitmap begins, or -1."""
-    _, num_pages, num_slots = slots
-    first_word = -1
-    if DECODE:
-        # all is asked for before anything is used: one after another latencies would add up
-        first_position = gl.load(lists[2] + span * 8 + 5)
-        last_position = gl.load(lists[2] + span * 8 + 6)
-        bound = gl.load(lists[3] + place * 4 + 2, mask=m_row, other=0)
-        # what one group clears is what the rows of neither see
-        FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
-        last_bound = gl.max(gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0), 0)
-        least_bound = gl.min(gl.where(m_row, bound, 2147483647), 0)
-        plain_end = plain_end_of_run(
-            first_position, last_position, num_pages, least_bound, PAGE_SIZE
-        )
-    else:
-        offset, length = gl.load(lists[3] + span), gl.load(lists[4] + span)
-        bound = gl.where(m_row, gl.minimum(true - offset + 1, length), 0)
-        if MASKED:
-            of_patch = gl.load(lists[9] + place, mask=m_row, other=0)
-            bound += gl.load(lists[5] + span) * (of_patch - bound)
-            first_word = gl.load(lists[6] + span)
-        last_bound = num_slots
-        plain_end = gl.min(gl.where(m_row, bound, 2147483647), 0)
-        plain_end = gl.minimum(plain_end, num_pages * PAGE_SIZE)
-    return bound, plain_end, last_bound, first_word
+    """Before which slot the keys of an item are that each row sees, before which all rows see all,
+    and before which all are that any row of the program sees."""
+    # all is asked for before anything is used: one after another latencies would add up
+    first_position = gl.load(lists[2] + item * 8 + 5)
+    last_position = gl.load(lists[2] + item * 8 + 6)
+    bound = gl.load(lists[3] + place * 4 + 2, mask=m_row, other=0)
+    # what one group clears is what the rows of neither see
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
+    last_bound = gl.max(gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0), 0)
+    least_bound = gl.min(gl.where(m_row, bound, 2147483647), 0)
+    plain_end = plain_end_of_run(first_position, last_position, num_pages, least_bound, PAGE_SIZE)
+    return bound, plain_end, last_bound
 
 
 @gluon.jit
@@ -117,13 +103,13 @@ def _compute(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, SHARED: gl.constexpr,
     WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
+    BY_HEADS: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
     q, stride_row, stride_head, stride_d, scale = queries
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     HALVES: gl.constexpr = HEAD_DIM // HALF
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     q_halves = seen_as(q_tiles, WORKERS * HALVES, ROWS, SHARED)
@@ -139,49 +125,49 @@ def _compute(
             m_s, place_s, row_s, _ = rows_of(
                 lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS, S_ROW
             )
-            true_s = row_s
-            if not DECODE:
-                true_s = gl.load(lists[7] + row_s, mask=m_s, other=0)
-            m_q, place_q, row_q, head_q = rows_of(
-                lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
-                gl.SliceLayout(1, LOAD),
-            )  # fmt: skip
-            vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
-            if DECODE:
-                true_q = gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0)
-            else:
-                true_q = gl.load(lists[7] + row_q, mask=m_q, other=0)
-            if not AWAITED:
-                gdc_wait()
             peak = gl.full([ROWS], float("-inf"), gl.float32, layout=S_ROW)
             total = gl.zeros([ROWS], gl.float32, layout=S_ROW)
             acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=O_LAYOUT)
             state = acc, peak, total
-            for span in range(begin, end):
+            if DECODE:
+                m_q, place_q, row_q, head_q = rows_of(
+                    lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
+                    gl.SliceLayout(1, PACKED),
+                )  # fmt: skip
+                vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
+                position = gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0)
+                if not AWAITED:
+                    gdc_wait()
                 first_page, num_pages, num_slots = num_slots_of(
-                    lists, span, first, last, DECODE, MASKED, PAGE_SIZE
+                    lists, begin, first, last, DECODE, MASKED, PAGE_SIZE
                 )
-                start = gl.where(span == begin, skip, 0)
-                num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
-                if num_slots > start:
-                    bound, plain_end, last_bound, first_word = _bounds(
-                        lists, span, place_s, true_s, m_s, (first_page, num_pages, num_slots),
-                        first, last, block, DECODE, MASKED, GROUP, WORKERS, PAGE_SIZE,
+                if num_slots > 0:
+                    bound, plain_end, last_bound = _bounds(
+                        lists, begin, place_s, m_s, num_pages, first, last, block,
+                        GROUP, WORKERS, PAGE_SIZE,
                     )  # fmt: skip
-                    offset = 0
-                    if not DECODE:
-                        offset = gl.load(lists[3] + span)
                     turn_rows(
-                        q_halves, WORKER * HALVES, vector, stride_d, gl.maximum(true_q - offset, 0),
-                        m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LOAD,
+                        q_halves, WORKER * HALVES, vector, stride_d, gl.maximum(position, 0),
+                        m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
                     )  # fmt: skip
                     fence_async_shared()
                     wait_for_group()
                     state, count = fold_span(
                         q_tiles.index(WORKER), tiles, barriers, state, count, lists,
-                        (first_page, start, num_slots, plain_end, bound, last_bound, first_word),
+                        (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
+                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
                     )  # fmt: skip
+            else:
+                true = gl.load(lists[7] + row_s, mask=m_s, other=0)
+                if not AWAITED:
+                    gdc_wait()
+                state, count = read_spans(
+                    data, q_halves, (first, local, num_packed, kv_head),
+                    (begin, end, skip, before, last), (m_s, place_s, true), state, count,
+                    WORKER, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, HALVES,
+                    KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
+                )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,
                 DECODE, NUM_KV_HEADS, GROUP, HEAD_DIM, S_ROW, O_LAYOUT,
@@ -207,7 +193,7 @@ def _hopper_attention_kernel(
     DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    AWAITED: gl.constexpr,
+    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr,
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype = k_desc.dtype
@@ -230,11 +216,11 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (_compute, (
                     data, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
@@ -252,7 +238,7 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
@@ -293,6 +279,12 @@ def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
     return 64, 3 if head_dim == 128 else 4, 128
 
 
+def by_heads(group: int, rotation: Rotation, head_dim: int) -> bool:
+    """Whether the heads of a row of a span list turn together."""
+    turned = rotation.rotary_dim in (0, head_dim) and not rotation.interleaved
+    return turned and head_dim == 128 and group in (1, 2, 4, 8)
+
+
 def launch(
     q: Tensor,
     pages: tuple[Tensor, Tensor],
@@ -320,5 +312,6 @@ def launch(
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
+        BY_HEADS=by_heads(q.shape[1] // num_kv_heads, rotation, head_dim),
         num_warps=4, maxnreg=registers, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

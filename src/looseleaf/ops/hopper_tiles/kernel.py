@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 ROWS = gl.constexpr(64)
 # tiles lie in halves of 64 dims, the width that the hardware swizzles, one behind the other
 HALF = gl.constexpr(64)
+PACKED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 wait_for_group = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
@@ -76,6 +77,77 @@ def turn_rows(
                 q_halves.index(place + half), vector, stride_d, position, m_row, scale,
                 table, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
+
+
+@gluon.jit
+def _turn_heads(
+    q_halves, place, unit, position, queries, table, TURNED: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
+    """64 packed rows, as rows and their heads: cosines and sines are read once a row, and all that
+    is read is on its way before any of it is used."""
+    first, local, num_packed, kv_head = unit
+    q, stride_row, stride_head, stride_d, scale = queries
+    cos, sin, stride_table = table
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
+    ROW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(1, LAYOUT))
+    o_row = gl.arange(0, ROWS // GROUP, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    o_h = gl.arange(0, GROUP, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    m_row = local + o_row * GROUP < num_packed
+    p_row = (q + (first + local // GROUP + o_row).to(gl.int64) * stride_row)[:, None]
+    p_head = p_row + ((kv_head * GROUP + o_h) * stride_head)[None, :]
+    p_x = p_head[:, :, None] + gl.expand_dims((o_d * stride_d)[None, :], 1)
+    m_x = (m_row[:, None] & (o_h >= 0)[None, :])[:, :, None]
+    b_low = gl.load(p_x, mask=m_x, other=0.0)
+    b_high = gl.load(p_x + HALF * stride_d, mask=m_x, other=0.0)
+    if TURNED:
+        at, m_at = gl.convert_layout(position, ROW), gl.convert_layout(m_row, ROW)[:, None]
+        p_angle = at.to(gl.int64)[:, None] * stride_table + o_d[None, :]
+        b_cos = gl.expand_dims(gl.load(cos + p_angle, mask=m_at, other=1.0) * scale, 1)
+        b_sin = gl.expand_dims(gl.load(sin + p_angle, mask=m_at, other=0.0) * scale, 1)
+        b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
+        low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
+    else:
+        low, high = b_low.to(gl.float32) * scale, b_high.to(gl.float32) * scale
+    q_halves.index(place).store(low.to(q_halves.dtype).reshape([ROWS, HALF]))
+    q_halves.index(place + 1).store(high.to(q_halves.dtype).reshape([ROWS, HALF]))
+
+
+@gluon.jit
+def positions_of_unit(lists, unit, GROUP: gl.constexpr, BY_HEADS: gl.constexpr):
+    """True positions of the rows of a unit of a span list, as `turn_unit` wants them."""
+    first, local, num_packed, _ = unit
+    if BY_HEADS:
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
+        o_row = gl.arange(0, ROWS // GROUP, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+        row, m_row = first + local // GROUP + o_row, local + o_row * GROUP < num_packed
+    else:
+        packed = local + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PACKED))
+        row, m_row = first + packed // GROUP, packed < num_packed
+    return gl.load(lists[7] + row, mask=m_row, other=0)
+
+
+@gluon.jit
+def turn_unit(
+    q_halves, place, unit, position, queries, table,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
+):  # fmt: skip
+    """The 64 packed rows of a unit of a span list, turned to ``position`` or, before a frame, to
+    its begin, and scaled, to the halves of a tile of shared memory from ``place`` on."""
+    position = gl.maximum(position, 0)
+    if BY_HEADS:
+        _turn_heads(q_halves, place, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
+    else:
+        first, local, num_packed, kv_head = unit
+        q, stride_row, stride_head, stride_d, scale = queries
+        packed = local + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PACKED))
+        vector = q + (first + packed // GROUP).to(gl.int64) * stride_row
+        vector += (kv_head * GROUP + packed % GROUP) * stride_head
+        turn_rows(
+            q_halves, place, vector, stride_d, position, packed < num_packed, scale, table,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -230,14 +302,17 @@ def _clear_tile(
 
 @gluon.jit
 def fold_span(
-    q_tile, tiles, barriers, state, count, lists, keys,
+    q_tile, tiles, barriers, state, count, lists, keys, ahead,
     DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 rows with the keys of one span in it.
 
     The product of a tile's weights and values runs beside the next tile's exponentials, and the
-    values so far shrink while the next tile's scores are made.
+    values so far shrink while the next tile's scores are made. Beside the last product rows of a
+    span list turn to the next span, if ``ahead`` says so: their tile is free then.
     """
     k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty = barriers
@@ -285,6 +360,14 @@ def fold_span(
     _clear_tile(v_tiles.index(stage), lists, keys, last_tile, DECODE, PAGE_SIZE, KEYS)
     acc *= gl.convert_layout(shrink, O_ROW)[:, None]
     acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
+    if not DECODE:
+        goes_on, q_halves, place, unit, position, queries, table = ahead
+        if goes_on:
+            turn_unit(
+                q_halves, place, unit, position, queries, table,
+                GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
+            )  # fmt: skip
+            fence_async_shared()
     acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
     wait_for_group()
     mbarrier.arrive(v_empty.index(stage), count=1)
