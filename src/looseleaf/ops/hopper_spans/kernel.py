@@ -50,7 +50,7 @@ def read_spans(
     """The running state of 64 packed rows with what their unit reads in it, and the tiles read so
     far."""
     queries, table, _, q_tiles, tiles, barriers, lists = data
-    first, local, num_packed, kv_head = unit
+    first, local, num_packed, _ = unit
     begin, end, skip, before, last = spans
     m_row, place, true = rows
     position = positions_of_unit(lists, unit, GROUP, BY_HEADS)
