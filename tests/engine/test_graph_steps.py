@@ -58,11 +58,11 @@ class Passes(PassGraphs):
     """The same of passes that blend, and of steps that follow their documents."""
 
     def __post_init__(self) -> None:
-        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64)
+        self._inputs = torch.zeros((5, MAX_ROWS), dtype=torch.int64)
 
     def _cut(self, run: Callable[[Within], Tensor], depth: int) -> Any:
         self._inputs.zero_()
-        self._inputs[1].fill_(-1)
+        self._inputs[[1, 3]] = -1
         result = run(lambda attend: attend).clone()
         return result, [PassAgain(run, result)], [depth - 1]
 
@@ -147,7 +147,9 @@ def blended(folder: Folder, passes: bool) -> tuple[list[Any], LLM]:
         llm.engine.runner = replace(runner, passes=again)
     params, found = replace(PARAMS, max_tokens=3), []
     # the same prompts at once and alone, so that what a pass leaves behind meets the next one
-    for fuse in (Fuse("random", ratio=0.3), Fuse("question", ratio=0.2), Fuse("links", ratio=0.3)):
+    deviating = [Fuse("deviation", ratio=0.3, check_layers=some) for some in ((1,), (2,), (1, 2))]
+    named = Fuse("random", ratio=0.3), Fuse("question", ratio=0.2), Fuse("links", ratio=0.3)
+    for fuse in (*named, *deviating):
         found += llm.generate(BLENDED, params, fuse=fuse)
         found += llm.generate(BLENDED[1:2], params, fuse=fuse)
     assert_idle(llm)

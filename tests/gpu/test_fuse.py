@@ -66,6 +66,7 @@ def test_passes_replay_what_they_are_without_graphs(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3)
     fuses = [Fuse(name, ratio=0.3) for name in ("random", "question", "links")]
+    fuses += [Fuse("deviation", ratio=0.1, check_layers=some) for some in ((1,), (2,))]
     found = []
     for graphs in (True, False):
         options = {"device": "cuda", "dtype": "float32", "num_pages": 256, "cuda_graphs": graphs}
@@ -76,7 +77,7 @@ def test_passes_replay_what_they_are_without_graphs(tmp_path):
         passes = llm.engine.runner.passes
         assert (passes is not None) == graphs
         # each policy's own, what shows it its tokens, and scouts
-        assert passes is None or passes.replays >= 2 * (3 + 2)
+        assert passes is None or passes.replays >= 2 * (5 + 2)
     for one, two in zip(*found, strict=True):
         assert one.token_ids == two.token_ids
         chosen = [[d.recomputed for d in output.reuse.documents] for output in (one, two)]

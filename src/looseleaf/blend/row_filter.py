@@ -49,20 +49,38 @@ class RowFilter:
         if layer not in self._selector.check_layers:
             return hidden
         places = _find(self.rows, self._candidate_rows)
-        scores = self._score_rows(layer, hidden[places], self._candidate_rows)
+        scores = self._score_rows(layer, _taken(hidden, places), self._candidate_rows)
         selector = self._selector.at(layer)
         kept = selector.select(self.candidates, scores)
         self.candidates = self.candidates.among(kept, self._counts(kept, selector))
         self._candidate_rows = self._candidate_rows[kept]
         before = self.rows
         self.rows = torch.cat((self._candidate_rows, self._other_rows)).sort().values
-        return hidden[_find(before, self.rows)]
+        return _taken(hidden, _find(before, self.rows))
+
+    def candidate_states(
+        self, hidden: Float[Tensor, "remaining hidden_size"]
+    ) -> Float[Tensor, "tokens hidden_size"]:
+        """Those of the candidates among the hidden states of the rows that are left."""
+        return _taken(hidden, _find(self.rows, self._candidate_rows))
 
     def _counts(self, kept: Int[Tensor, " kept"], selector: Deviation) -> tuple[int, ...]:
         if selector.budget.is_fixed:
             return budget_counts(self.candidates, selector.budget)
         requests = self.candidates.requests[kept]
         return tuple(requests.bincount(minlength=len(self.candidates.lengths)).tolist())
+
+
+def _taken(
+    hidden: Float[Tensor, "rows hidden_size"], places: Int[Tensor, " some"]
+) -> Float[Tensor, "some hidden_size"]:
+    """The hidden states at ``places``, which rise."""
+    if len(places) == len(hidden):
+        return hidden
+    if hidden.is_cuda and not places.is_cuda:
+        # without waiting for what the device still has to do
+        places = places.pin_memory().to(hidden.device, non_blocking=True)
+    return hidden[places]
 
 
 def _find(rising: Int[Tensor, " all"], some: Int[Tensor, " some"]) -> Int[Tensor, " some"]:

@@ -6,6 +6,7 @@ tried out to its patch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from looseleaf.blend import (
     kv_deviation,
 )
 from looseleaf.engine.following import Following
-from looseleaf.engine.fusion import FusedRows, Fusion, IntArray
-from looseleaf.engine.pass_graphs import PassGraphs, first_layers
+from looseleaf.engine.fusion import Begun, FusedRows, Fusion, IntArray
+from looseleaf.engine.pass_graphs import PassGraphs, no_rows
 from looseleaf.engine.rows import to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
@@ -76,7 +77,7 @@ class Evidence:
     @torch.inference_mode()
     def choose(self, fusions: Sequence[Fusion]) -> None:
         """Set the positions of the tokens that ``fusions`` compute again; deviation computes them
-        as well.
+        as well, or begins to.
         """
         asking: dict[Question, list[Fusion]] = {}
         for fusion in fusions:
@@ -158,8 +159,8 @@ class Evidence:
         if received is None:
             tokens, step = self._step_of(table, chunks)
             watched = WatchedStep.create(step, chunks, watch)
-            hook = None if depth == self.model.config.num_layers else first_layers(depth)
-            self._forward(tokens, watched, hook)
+            hook = None if depth == self.model.config.num_layers else no_rows
+            self._forward(tokens, watched, hook, (depth,))
             received = watched.received
         lengths = [sum(span.length for span in some) for some in spans]
         return list(received.cpu().split(lengths))
@@ -188,14 +189,21 @@ class Evidence:
         spans = self.attention.planner.span_list(chunks)
         return held[0], ChunkStep(self.attention, spans, held[1], held[2])
 
-    def _forward(self, tokens: Tensor, attend: Attend, hook: LayerHook | None) -> None:
+    def _forward(
+        self,
+        tokens: Tensor,
+        attend: Attend,
+        hook: LayerHook | None,
+        hooked: Sequence[int] | None = None,
+    ) -> None:
         self.attention.planner.launching()
-        self.model.forward(tokens, Following(attend, self.awaited), hook)
+        self.model.forward(tokens, Following(attend, self.awaited), hook, hooked=hooked)
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
         """The tokens left behind the last check layer, of a pass that all begin together.
 
-        It computes them as well: the patch is theirs when it ends."""
+        It computes them as well: the patch is theirs when it ends. Where passes replay it ends
+        with the last check layer, since its few rows go on with the text much sooner."""
         candidates = fusion.candidates
         everyone = candidates.positions.numpy()
         rows = fusion.pass_rows(everyone)
@@ -210,22 +218,26 @@ class Evidence:
         )
         attend = _Moving()
         tokens, attend.step = self._step([(fusion, rows, everyone)])
-        left: dict[int, IntArray] = {0: everyone}
+        left, last = {0: everyone}, selector.check_layers[-1]
+        ends = self.passes is not None
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
             hidden = narrow(layer, hidden)
-            if layer in selector.check_layers:
-                left[layer] = narrow.candidates.positions.numpy()
-                if len(left[layer]):
-                    kept = fusion.pass_rows(left[layer])
-                    _, attend.step = self._step([(fusion, kept, left[layer])])
+            left[layer] = narrow.candidates.positions.numpy()
             # without a token that is left nothing is worth going on for
-            return hidden if len(narrow.candidates) else hidden[:0]
+            if not len(left[layer]):
+                return hidden[:0]
+            if ends and layer == last:
+                fusion.begun = Begun(layer, narrow.candidate_states(hidden))
+                return hidden[:0]
+            kept = fusion.pass_rows(left[layer])
+            _, attend.step = self._step([(fusion, kept, left[layer])])
+            return hidden
 
-        self._forward(tokens, attend, hook)
+        self._forward(tokens, attend, hook, selector.check_layers)
         self._gather(fusion, left)
-        fusion.patched = True
-        return left[selector.check_layers[-1]]
+        fusion.patched = fusion.begun is None
+        return left[max(left)]
 
     def _true_deviation(self, fusion: Fusion) -> Float[Tensor, " tokens"]:
         """How far stored keys and values are from those of the full prefill, over all layers."""
@@ -249,17 +261,16 @@ class Evidence:
         """
         pool, layers = self.attention.pool, sorted(left)
         final = left[layers[-1]]
-        stops = [*layers[1:], layers[-1]]
-        for first, stop in zip(layers, stops, strict=True):
+        if not len(final):
+            return
+        for first, stop in pairwise(layers):
             was = fusion.patch_slots(np.searchsorted(left[first], final))
             now = fusion.patch_slots(np.arange(len(final)))
-            old, new = (torch.from_numpy(x).to(self.model.device) for x in (was, now))
-            size = pool.page_size
-            source = old // size, slice(None), old % size
-            target = new // size, slice(None), new % size
-            for layer in range(first, stop):
-                for pages in pool.layer(layer):
-                    pages[target] = pages[source]
+            halves = np.stack([*np.divmod(was, pool.page_size), *np.divmod(now, pool.page_size)])
+            held = to_device(torch.from_numpy(halves), self.model.device)
+            pages, every = pool.kv[first:stop], slice(None)
+            source = every, every, held[0], every, held[1]
+            pages[every, every, held[2], every, held[3]] = pages[source]
 
     def _deviations(
         self, fusion: Fusion, layer: int, hidden: Tensor, positions: IntArray
@@ -268,12 +279,12 @@ class Evidence:
         pool = self.attention.pool
         for arriving in self.awaited:
             arriving.wait(layer)
-        slots, places = (
-            torch.from_numpy(x).to(hidden.device) for x in fusion.stored_slots(positions)
-        )
+        slots, places = fusion.stored_slots(positions)
+        numbers = np.stack([*np.divmod(slots, pool.page_size), places])
+        held = to_device(torch.from_numpy(numbers), hidden.device)
         keys, values = self.model.keys_values(layer, hidden)
-        turned = rotate(keys, places, self.attention.rotation)
-        at = slots // pool.page_size, slice(None), slots % pool.page_size
+        turned = rotate(keys, held[2], self.attention.rotation)
+        at = held[0], slice(None), held[1]
         stored_keys, stored_values = (pages[at] for pages in pool.layer(layer))
         return kv_deviation(turned, values, stored_keys, stored_values).cpu()
 

@@ -13,6 +13,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from looseleaf.attention.groups import Bitmap, ReadSpan
 from looseleaf.attention.plan import PrefillChunk
@@ -44,6 +46,16 @@ class FusedRows:
     table: IntArray
 
 
+@dataclass(frozen=True)
+class Begun:
+    """How far the document rows of a pass have come while they were chosen: ``hidden`` are their
+    states before ``layer``, rising by position. What they keep of the layers before is in the patch
+    already."""
+
+    layer: int
+    hidden: Float[Tensor, "rows hidden_size"]
+
+
 @dataclass(eq=False)
 class Fusion:
     """What one sequence does about its blended documents.
@@ -53,8 +65,9 @@ class Fusion:
     the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
     over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
     ``num_pages`` while the sequence is admitted; with ``patched`` its keys and values are there
-    once the tokens are chosen, and the pass has text only; ``stale`` tokens were chosen like
-    that in pages that are gone. ``scores`` are the evidence's, kept for who wants to know."""
+    once the tokens are chosen, and the pass has text only; where they have only ``begun``, the pass
+    goes on with them. ``stale`` tokens were chosen like that in pages that are gone. ``scores`` are
+    the evidence's, kept for who wants to know."""
 
     fuse: Fuse
     selector: Selector
@@ -68,6 +81,7 @@ class Fusion:
     pages: list[int] = field(default_factory=list)
     scores: torch.Tensor | None = None
     patched: bool = False
+    begun: Begun | None = None
     stale: bool = False
     scheduled: int = 0
     computed: int = 0
@@ -149,6 +163,13 @@ class Fusion:
         texts = [self._text_rows(run, run.num_tokens) for run in self.runs if run.start < last]
         return by_position([*texts, self.document_rows(chosen)])
 
+    def documents_among(self, start: int, stop: int) -> slice:
+        """Which of the chosen tokens are among rows ``start:stop`` of the pass."""
+        assert self.positions is not None
+        rows = self.rows.positions
+        bounds = rows[start], rows[stop - 1] + 1
+        return slice(*np.searchsorted(self.positions, bounds).tolist())
+
     def stored_slots(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Slots (``page * page_size + slot``) of stored document tokens, and their places in their
         segments.
@@ -156,12 +177,10 @@ class Fusion:
         starts = np.array([use.start for use in self.documents])
         which = np.searchsorted(starts, positions, "right") - 1
         places = positions - starts[which]
-        pages = [
-            self.documents[n].write_pages[place // self.page_size]
-            for n, place in zip(which.tolist(), places.tolist(), strict=True)
-        ]
-        slots = np.asarray(pages, dtype=np.int64) * self.page_size + places % self.page_size
-        return slots, places
+        each = [np.asarray(use.write_pages, dtype=np.int64) for use in self.documents]
+        first = np.cumsum([0, *map(len, each)])[which]
+        pages = np.concatenate(each)[first + places // self.page_size]
+        return pages * self.page_size + places % self.page_size, places
 
     def settle(self, positions: IntArray) -> list[int]:
         """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
@@ -198,6 +217,8 @@ class Fusion:
         for run in self.runs:
             stands = np.searchsorted(done, (run.start, run.start + run.num_tokens))
             run.computed = run.scheduled = int(stands[1] - stands[0])
+        if self.begun is not None and self.computed == self.num_tokens:
+            self.patched, self.begun = True, None
 
     def reset(self) -> None:
         """Forget pages and progress, but not what was chosen: it depends on the prompt alone.
@@ -206,7 +227,8 @@ class Fusion:
         self.pages = []
         self.scheduled = self.computed = 0
         self._rows = None
-        self.stale, self.patched = self.patched, False
+        self.stale = self.patched or self.begun is not None
+        self.patched, self.begun = False, None
 
     @cached_property
     def _candidate_positions(self) -> IntArray:

@@ -8,8 +8,9 @@ from pass to pass is data on the device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,15 +28,22 @@ from looseleaf.attention.watched import (
     WatchedStep,
     watched_chunks,
 )
-from looseleaf.engine.graphs import MAX_ROWS, Replayable, room_for, undisturbed
+from looseleaf.engine.entering import Entering
+from looseleaf.engine.graphs import Replayable, room_for, undisturbed
 from looseleaf.engine.rows import RowInputs, to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
-from looseleaf.types import Attend, LayerHook
+from looseleaf.types import Attend
 
 _LONGEST = 8
 # the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 512
-_PADDED = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, MAX_ROWS)
+_FEW = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
+_MANY = (576, 640, 768, 896, 1024)
+_PADDED = (*_FEW, *_MANY)
+# past this the layers compute for longer than their launches take
+MAX_ROWS = _PADDED[-1]
+# of a row: token, slot, place, and the slot until rows enter; then, which rows' logits are wanted
+_NUMBERS = 5
 Within = Callable[[Attend], Attend]
 
 
@@ -48,6 +56,14 @@ class _Pass:
     stops: Sequence[int]
     buffer: SpanBuffer
     logits: Tensor
+
+
+class _PassKey(NamedTuple):
+    """What the graphs of a pass are made for: rows and what they read, and the layer that some of
+    its rows enter at, if any do."""
+
+    rows: SpanCapacity
+    enters: int | None
 
 
 @dataclass(frozen=True)
@@ -82,12 +98,13 @@ class PassGraphs:
     model: Decoder
     attention: PagedAttention
     replays: int = 0
-    _passes: dict[SpanCapacity, _Pass] = field(default_factory=dict)
+    _passes: dict[_PassKey, _Pass] = field(default_factory=dict)
     _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # tokens, slots, places and the rows whose logits are wanted
-        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64, device=self.model.device)
+        self._inputs = torch.zeros(
+            (_NUMBERS, MAX_ROWS), dtype=torch.int64, device=self.model.device
+        )
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
@@ -96,19 +113,26 @@ class PassGraphs:
         return len(self._passes) + len(self._watching)
 
     def run(
-        self, rows: RowInputs, chunks: Sequence[PrefillChunk], awaited: Sequence[Arriving]
+        self,
+        rows: RowInputs,
+        chunks: Sequence[PrefillChunk],
+        awaited: Sequence[Arriving],
+        entering: Sequence[Entering] = (),
     ) -> Float[Tensor, "wanted vocab_size"] | None:
         """The logits that are wanted of a step of these chunks only, or None if it is not for a
-        graph. Each layer comes behind that layer of the documents ``awaited``, and the call raises
-        what waiting for them raises."""
+        graph. Rows that are ``entering`` do so at one layer. Each layer comes behind that layer of
+        the documents ``awaited``, and the call raises what waiting for them raises."""
+        layers = list(dict.fromkeys(some.layer for some in entering))
+        if len(layers) > 1:
+            return None
         if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
             return None
         spans = self.attention.planner.host_spans(chunks)
         capacity = capacity_for(spans, _padded(rows.num_rows))
         if not capacity.holds(spans):
             return None
-        captured = self._pass_for(capacity)
-        self._load(rows.table, rows.wanted)
+        captured = self._pass_for(_PassKey(capacity, layers[0] if layers else None))
+        self._load(rows.table, rows.wanted, entering)
         captured.buffer.load(spans)
         self._replay(captured, awaited)
         return captured.logits[: len(rows.wanted)]
@@ -146,16 +170,17 @@ class PassGraphs:
     def prepare(self, chunks: Sequence[PrefillChunk]) -> None:
         """Capture passes like that of ``chunks``, unless they are."""
         num_rows = sum(len(chunk.positions) for chunk in chunks)
-        self._pass_for(capacity_for(self.attention.planner.host_spans(chunks), _padded(num_rows)))
+        spans = self.attention.planner.host_spans(chunks)
+        self._pass_for(_PassKey(capacity_for(spans, _padded(num_rows)), None))
 
     def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
         """The same of watched passes."""
         self._watched_for(self._watch_key(chunks, watch, depth)[0])
 
-    def _pass_for(self, capacity: SpanCapacity) -> _Pass:
-        if capacity not in self._passes:
-            self._passes[capacity] = self._capture(capacity)
-        return self._passes[capacity]
+    def _pass_for(self, key: _PassKey) -> _Pass:
+        if key not in self._passes:
+            self._passes[key] = self._capture(key)
+        return self._passes[key]
 
     def _watched_for(self, key: _WatchKey) -> _Watched:
         if key not in self._watching:
@@ -186,19 +211,34 @@ class PassGraphs:
             graph.replay()
         self.replays += 1
 
-    def _load(self, table: IntArray, wanted: Sequence[int]) -> None:
-        """Bring the rows to the device; those that pad have slot -1."""
+    def _load(
+        self, table: IntArray, wanted: Sequence[int], entering: Sequence[Entering] = ()
+    ) -> None:
+        """Bring the rows to the device; those that pad have slot -1, and so do those that have not
+        entered yet."""
         staged = torch.zeros(self._inputs.shape, dtype=torch.int64)
-        staged[1] = -1
+        staged[[1, 3]] = -1
         staged[:3, : table.shape[1]] = torch.from_numpy(table)
-        staged[3, : len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
-        self._inputs.copy_(to_device(staged, self._inputs.device))
+        staged[3, : table.shape[1]] = staged[1, : table.shape[1]]
+        staged[4, : len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
+        for some in entering:
+            staged[3, torch.from_numpy(some.rows)] = -1
+        held = to_device(staged, self._inputs.device)
+        self._inputs.copy_(held)
+        for some in entering:
+            self._entering[to_device(torch.from_numpy(some.rows), held.device)] = some.hidden
 
-    def _capture(self, capacity: SpanCapacity) -> _Pass:
-        buffer = SpanBuffer(capacity, self.model.device)
+    @cached_property
+    def _entering(self) -> Tensor:
+        """The hidden states of rows that enter behind the first layer; of others, anything."""
+        size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
+        return torch.zeros(size, dtype=model.dtype, device=model.device)
+
+    def _capture(self, key: _PassKey) -> _Pass:
+        buffer = SpanBuffer(key.rows, self.model.device)
 
         def run(within: Within) -> Tensor:
-            return self._forward(buffer, within)
+            return self._forward(buffer, key.enters, within)
 
         logits, graphs, stops = self._cut(run, self.model.config.num_layers)
         return _Pass(graphs, stops, buffer, logits)
@@ -222,6 +262,7 @@ class PassGraphs:
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
         self._inputs.zero_()
         self._inputs[1].fill_(-1)
+        self._inputs[3].fill_(-1)
         starts = stretches(depth)
         side, cutting = torch.cuda.Stream(self.model.device), _Cutting(starts[1:], self._pool)
         side.wait_stream(torch.cuda.current_stream())
@@ -237,11 +278,21 @@ class PassGraphs:
         torch.cuda.current_stream().wait_stream(side)
         return result, cutting.graphs, [start - 1 for start in starts[1:]] + [depth - 1]
 
-    def _forward(self, buffer: SpanBuffer, within: Within) -> Tensor:
-        tokens, slots, places = self._inputs[:3, : buffer.capacity.rows].unbind(0)
-        wanted = self._inputs[3, : buffer.capacity.requests]
-        attend = self.attention.over_spans(buffer.spans, slots, places)
-        hidden = self.model.forward(tokens, within(attend))
+    def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
+        tokens, slots, places, before = self._inputs[:4, : buffer.capacity.rows].unbind(0)
+        wanted = self._inputs[4, : buffer.capacity.requests]
+        if enters is None:
+            attend = self.attention.over_spans(buffer.spans, slots, places)
+            hidden = self.model.forward(tokens, within(attend))
+            return self.model.logits(hidden.index_select(0, wanted))
+        kept = before.clone()
+
+        def enter(layer: int, hidden: Tensor) -> Tensor:
+            kept.copy_(slots)
+            return torch.where((before < 0)[:, None], self._entering[: len(hidden)], hidden)
+
+        attend = self.attention.over_spans(buffer.spans, kept, places)
+        hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))
         return self.model.logits(hidden.index_select(0, wanted))
 
     def _watch(
@@ -256,8 +307,8 @@ class PassGraphs:
         step = ChunkStep(self.attention, rows.spans, slots, places)
         received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
         seen = WatchedStep(step, watched.spans, key.layers, *numbers, received)
-        hook = None if key.depth == self.model.config.num_layers else first_layers(key.depth)
-        self.model.forward(tokens, within(seen), hook)
+        hook = None if key.depth == self.model.config.num_layers else no_rows
+        self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
         return seen.received
 
 
@@ -290,13 +341,9 @@ class _Cutting:
         return cut
 
 
-def first_layers(depth: int) -> LayerHook:
-    """Lets rows pass so many layers."""
-
-    def end(layer: int, hidden: Tensor) -> Tensor:
-        return hidden if layer < depth else hidden[:0]
-
-    return end
+def no_rows(layer: int, hidden: Tensor) -> Tensor:
+    """The hook that lets no row pass."""
+    return hidden[:0]
 
 
 def stretches(num_layers: int) -> list[int]:

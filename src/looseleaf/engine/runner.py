@@ -20,6 +20,7 @@ from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.engine.entering import Entering, enter_late, find_entering
 from looseleaf.engine.eviction import Tapped, find_taps
 from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
@@ -172,9 +173,10 @@ class Runner:
         decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
+        entering = find_entering(work.chunks, rows.num_rows - new_rows)
         apart, taps = list(_rows_apart(work, decode, chunks)), find_taps(work, len(decode))
         if not apart and not taps:
-            logits = self._replay(rows, decode, chunks, previous, awaited)
+            logits = self._replay(rows, decode, chunks, previous, awaited, entering)
             if logits is not None:
                 _book(work)
                 return logits
@@ -193,8 +195,10 @@ class Runner:
             attend = Tapped(attend, taps)
         begun = None if self.pace is None else self.pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
+        hook = enter_late(entering, slots) if entering else None
         self.attention.planner.launching()
-        hidden = self.model.forward(tokens, attend, asked=index)
+        layers = [some.layer for some in entering]
+        hidden = self.model.forward(tokens, attend, hook, index, layers)
         self.attention.sent()
         if taps and rows.asked is not None:
             hidden = hidden.index_select(0, rows.asked_on(self.model.device))
@@ -219,9 +223,10 @@ class Runner:
         chunks: Sequence[PrefillChunk],
         previous: Int[Tensor, " sampled"] | None,
         awaited: Sequence[Arriving],
+        entering: Sequence[Entering],
     ) -> Tensor | None:
         """The logits of a step for which there are graphs, else None."""
-        if self.graphs is not None and not awaited:
+        if self.graphs is not None and not awaited and not entering:
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
@@ -229,7 +234,7 @@ class Runner:
         if self.passes is None or decode or not (awaited or patched):
             return None
         begun = None if awaited or self.pace is None else self.pace.begin(self.model.device)
-        logits = self.passes.run(rows, chunks, awaited)
+        logits = self.passes.run(rows, chunks, awaited, entering)
         if logits is not None and begun is not None and self.pace is not None:
             self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=patched)
         return logits

@@ -5,6 +5,8 @@ knows where each row stands; so the same forward serves prefill, decode, blend a
 between.
 """
 
+from collections.abc import Container
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -48,8 +50,11 @@ class Decoder:
         attend: Attend,
         hook: LayerHook | None = None,
         asked: Int[Tensor, " asked"] | None = None,
+        hooked: Container[int] | None = None,
     ) -> Float[Tensor, "remaining hidden_size"]:
-        """The normed hidden states behind the last layer, of the rows that ``hook`` left.
+        """The normed hidden states behind the last layer, of the rows that ``hook`` left; without
+        any left the layers behind are not passed. With ``hooked`` it is called in front of these
+        layers only, which leaves the others to what they fuse with additions to the stream.
 
         With ``asked`` only those of the rows that it lists, rising: the last layer makes keys and
         values of all rows, and nothing else of the others.
@@ -57,11 +62,11 @@ class Decoder:
         stream = Stream(self.weights.embedding[tokens])
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
-            if hook is not None:
+            if hook is not None and (hooked is None or index in hooked):
                 stream = Stream(hook(index, stream.settled()))
+                if not len(stream.total):
+                    return stream.total
             stream = self._layer(index, layer, stream, attend, asked if index == last else None)
-        if not len(stream.total):
-            return stream.total
         normed, _ = apply_norm(stream, self.weights.final_norm, self.config)
         return normed
 
