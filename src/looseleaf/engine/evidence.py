@@ -35,6 +35,8 @@ from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import Attend, LayerHook
 
+# a layer takes as long for so many rows as for the few of a text: to read its weights
+_TEXT_PASS_ROWS = 256
 Scores = Float[Tensor, " tokens"]
 
 
@@ -203,7 +205,7 @@ class Evidence:
         """The tokens left behind the last check layer, of a pass that all begin together.
 
         It computes them as well: the patch is theirs when it ends. Where passes replay it ends
-        with the last check layer, since its few rows go on with the text much sooner."""
+        with the last check layer: its few rows are done sooner together with the text."""
         candidates = fusion.candidates
         everyone = candidates.positions.numpy()
         rows = fusion.pass_rows(everyone)
@@ -219,7 +221,6 @@ class Evidence:
         attend = _Moving()
         tokens, attend.step = self._step([(fusion, rows, everyone)])
         left, last = {0: everyone}, selector.check_layers[-1]
-        ends = self.passes is not None
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
             hidden = narrow(layer, hidden)
@@ -227,7 +228,7 @@ class Evidence:
             # without a token that is left nothing is worth going on for
             if not len(left[layer]):
                 return hidden[:0]
-            if ends and layer == last:
+            if layer == last and self._ends_early(last, len(left[last])):
                 fusion.begun = Begun(layer, narrow.candidate_states(hidden))
                 return hidden[:0]
             kept = fusion.pass_rows(left[layer])
@@ -238,6 +239,13 @@ class Evidence:
         self._gather(fusion, left)
         fusion.patched = fusion.begun is None
         return left[max(left)]
+
+    def _ends_early(self, layer: int, num_left: int) -> bool:
+        """Whether rows that are left at the last check layer go on in their request's own pass.
+
+        There they pass the layers before in vain, but the text needs no pass for itself."""
+        alone = self.model.config.num_layers * _TEXT_PASS_ROWS
+        return self.passes is not None and layer * num_left <= alone
 
     def _true_deviation(self, fusion: Fusion) -> Float[Tensor, " tokens"]:
         """How far stored keys and values are from those of the full prefill, over all layers."""
