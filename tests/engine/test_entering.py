@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
+from looseleaf.engine import evidence
 from looseleaf.engine import runner as running
 from looseleaf.engine.entering import Entering
 from looseleaf.engine.llm import make_config
@@ -77,6 +78,18 @@ def test_rows_enter_late_in_steps_of_any_kind_with_the_same_answers(
     # in steps that have others' rows in them, and in those that replay
     passes: Any = llm.engine.runner.passes
     assert 4 in late and {key.enters for key in passes._passes} >= {1, 4}
+
+
+def test_rows_that_are_many_go_on_by_themselves_with_the_same_answers(
+    folder: Path, alone: list[Blended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or those that would pass many layers in vain."""
+    monkeypatch.setattr(evidence, "_TEXT_PASS_ROWS", 0)
+    llm = engine(folder, passes=True)
+    for one, expected in zip(ASKED, alone, strict=True):
+        same(blend_all(llm, [one])[0], expected)
+    passes: Any = llm.engine.runner.passes
+    assert {key.enters for key in passes._passes} == {None}
 
 
 def test_who_makes_room_between_choosing_and_its_pass_answers_the_same(
