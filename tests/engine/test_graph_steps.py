@@ -12,12 +12,14 @@ from torch import Tensor
 from looseleaf import LLM, Document, Fuse, SamplingParams, Select
 from looseleaf.attention.device_choice import HostChoice
 from looseleaf.config import Revise
+from looseleaf.engine import pass_graphs
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.pass_graphs import PassGraphs, Within, stretches
 from looseleaf.engine.request import Request
+from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.step_parts import logit_places
@@ -58,11 +60,10 @@ class Passes(PassGraphs):
     """The same of passes that blend, and of steps that follow their documents."""
 
     def __post_init__(self) -> None:
-        self._inputs = torch.zeros((5, MAX_ROWS), dtype=torch.int64)
+        self._rows = RowBuffer(pass_graphs.MAX_ROWS, self.model.device)
 
     def _cut(self, run: Callable[[Within], Tensor], depth: int) -> Any:
-        self._inputs.zero_()
-        self._inputs[[1, 3]] = -1
+        self._rows.clear()
         result = run(lambda attend: attend).clone()
         return result, [PassAgain(run, result)], [depth - 1]
 

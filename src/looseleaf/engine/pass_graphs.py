@@ -30,6 +30,7 @@ from looseleaf.attention.watched import (
 )
 from looseleaf.engine.entering import Entering
 from looseleaf.engine.graphs import Replayable, room_for, undisturbed
+from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.rows import RowInputs, to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
@@ -42,8 +43,6 @@ _MANY = (576, 640, 768, 896, 1024)
 _PADDED = (*_FEW, *_MANY)
 # past this the layers compute for longer than their launches take
 MAX_ROWS = _PADDED[-1]
-# of a row: token, slot, place, and the slot until rows enter; then, which rows' logits are wanted
-_NUMBERS = 5
 Within = Callable[[Attend], Attend]
 
 
@@ -102,9 +101,7 @@ class PassGraphs:
     _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._inputs = torch.zeros(
-            (_NUMBERS, MAX_ROWS), dtype=torch.int64, device=self.model.device
-        )
+        self._rows = RowBuffer(MAX_ROWS, self.model.device)
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
@@ -214,19 +211,11 @@ class PassGraphs:
     def _load(
         self, table: IntArray, wanted: Sequence[int], entering: Sequence[Entering] = ()
     ) -> None:
-        """Bring the rows to the device; those that pad have slot -1, and so do those that have not
-        entered yet."""
-        staged = torch.zeros(self._inputs.shape, dtype=torch.int64)
-        staged[[1, 3]] = -1
-        staged[:3, : table.shape[1]] = torch.from_numpy(table)
-        staged[3, : table.shape[1]] = staged[1, : table.shape[1]]
-        staged[4, : len(wanted)] = torch.tensor(wanted, dtype=torch.int64)
+        """Bring the rows to the device, and the states of those that enter late."""
+        self._rows.load(table, wanted, [some.rows for some in entering])
         for some in entering:
-            staged[3, torch.from_numpy(some.rows)] = -1
-        held = to_device(staged, self._inputs.device)
-        self._inputs.copy_(held)
-        for some in entering:
-            self._entering[to_device(torch.from_numpy(some.rows), held.device)] = some.hidden
+            rows = to_device(torch.from_numpy(some.rows), self.model.device)
+            self._entering[rows] = some.hidden
 
     @cached_property
     def _entering(self) -> Tensor:
@@ -260,9 +249,7 @@ class PassGraphs:
     ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
         """Capture ``run``, a pass through the first ``depth`` layers, in stretches."""
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
-        self._inputs.zero_()
-        self._inputs[1].fill_(-1)
-        self._inputs[3].fill_(-1)
+        self._rows.clear()
         starts = stretches(depth)
         side, cutting = torch.cuda.Stream(self.model.device), _Cutting(starts[1:], self._pool)
         side.wait_stream(torch.cuda.current_stream())
@@ -279,8 +266,8 @@ class PassGraphs:
         return result, cutting.graphs, [start - 1 for start in starts[1:]] + [depth - 1]
 
     def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
-        tokens, slots, places, before = self._inputs[:4, : buffer.capacity.rows].unbind(0)
-        wanted = self._inputs[4, : buffer.capacity.requests]
+        tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
+        wanted = self._rows.numbers[4, : buffer.capacity.requests]
         if enters is None:
             attend = self.attention.over_spans(buffer.spans, slots, places)
             hidden = self.model.forward(tokens, within(attend))
@@ -302,7 +289,7 @@ class PassGraphs:
         numbers: tuple[Tensor, Tensor],
         within: Within,
     ) -> Tensor:
-        tokens, slots, places = self._inputs[:3, : key.rows.rows].unbind(0)
+        tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
         rows, watched = buffers
         step = ChunkStep(self.attention, rows.spans, slots, places)
         received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
