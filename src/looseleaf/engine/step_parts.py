@@ -7,6 +7,7 @@ with a pass of 416 rows and one that decodes 50 ms, where both replay in 22 (one
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
+from looseleaf.engine import pass_graphs
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS
 from looseleaf.engine.scheduler import StepWork
@@ -22,7 +23,7 @@ def parted(work: StepWork) -> tuple[StepWork, StepWork] | None:
     others = [chunk for chunk in work.chunks if not isinstance(chunk.target, Fusion)]
     if not passes or not work.decode:
         return None
-    if max(len(work.decode) + _num_rows(others), _num_rows(passes)) > MAX_ROWS:
+    if len(work.decode) + _num_rows(others) > MAX_ROWS or _num_rows(passes) > pass_graphs.MAX_ROWS:
         return None
     if any(chunk.awaits() for chunk in passes):
         return None
