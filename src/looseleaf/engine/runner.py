@@ -153,9 +153,7 @@ class Runner:
         does; then the step is as if it had not been run.
         """
         if work.choosing:
-            awaited = [arriving for s in work.choosing for arriving in s.arriving()]
-            fusions = [s.fusion for s in work.choosing if s.fusion is not None]
-            Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
+            self._choose(work)
         parts = None if self.graphs is None or self.passes is None else parted(work)
         if parts is not None:
             both = torch.cat([self.run(parts[0], previous), self.run(parts[1])])
@@ -195,10 +193,9 @@ class Runner:
             attend = Tapped(attend, taps)
         begun = None if self.pace is None else self.pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
-        hook = enter_late(entering, slots) if entering else None
+        hook = enter_late(entering, slots)
         self.attention.planner.launching()
-        layers = [some.layer for some in entering]
-        hidden = self.model.forward(tokens, attend, hook, index, layers)
+        hidden = self.model.forward(tokens, attend, hook, index, [e.layer for e in entering])
         self.attention.sent()
         if taps and rows.asked is not None:
             hidden = hidden.index_select(0, rows.asked_on(self.model.device))
@@ -215,6 +212,12 @@ class Runner:
                 pairs = _pairs(decode, chunks)
                 self.pace.end(begun, rows.num_rows, pairs, blends=bool(blended))
         return logits
+
+    def _choose(self, work: StepWork) -> None:
+        """Have the sequences that choose tokens know them."""
+        awaited = [arriving for s in work.choosing for arriving in s.arriving()]
+        fusions = [s.fusion for s in work.choosing if s.fusion is not None]
+        Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
 
     def _replay(
         self,
