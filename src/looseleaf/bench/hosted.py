@@ -5,8 +5,9 @@ graph, search on threads of the host, merge, and the likeliest token back. Besid
 steps with all keys in the GPU's pool. What is asked and found is made (`hosted_layers`); every kind
 searches as thoroughly as the same recall takes."""
 
+import statistics
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
@@ -24,7 +25,7 @@ from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, ModelConfig
 from looseleaf.config.index import IndexKeys, IndexKind
-from looseleaf.engine.rows import RowInputs
+from looseleaf.engine.rows import Arrival, RowInputs
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption
 from looseleaf.index import Heads
@@ -132,13 +133,32 @@ def _measure_context(
         )  # fmt: skip
         on_stage(f"{context} tokens, {kind}: built in {built[kind].seconds:.1f} s, first step")
         segment = host_layers(made, kv, built[kind], heads)
-        arms[kind] = _Arm(bench, decoder, made, HostedRead(segment, 0, bench.count), context)
+        read = HostedRead(segment, 0, bench.count)
+        arms[kind] = _Arm(bench, decoder, made, read, context, _OWN)
     if bench.dense:
-        arms["dense"] = _Arm(bench, decoder, made, None, context)
+        arms["dense"] = _Arm(bench, decoder, made, None, context, context + _OWN)
+    bare = _Arm(bench, decoder, made, None, context, _OWN)
     on_stage(f"{context} tokens: measuring")
-    taken = measure_in_turn({name: arm.run for name, arm in arms.items()}, bench.repetitions)
+    runs = {name: arm.run for name, arm in arms.items()} | {"": bare.run}
+    taken = measure_in_turn(runs, bench.repetitions)
+    alone = taken[""].median * 1e3
+    on_stage(f"{context} tokens: {alone:.2f} ms a token that reads no document")
     for name, arm in arms.items():
-        yield _row(bench, name, arm, taken, built) | {"context": context}
+        row = _row(bench, name, arm, taken, built) | {"context": context}
+        if arm.read is not None:
+            on_stage(_parts(row, alone))
+        yield row
+
+
+def _parts(row: Mapping[str, str | int | float], alone: float) -> str:
+    """What a token's time is made of: the model without the document, the host's part, and what is
+    between them: copies, waiting for one another, and a launch that follows the last read."""
+    token, search, layers = (float(row[name]) for name in ("token_ms", "search_ms", "layers"))
+    between = token - alone - search
+    parts = {"without a document": alone, "searching": search, "between": between}
+    listed = ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items())
+    each = ", ".join(f"{ms / layers * 1e3:.0f}" for ms in parts.values())
+    return f"{row['context']} tokens, {row['arm']}: {token:.2f} ms: {listed} (us a layer: {each})"
 
 
 def _config(base: IndexConfig, name: str) -> IndexConfig:
@@ -174,7 +194,7 @@ def _row(
         "token_ms": ms.median,
         "token_least": ms.range[0],
         "token_most": ms.range[1],
-        "search_ms": arm.search_seconds * 1e3,
+        "search_ms": statistics.median(arm.searched[-bench.repetitions :]) * 1e3,
         "device_gib": arm.device_bytes / 2**30,
         "pool_gib": arm.pool_bytes / 2**30,
         "host_gib": arm.host_bytes / 2**30,
@@ -187,7 +207,8 @@ def _row(
 
 
 class _Arm:
-    """Steps of one request behind a document: hosted, or in the pool where ``read`` is None."""
+    """Steps of one request behind a document of ``context`` tokens, of which ``read`` is hosted, if
+    it is; the last ``held`` tokens are in the pool."""
 
     def __init__(
         self,
@@ -196,11 +217,12 @@ class _Arm:
         made: MadeKeys,
         read: HostedRead | None,
         context: int,
+        held: int,
     ) -> None:
         shape = decoder.config
         self.bench, self.decoder, self.read, self.context = bench, decoder, read, context
         self.num_kv_heads = shape.num_kv_heads
-        pages = -(-(_OWN if read else context + _OWN) // 16)
+        pages = -(-held // 16)
         most = context + _OWN
         before = torch.cuda.memory_allocated()
         config = EngineConfig(device="cuda", max_model_len=most, cache=CacheConfig(num_pages=pages))
@@ -214,7 +236,8 @@ class _Arm:
         assert isinstance(hosted, HostedDevice)
         hosted.threads, hosted.sample = bench.threads, 0.0
         self.hosted = hosted
-        self.search_seconds = 0.0
+        # of every run, the warm-up among them
+        self.searched: list[float] = []
         self.host_bytes = 0
         if read is not None and read.segment.index is not None:
             # of all layers, also where some read the same memory
@@ -225,19 +248,25 @@ class _Arm:
         self.device_bytes = torch.cuda.memory_allocated() - before
 
     def run(self) -> float:
-        """Seconds of a step."""
-        steps = len(self.asked)
-        spent = self._searched()
+        """Seconds of a step: each is planned while the device computes the one before, as an engine
+        does, and its token read behind the launch of the next."""
+        steps, spent = len(self.asked), self.hosted.seconds
         torch.cuda.synchronize()
         begun = time.perf_counter()
+        arriving: Arrival | None = None
         for step in range(steps):
-            self._step(step)
+            arrival = Arrival.of(self._step(step))
+            if arriving is not None:
+                arriving.wait()
+            arriving = arrival
+        torch.cuda.synchronize()
         seconds = (time.perf_counter() - begun) / steps
         self.hosted.settle()
-        self.search_seconds = (self._searched() - spent) / steps
+        self.searched.append((self.hosted.seconds - spent) / steps)
         return seconds
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int) -> Tensor:
+        """Launch a step; its token, on the device."""
         self.decoder.asked.copy_(self.asked[step], non_blocking=True)
         own = len(self.pages) * 16 - _OWN
         # the last of the own tokens, again and again: a token more or less is nothing
@@ -250,9 +279,7 @@ class _Arm:
         assert graphs is not None, "a GPU replays graphs"
         logits = graphs.run(RowInputs(table, None), [row], (), None)
         assert logits is not None, "one row is for a graph"
-        # as an engine does before its next step
-        self.hosted.settle()
-        int(logits.argmax())
+        return logits.argmax()
 
     def _ask(self, made: MadeKeys) -> Tensor:
         """What each step asks, layer by layer, turned back from the place where it is read."""
@@ -272,9 +299,6 @@ class _Arm:
             self.decoder.device, self.decoder.dtype
         )
 
-    def _searched(self) -> float:
-        return self.hosted.seconds
-
 
 class AskingDecoder(Decoder):
     """A decoder that asks what it is told: ``asked`` has the queries of each layer's one row."""
@@ -290,10 +314,9 @@ class AskingDecoder(Decoder):
         attend: Attend,
         hook: LayerHook | None = None,
         asked: Tensor | None = None,
-        hooked: Container[int] | None = None,
     ) -> Tensor:
         """As a decoder does, with other queries."""
-        return super().forward(tokens, _Asking(attend, self.asked), hook, asked, hooked)
+        return super().forward(tokens, _Asking(attend, self.asked), hook, asked)
 
 
 @dataclass(frozen=True)

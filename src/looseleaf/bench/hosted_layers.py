@@ -148,7 +148,8 @@ def _least_effort(index: KVIndex, count: int, wanted: float, ask: Ask) -> int:
         return 0
     low, high = 1, 64
     if index.kind == "graph":
-        low, high = count, 2 * count
+        # the least that it looks behind
+        low, high = (count + 1) // 2, count
     while ask(high)[0] < wanted and high < len(index):
         low, high = high, 2 * high
     while high - low > max(1, high // 64):
