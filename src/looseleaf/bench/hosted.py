@@ -7,7 +7,7 @@ searches as thoroughly as the same recall takes."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
@@ -314,9 +314,10 @@ class AskingDecoder(Decoder):
         attend: Attend,
         hook: LayerHook | None = None,
         asked: Tensor | None = None,
+        hooked: Container[int] | None = None,
     ) -> Tensor:
         """As a decoder does, with other queries."""
-        return super().forward(tokens, _Asking(attend, self.asked), hook, asked)
+        return super().forward(tokens, _Asking(attend, self.asked), hook, asked, hooked)
 
 
 @dataclass(frozen=True)
