@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,12 +30,15 @@ BREAKS = {
         "frame_position = row_position - offset + 1",
     ),
     "Hopper's kernel is off by one in a frame": (
-        "hopper_attention",
-        "gl.maximum(true_q - offset, 0)",
-        "gl.maximum(true_q - offset + 1, 0)",
+        "hopper_spans",
+        "position = positions_of_unit(lists, unit, GROUP, BY_HEADS)",
+        "position = 1 + positions_of_unit(lists, unit, GROUP, BY_HEADS)",
     ),
 }
 """What is wrong: the operator, what its kernel says, and what the broken one says."""
+
+CALLERS = {"hopper_spans": "hopper_attention"}
+"""Device functions that another operator's kernel calls, and that operator."""
 
 
 def kernel_source(operator: str) -> str:
@@ -46,17 +50,31 @@ def kernel_source(operator: str) -> str:
 def break_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path, what: str) -> None:
     """Put the broken kernel in the right one's place until the test ends."""
     operator, right, wrong = BREAKS[what]
-    module = import_module(f"looseleaf.ops.{operator}.kernel")
     source = kernel_source(operator)
     assert source.count(right) == 1, f"{operator} has another kernel now: state how to break it"
-    path = folder / f"broken_{operator}.py"
-    path.write_text(source.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    broken = importlib.util.module_from_spec(spec)
-    # a kernel looks its globals up by the name of its module
-    monkeypatch.setitem(sys.modules, path.stem, broken)
-    spec.loader.exec_module(broken)
+    broken = load_copy(monkeypatch, folder, operator, source.replace(right, wrong))
+    if operator in CALLERS:
+        # which finds the device functions in its own globals
+        operator, own = CALLERS[operator], f"looseleaf.ops.{operator}.kernel"
+        source = kernel_source(operator)
+        assert own in source, f"{operator} does not call {own} any more: state who does"
+        broken = load_copy(monkeypatch, folder, operator, source.replace(own, broken.__name__))
+    module = import_module(f"looseleaf.ops.{operator}.kernel")
     for name, function in vars(module).items():
         if getattr(function, "__module__", None) == module.__name__ and not name.startswith("_"):
             monkeypatch.setattr(module, name, getattr(broken, name))
+
+
+def load_copy(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, operator: str, source: str
+) -> ModuleType:
+    """A kernel's file with other ``source``, as a module of its own until the test ends."""
+    path = folder / f"broken_{operator}.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    # a kernel looks its globals up by the name of its module
+    monkeypatch.setitem(sys.modules, path.stem, copy)
+    spec.loader.exec_module(copy)
+    return copy
