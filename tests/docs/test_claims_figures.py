@@ -52,6 +52,14 @@ def first_and_later(alpha: float) -> str:
     return f"{copies / ours:.1f} × ({ours:.0f} against {copies:.0f} ms)"
 
 
+def throughput(alpha: float) -> str:
+    ours, copies = (
+        lazy("throughput", alpha, "value", H200, arm) for arm in ("once", "copies per position")
+    )
+    digits = 0 if ours > 10 else 1
+    return f"{ours / copies:.1f} × ({ours:.{digits}f} against {copies:.1f}"
+
+
 def breakdown(machine: str) -> str:
     found = [
         cell("lazy", "value", machine, measurement=f"breakdown, {n} cached: first token")
@@ -65,6 +73,10 @@ def relay(what: str, arm: str, machine: str) -> list[float]:
         cell("relay", "relay_faster", machine, measurement=what, prefix=prefix, arm=arm)
         for prefix in PREFIXES
     ]
+
+
+def rate(prefix: int, arm: str) -> float:
+    return cell("relay", "median", H200, measurement=LATENCY, prefix=prefix, arm=arm)
 
 
 def operator(batch: int, machine: str, column: str = "relay_faster") -> list[float]:
@@ -86,10 +98,10 @@ def saved(arm: str, machine: str) -> str:
     return ", ".join(f"{one + 0.0:.0f}".replace("-", "−") for one in map(round, found))
 
 
-def fuse(documents: int, length: int, place: str, *arms: str) -> list[float]:
+def fuse(documents: int, length: int, place: str, *arms: str, ratio: float = 0.15) -> list[float]:
     where = {"documents": documents, "document_tokens": length, "measurement": "first token"}
     return [
-        cell("fuse", "times_full", H200, place=place, arm=arm, ratio=0.15, **where) for arm in arms
+        cell("fuse", "times_full", H200, place=place, arm=arm, ratio=ratio, **where) for arm in arms
     ]
 
 
@@ -140,15 +152,17 @@ FRAGMENTS = {
     "first tokens, α 2.1": lambda: first_and_later(2.1),
     "first tokens, uniform": lambda: first_and_later(0.0),
     "first tokens on a CPU": lambda: f"{lazy('first token', 0.0, 'once_faster', CPU):.2f} ×",
-    "throughput": lambda: f"{lazy('throughput', 2.1, 'once_faster', H200):.1f} × (44 against 11.6",
+    "throughput": lambda: throughput(2.1),
+    "throughput, uniform": lambda: throughput(0.0),
     "what is cached": lambda: f"{breakdown(H200)} ms; a token of output",
     "what is cached, CPU": lambda: f"256 tokens each: {breakdown(CPU)} ms",
     "64 rows": lambda: f"64 rows {listed(operator(64, H200))} × (model "
     + f"{listed(operator(64, H200, 'predicted'))})",
     "32 rows on a CPU": lambda: f"{listed(operator(32, CPU))} ×",
     "throughput behind prefixes": lambda: f"{listed(relay('throughput', 'no sharing', H200))} ×",
-    "rate": lambda: "behind 2,048: {:.1f} requests/s".format(
-        cell("relay", "median", H200, measurement=LATENCY, prefix=2048, arm="relay")
+    "rate": lambda: "behind 2,048: {:.1f} requests/s".format(rate(2048, "relay")),
+    "rate behind a short prefix": lambda: "behind 64: {:.1f}, **{:.2f} ×** ({:.1f})".format(
+        rate(64, "relay"), rate(64, "relay") / rate(64, "shared pages"), rate(64, "shared pages")
     ),
     "few-shot": lambda: f"{saved('no sharing', H200)} % over copies; "
     + f"**{saved('shared pages', H200)} %** over shared",
@@ -158,8 +172,22 @@ FRAGMENTS = {
     "{:.1f} × (deviation), **{:.1f} ×** (links)".format(
         *fuse(5, 4096, "device", "random", "question", "deviation", "links")
     ),
-    "six short documents": lambda: "512 tokens: {:.1f} × (random), {:.1f} × (question)".format(
-        *fuse(6, 512, "device", "random", "question")
+    "five long documents, 5 and 18 %": lambda: "in the pool {:.1f} and {:.1f} × (random), "
+    "{:.1f} and {:.1f} × (question), {:.1f} and {:.1f} × (deviation)".format(
+        *(
+            fuse(5, 4096, "device", arm, ratio=ratio)[0]
+            for arm in ("random", "question", "deviation")
+            for ratio in (0.05, 0.18)
+        )
+    ),
+    "five long documents from the host": lambda: "memory {:.1f}, {:.1f}, {:.1f}, **1.5 ×**".format(
+        *fuse(5, 4096, "host", "random", "question", "deviation")
+    ),
+    "six short documents": lambda: "512 tokens: {:.1f} × (random), {:.1f} × (question), "
+    "{:.1f} × (deviation), **{:.1f} ×** (links); from the host's memory {:.1f}, {:.1f}, {:.1f}, "
+    "**{:.1f} ×**".format(
+        *fuse(6, 512, "device", "random", "question", "deviation", "links"),
+        *fuse(6, 512, "host", "random", "question", "deviation", "links"),
     ),
     "chains": lambda: "full {:.1f}, plain reuse {:.1f}, links {:.1f}, deviation at layer 2 {:.1f}, "
     "**at layer 1, the paper's, {:.1f}**".format(
@@ -167,7 +195,11 @@ FRAGMENTS = {
                 "deviation, ratio 0.15, layers 1")
     ),
     "tiers": tiers,
-    "hosted documents": lambda: "graph {:.1f} ms a token".format(hosted("graph", 131072)),
+    "hosted documents": lambda: "graph {:.1f} ms a token, **{:.0f} ×** faster than exact search "
+    "({:.0f}), **{:.1f} ×** than ivf".format(
+        hosted("graph", 131072), hosted("flat", 131072) / hosted("graph", 131072),
+        hosted("flat", 131072), hosted("ivf", 131072) / hosted("graph", 131072)
+    ),
     "a million tokens": lambda: "{:.1f} to {:.1f} ms".format(
         hosted("graph", 102400, 8), hosted("graph", 1048576, 8)
     ),

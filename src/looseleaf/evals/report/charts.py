@@ -1,6 +1,7 @@
 """Plots by matplotlib (``pip install 'looseleaf[evals]'``), imported when one is drawn."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,7 +54,8 @@ def draw(chart: Chart, kind: Format = "svg") -> bytes:
             (_bars if chart.groups else _lines)(axes, chart)
             axes.set_ylabel(chart.y_label)
             axes.set_xlabel(chart.x_label)
-        axes.set_title(chart.title, loc="left", fontsize=10)
+        # a longer line would run into the legend
+        axes.set_title(textwrap.fill(chart.title, 56), loc="left", fontsize=10)
         axes.grid(axis="x" if chart.sideways else "y", color="#e2e8f0")
         axes.set_axisbelow(True)
         for side in ("top", "right"):
