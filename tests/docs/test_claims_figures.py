@@ -79,6 +79,11 @@ def rate(prefix: int, arm: str) -> float:
     return cell("relay", "median", H200, measurement=LATENCY, prefix=prefix, arm=arm)
 
 
+def against_shared_pages(prefix: int) -> str:
+    ours, shared = rate(prefix, "relay"), rate(prefix, "shared pages")
+    return f"{ours:.1f}, **{ours / shared:.2f} ×** ({shared:.1f})"
+
+
 def operator(batch: int, machine: str, column: str = "relay_faster") -> list[float]:
     where = {"measurement": "decode attention", "arm": "private copies", "batch": batch}
     return [cell("relay", column, machine, prefix=prefix, **where) for prefix in PREFIXES]
@@ -161,9 +166,8 @@ FRAGMENTS = {
     "32 rows on a CPU": lambda: f"{listed(operator(32, CPU))} ×",
     "throughput behind prefixes": lambda: f"{listed(relay('throughput', 'no sharing', H200))} ×",
     "rate": lambda: "behind 2,048: {:.1f} requests/s".format(rate(2048, "relay")),
-    "rate behind a short prefix": lambda: "behind 64: {:.1f}, **{:.2f} ×** ({:.1f})".format(
-        rate(64, "relay"), rate(64, "relay") / rate(64, "shared pages"), rate(64, "shared pages")
-    ),
+    "rate behind 64": lambda: f"behind 64: {against_shared_pages(64)}",
+    "rate behind 512": lambda: f"behind 512: {against_shared_pages(512)}",
     "few-shot": lambda: f"{saved('no sharing', H200)} % over copies; "
     + f"**{saved('shared pages', H200)} %** over shared",
     "few-shot on a CPU": lambda: f"{saved('no sharing', CPU)} % over copies, "
