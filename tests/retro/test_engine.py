@@ -172,7 +172,7 @@ def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder, local: Loca
     engine: Any = llm.engine
     forward, steps = engine.runner.model.forward, count()
 
-    def failing(tokens: Tensor, attend: Any, **options: Any) -> Tensor:
+    def failing(tokens: Tensor, attend: Any, *others: Any, **options: Any) -> Tensor:
         broken = next(steps) % 3 == 1
 
         def half_way(layer: int, *qkv: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_a_step_computed_in_vain_changes_nothing(checkpoint: Folder, local: Loca
                 raise LoadFailed("lost")
             return attend(layer, *qkv)
 
-        return forward(tokens, half_way, **options)
+        return forward(tokens, half_way, *others, **options)
 
     engine.runner.model.forward = failing
     shaken = ask_together(llm, prompts, policies, 30)

@@ -187,7 +187,13 @@ def test_a_refusal_of_the_server_is_shown_and_the_next_question_works(page, tmp_
     assert page.tab.is_hidden("#error")
 
 
+def go_on(route):
+    """Asks the server for an answer that does not end by itself."""
+    route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True}))
+
+
 def test_an_answer_can_be_stopped(page):
+    page.tab.route("**/v1/chat/completions", go_on)
     page.tab.click("#open-options")
     page.tab.fill("#max-tokens", "2000")
     page.tab.fill("#temperature", "2")
