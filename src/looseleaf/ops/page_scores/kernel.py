@@ -20,9 +20,10 @@ from looseleaf.ops.store_kv.kernel import store_heads
 from looseleaf.types import Rotation, ScoreRule
 
 # bytes of a block of vectors: two blocks of two vectors each are half of the registers that a
-# program may have; programs of a launch: about two a processor of a GPU
+# program may have; programs of a launch: three a processor of a GPU, and registers that leave room
+# for so many and no more, since a processor that gets one more than others is the last to be done
 _BLOCK_BYTES = 16384
-_PROGRAMS = 264
+_PROGRAMS, _REGISTERS = 396, 168
 
 
 @triton.jit
@@ -196,6 +197,7 @@ def page_scores_triton(
         MANY_SPANS=most_spans > 1, RUN=run,
         SATURATE=new is not None and new.k_pages.dtype is FP8,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
-        BLOCK_D=block_d, num_warps=4, num_stages=1, enable_fp_fusion=True, launch_pdl=chained,
+        BLOCK_D=block_d, num_warps=4, num_stages=1, maxnreg=_REGISTERS, enable_fp_fusion=True,
+        launch_pdl=chained,
     )  # fmt: skip
     return PageScores(scores, maxima, run)

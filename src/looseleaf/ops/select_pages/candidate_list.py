@@ -61,7 +61,11 @@ def best_run(most: int, room: int) -> int:
     """How long runs had better be for ``room`` of ``most`` pages to be chosen: so that maxima, and
     the pages of the runs that are chosen, up to twice as many, are few together."""
     lengths = [run for run in (1, 2, 4, 8, 16, 32) if run == 1 or 2 * room * run < most]
-    return min(lengths, key=lambda run: most if run == 1 else most // run + 2 * room * run)
+    # of equal ones the longest, which has the fewest maxima to look at, or no runs at all
+    return min(
+        lengths,
+        key=lambda run: (most, 0.0) if run == 1 else (most // run + 2 * room * run, 1 / run),
+    )
 
 
 @dataclass(frozen=True)

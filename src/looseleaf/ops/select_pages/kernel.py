@@ -20,8 +20,9 @@ from looseleaf.ops.select_pages.candidate_list import (
     SeenPages,
 )
 
-# the key of -inf, and a key below all others
+# the key of -inf, that of inf, which what must be chosen has, and a key below all others
 _NOTHING = tl.constexpr(-2139095041)
+_MUST = tl.constexpr(0x7F800000)
 _ABSENT = tl.constexpr(-2147483648)
 # programs that leave room for those of the next kernel
 FEW_PROGRAMS = 32
@@ -42,8 +43,12 @@ def _keys(scores, ordinal, exists):
 def _threshold(keys, limit, most, low):
     """The largest key that ``limit`` or more keys reach, or any that ``limit`` to ``most`` reach;
     and how many that is. ``limit`` or more reach ``low``."""
-    high = tl.max(keys, 0).to(tl.int64) + 1
+    # an infinite score says nothing of where the others lie: half of all cuts would be above them
+    high = tl.max(tl.where(keys < _MUST, keys, _ABSENT), 0).to(tl.int64) + 1
+    must = tl.sum((keys >= _MUST).to(tl.int32), 0)
     low = low.to(tl.int64)
+    if must >= limit:
+        low, high = low * 0 + _MUST, high * 0 + _MUST + 1
     reached = tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0)
     while (high - low > 1) & (reached > most):
         step = tl.maximum((high - low) // 3, 1)
