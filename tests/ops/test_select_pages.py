@@ -58,12 +58,16 @@ def test_the_kernel_chooses_what_the_reference_does(
         assert_written(getattr(mine.work, name), getattr(other.work, name))
 
 
+@pytest.mark.parametrize("forced", [0, 7, 60, 400])
 @pytest.mark.parametrize(("spans", "run"), [(1, 2), (3, 4), (1, 8)])
-def test_few_of_many_are_chosen_in_little_room(spans: int, run: int) -> None:
-    """More runs are looked at than there is room for pages."""
+def test_few_of_many_are_chosen_in_little_room(spans: int, run: int, forced: int) -> None:
+    """More runs are looked at than there is room for pages; what must be chosen comes first, and
+    of more than are wanted the earliest."""
     given = candidate_list(6, 4, 400, spans)
     candidates = replace(given, limit=given.limit.clamp_max(20))
     scores = torch.randn(4, NUM_KV_HEADS, 400, generator=torch.Generator().manual_seed(6))
+    order = torch.rand(400, generator=torch.Generator().manual_seed(7)).argsort()
+    scores[:, :, order[:forced]] = torch.inf
     mine, other = (room_for(candidates, 20, 3) for _ in range(2))
     for into, how in ((mine, "triton"), (other, "reference")):
         found = PageScores.of(scores, candidates, run)
