@@ -20,10 +20,10 @@ from looseleaf.ops.store_kv.kernel import store_heads
 from looseleaf.types import Rotation, ScoreRule
 
 # bytes of a block of vectors: two blocks of two vectors each are half of the registers that a
-# program may have; programs of a launch: three a processor of a GPU, and registers that leave room
-# for so many and no more, since a processor that gets one more than others is the last to be done
-_BLOCK_BYTES = 16384
-_PROGRAMS, _REGISTERS = 396, 168
+# program may have; programs of a launch: four a processor of a GPU, and registers that leave room
+# for so many, since a processor that gets one more than others is the last to be done
+_BLOCK_BYTES = 8192
+_PROGRAMS, _REGISTERS = 528, 128
 
 
 @triton.jit

@@ -311,6 +311,6 @@ def select_pages_triton(
         BLOCK_PARTS=max(2, triton.next_power_of_2(into.num_parts)),
         # an index of spans is counted like a digit
         BLOCK_SPANS=max(32, triton.next_power_of_2(most_spans)),
-        num_warps=max(4, min(16, max(block // 512, block_runs // 256))),
+        num_warps=max(4, min(16, max(block, block_runs) // 256)),
         enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
