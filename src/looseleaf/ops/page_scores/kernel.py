@@ -177,6 +177,8 @@ def page_scores_triton(
     block_d = max(16, triton.next_power_of_2(head_dim))
     # no shorter than the longest run, no more pages than programs have work for
     block_p = max(32, min(64, _BLOCK_BYTES // (block_d * vectors.itemsize)))
+    # blocks of wider vectors take the registers of twice as many threads
+    fits = block_p * block_d * vectors.itemsize <= _BLOCK_BYTES
     chained, blocks = chains(q), triton.cdiv(most, block_p)
     programs = max(1, min(blocks, _PROGRAMS // (rows * heads)))
     stored: tuple[object, ...] = (None,) * 6 + (0,) * 15
@@ -197,7 +199,7 @@ def page_scores_triton(
         MANY_SPANS=most_spans > 1, RUN=run,
         SATURATE=new is not None and new.k_pages.dtype is FP8,
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
-        BLOCK_D=block_d, num_warps=4, num_stages=1, maxnreg=_REGISTERS, enable_fp_fusion=True,
-        launch_pdl=chained,
+        BLOCK_D=block_d, num_warps=4 if fits else 8, maxnreg=_REGISTERS if fits else None,
+        num_stages=1, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return PageScores(scores, maxima, run)
