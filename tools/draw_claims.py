@@ -23,6 +23,7 @@ NAMES = {
     f"exposure_{ROLL_CALL}": "exposure-roll-call",
     f"revise_{ROLL_CALL}": "revise-roll-call",
     f"select_{ROLL_CALL}": "select-roll-call",
+    "select_nvidia_h200_token_llama-3.1-8b_quest_tokens_2048_batch": "select_batch_nvidia_h200",
     "select_nvidia_h200_token_llama-3.1-8b_quest_tokens_2048_context": "select_token_nvidia_h200",
     "lengths_causal_needle_8_needles": "needle-lengths",
 }

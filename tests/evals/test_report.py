@@ -343,13 +343,20 @@ def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path:
     assert shares.points == (Series("full", (5.0, 18.0), (1.0, 1.0)),)
     select = [
         {"what": "token", "shape": "s", "select": "quest", "context": context, "batch": 1,
-         "arm": "dense", "ms": context / 100, "mb": 2000.0}
-        for context in (200, 100)
+         "arm": arm, "ms": context / 100 + more, "mb": 2000.0}
+        for context in (2000, 1000)
+        # an adaptive window is one arm, by whatever it fell to, and the newest row counts
+        for more, arm in ((9, "w<=8"), (3, f"w<=8 is {context // 500}"), (0, "dense"),
+                          (1, "left alone"), (2, "select"))
     ]  # fmt: skip
     read, chart = charts_of("select", select, speed.select_charts)
-    assert read.series == (Series("dense", (0.0, 1.0), (2.0, 2.0)),)
-    assert read.groups == ("quest, 1 × 200", "quest, 1 × 100")
-    assert chart.series == (Series("dense", (100.0, 200.0), (1.0, 2.0)),)
+    arms = "dense", "chosen", "w ≤ 8, adaptive"
+    assert read.series == tuple(Series(arm, (0.0, 1.0), (2.0, 2.0)) for arm in arms)
+    assert read.groups == ("1 × 1,000", "1 × 2,000")
+    assert [(s.name, s.x, s.y) for s in chart.series] == [
+        (arm, (1000.0, 2000.0), (10.0 + more, 20.0 + more))
+        for arm, more in zip((*arms, "left to the engine"), (0, 2, 3, 1), strict=True)
+    ]
     attention = [
         {"measurement": "decode", "arm": arm, "median": 2.0, "share_of_roofline": 0.5}
         for arm in ("looseleaf", "peer")

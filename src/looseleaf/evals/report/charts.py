@@ -12,6 +12,7 @@ from looseleaf.evals.report.rows import Series
 Format = Literal["svg", "png"]
 _COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#4a5568", "#319795")
 _MARKS = ("o", "^", "s")
+_DECADES = 20
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 
 
@@ -125,10 +126,14 @@ def _lines(axes: Any, chart: Chart) -> None:
     if chart.log_x:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for series in chart.series for x in series.x})
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_xticks(ticks, [f"{x:,.0f}" if x >= 1000 else f"{x:g}" for x in ticks])
         axes.minorticks_off()
     if chart.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        lowest, highest = axes.get_ylim()
+        # few powers of ten are to be seen: what lies between them is named too
+        axes.yaxis.set_minor_formatter("{x:g}" if highest < _DECADES * lowest else "")
 
 
 def _whiskers(axes: Any, places: Sequence[float], series: Series, color: str, line: str) -> None:

@@ -8,6 +8,10 @@ from looseleaf.evals.report.rows import Row, Series, by_machine, grouped, over
 from looseleaf.evals.report.tables import Table
 
 _USUAL_RATIO = "0.15"
+_LEFT = "left to the engine"
+# arms and numbers of ``select.csv`` as a legend and an axis have them
+_ARMS = {"select": "chosen", "left alone": _LEFT, "w=2": "w = 2", "w=4": "w = 4", "w=8": "w = 8"}
+_NUMBERS = {"context": "tokens before a row", "batch": "outputs"}
 
 
 def tiers_charts(rows: Sequence[Row]) -> Iterator[Chart]:
@@ -79,16 +83,10 @@ def _first_tokens(name: str, where: str, first: Sequence[Row]) -> Iterator[Chart
 
 def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
     """For each machine and policy: attention and whole tokens, by context and by batch; bytes."""
-    for machine, every in by_machine(rows):
+    for machine, every in by_machine(sorted(map(_told, rows), key=_rank)):
         tokens = [row for row in every if row["what"] == "token"]
         if tokens:
-            series, groups = grouped(
-                tokens,
-                lambda row: f"{row['select']}, {row['batch']} × {row['context']}",
-                lambda row: float(row["mb"]) / 1e3,
-            )
-            title = f"Bytes that a token's step reads, counted, {tokens[0]['hardware']}"
-            yield Chart(f"select_traffic_{machine}", title, "GB", series, groups)
+            yield _traffic(machine, tokens)
         for kind in dict.fromkeys((row["what"], row["shape"], row["select"]) for row in every):
             own = [row for row in every if (row["what"], row["shape"], row["select"]) == kind]
             what, shape, select = kind
@@ -103,8 +101,38 @@ def select_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                     yield Chart(
                         f"select_{word}_{x}", title, "ms",
                         over(chosen, x, lambda row: float(row["ms"])),
-                        x_label=x, log_x=True, log_y=True,
+                        x_label=_NUMBERS[x], log_x=True, log_y=True,
                     )  # fmt: skip
+
+
+def _traffic(machine: str, tokens: Sequence[Row]) -> Chart:
+    """Bytes of a step by outputs and tokens before each, from few to many."""
+    policies = list(dict.fromkeys(row["select"] for row in tokens))
+
+    def size(row: Row) -> str:
+        policy = f"{row['select']}, " if len(policies) > 1 else ""
+        return f"{policy}{row['batch']} × {int(row['context']):,}"
+
+    # a choice that is left to the engine reads what one of the others reads
+    own = [row for row in tokens if row["arm"] != _LEFT]
+    own.sort(key=lambda row: (int(row["batch"]), int(row["context"])))
+    series, groups = grouped(own, size, lambda row: float(row["mb"]) / 1e3)
+    title = f"Bytes that a step reads, counted, {', '.join(policies)}, {tokens[0]['hardware']}"
+    return Chart(f"select_traffic_{machine}", title, "GB", series, groups)
+
+
+def _told(row: Row) -> Row:
+    """A row with its arm as a legend has it: an adaptive window is one arm, however wide it is."""
+    width = row["arm"].removeprefix("w<=").partition(" is ")[0]
+    if row["arm"].startswith("w<="):
+        return row | {"arm": f"w ≤ {width}, adaptive"}
+    return row | {"arm": _ARMS.get(row["arm"], row["arm"])}
+
+
+def _rank(row: Row) -> int:
+    """Where a row's arm stands in a legend."""
+    known = "dense", *(name for name in _ARMS.values() if name != _LEFT)
+    return known.index(row["arm"]) if row["arm"] in known else len(known) + (row["arm"] == _LEFT)
 
 
 def hosted_charts(rows: Sequence[Row]) -> Iterator[Chart]:
