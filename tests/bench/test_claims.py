@@ -7,6 +7,7 @@ import torch
 
 from looseleaf.bench import arrivals, hits, lazy, rate, relay
 from looseleaf.bench.attention_cases import AttentionShape
+from looseleaf.bench.random_model import random_decoder
 
 WORLD = hits.HitsConfig(documents=60, document_tokens=128, requests=200, skipped=40)
 PAGES = 40  # of 64 tokens: 20 documents
@@ -137,8 +138,13 @@ def test_a_part_of_relay_is_measured_alone() -> None:
         assert {r["measurement"] for r in relay.measure(TINY_RELAY, (part,))} == {expected}
 
 
+def relay_service() -> relay.Service:
+    decoder = random_decoder(TINY_RELAY.shape, torch.device("cpu"))
+    return relay.Service(TINY_RELAY, decoder, grouping=True)
+
+
 def test_arms_of_relay_share_what_they_say() -> None:
-    service = relay.Service(TINY_RELAY, grouping=True)
+    service = relay_service()
     for alike, expected in ((True, 48), (False, 0)):
         prompts = relay.make_prompts(48, 8, 3, alike=alike, vocabulary=512)
         service.engine.store.evict_idle()
@@ -151,24 +157,16 @@ def test_arms_of_relay_share_what_they_say() -> None:
         assert cached == [0, expected, expected]
 
 
-def test_the_rate_is_the_highest_whose_latency_is_within_the_limit() -> None:
-    rates = [1.0, 2.0, 4.0, 8.0]
-    assert relay.rate_within(5.0, rates, [1.0, 2.0, 4.0, 8.0]) == 5.0
-    assert relay.rate_within(9.0, rates, [1.0, 2.0, 4.0, 8.0]) == 8.0
-    assert relay.rate_within(0.5, rates, [1.0, 2.0, 4.0, 8.0]) == 0.0
-    # one that is too slow by chance says nothing of a higher one
-    assert relay.rate_within(3.0, rates, [1.0, 9.0, 2.0, 4.0]) == 6.0
-
-
-def test_a_curve_is_of_rates_up_to_that_of_requests_at_once() -> None:
-    curve = relay._Curve(relay._Arm(relay.Service(TINY_RELAY, grouping=True), True), 48)
-    assert all(curve.measure() > 0 for _ in range(2))
-    assert len(curve.taken) == 2 and curve.rates[-1] == curve.at_once > 0
-    assert len(curve.taken[0]) == len(curve.rates) and curve.rates == sorted(curve.rates)
+def test_rates_rise_to_that_of_requests_that_come_at_once() -> None:
+    curve = relay._curve(relay._Arm(relay_service(), True), 48, 1e9)
+    assert len(curve.rates) == 6 and curve.rates == sorted(curve.rates) and curve.rates[0] > 0
+    # nothing takes so long
+    curve.search()
+    assert curve.refine() == curve.settle(1) == curve.rates[-1]
 
 
 def test_nobody_waits_for_an_empty_engine_and_all_others_do() -> None:
-    service = relay.Service(TINY_RELAY, grouping=True)
+    service = relay_service()
     now = iter(range(10**6))
     prompts = relay.make_prompts(48, 8, 3, alike=True, vocabulary=512)
 

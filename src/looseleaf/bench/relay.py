@@ -18,12 +18,14 @@ from looseleaf.bench.arrivals import arrive_at_random, serve
 from looseleaf.bench.attention import AttentionConfig, Bench, seconds_of
 from looseleaf.bench.attention_cases import AttentionShape, Case, private, shared
 from looseleaf.bench.attention_check import Truth, check
-from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.crossing import Crossing
+from looseleaf.bench.random_model import random_decoder, random_engine
 from looseleaf.bench.timing import Repeated, clock_of, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request, TextPart
+from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
 
 Row = dict[str, str | int | float]
@@ -144,7 +146,7 @@ def _spread(taken: Repeated) -> dict[str, float]:
 class Service:
     """An engine that is asked for prompts of random tokens; ``grouping`` shares the reads."""
 
-    def __init__(self, config: RelayConfig, *, grouping: bool) -> None:
+    def __init__(self, config: RelayConfig, decoder: Decoder, *, grouping: bool) -> None:
         self.config = config
         longest = max(*config.prefixes, *(n * config.shot_tokens for n in config.shots))
         tokens = longest + config.private + config.output + 64
@@ -154,7 +156,8 @@ class Service:
             cache=CacheConfig(num_pages=-(-tokens // 16) * (config.requests + 2)),
             scheduler=SchedulerConfig(max_num_seqs=config.requests, grouping=grouping),
         )
-        self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
+        device = torch.device(config.device)
+        self.engine: Engine = random_engine(config.shape, settings, device, decoder)
         # a capture in the midst of a second of requests would be most of what they wait for
         self.engine.runner.warm_up()
         self.clock = clock_of(self.engine.runner.model.device.type)[1]
@@ -225,8 +228,9 @@ def measure(config: RelayConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
         yield from measure_operator(config)
     if not {*parts} - {"operator"}:
         return
-    together = Service(config, grouping=True)
-    apart = Service(config, grouping=False)
+    decoder = random_decoder(config.shape, torch.device(config.device))
+    together = Service(config, decoder, grouping=True)
+    apart = Service(config, decoder, grouping=False)
     arms = {
         "relay": _Arm(together, True),
         "shared pages": _Arm(apart, True),
@@ -261,16 +265,17 @@ def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
     the same arrivals, others in every repetition."""
     config, alone = arms["relay"].service.config, arms["relay"]
     first, output = alone.prompts(prefix, 1), config.output
-    taken = [alone.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
-    limit = config.latency_factor * statistics.median(taken[1:])
-    curves = {name: _Curve(arm, prefix) for name, arm in arms.items()}
-    timed = {name: curve.measure for name, curve in curves.items()}
-    # in the first round what is captured and compiled once is made
-    measure_in_turn(timed, config.repetitions)
-    found = {}
-    for name, curve in curves.items():
-        each = [curve.rate_within(limit, [one]) for one in curve.taken[1:]]
-        found[name] = (curve.rate_within(limit, curve.taken[1:]), Repeated(tuple(each)))
+    one = [alone.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
+    limit = config.latency_factor * statistics.median(one[1:])
+    curves = {name: _curve(arm, prefix, limit) for name, arm in arms.items()}
+    for curve in curves.values():
+        # what is captured and compiled once is made meanwhile
+        curve.search()
+    timed = {name: curve.refine for name, curve in curves.items()}
+    taken = measure_in_turn(timed, config.repetitions, warm_up=0)
+    found = {
+        name: (curve.settle(config.repetitions), taken[name]) for name, curve in curves.items()
+    }
     label = f"rate at {config.latency_factor:g} times the latency of one"
     ours = found["relay"][0]
     for row in _service_rows(
@@ -280,60 +285,28 @@ def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
         yield row | {"median": rate, "relay_faster": ours / rate if rate else ""}
 
 
-@dataclass(eq=False)
-class _Curve:
+def _curve(arm: _Arm, prefix: int, limit: float) -> Crossing:
     """What a token takes an arm at rising rates, up to that at which it answers requests that come
     all at once: a queue grows for as long as more arrives, whatever the first few say."""
+    service, config = arm.service, arm.service.config
+    prompts = arm.prompts(prefix, config.requests)
+    service.batch(prompts[:_LEAST_ARRIVALS], config.output)
+    at_once = service.batch(prompts, config.output)
 
-    arm: _Arm
-    prefix: int
-    at_once: float = 0.0
-    taken: list[tuple[float, ...]] = field(default_factory=list)
+    def number_at(rate: float) -> int:
+        return max(_LEAST_ARRIVALS, round(rate * config.rate_seconds))
 
-    @property
-    def rates(self) -> list[float]:
-        """Requests a second."""
-        return [share * self.at_once for share in _SHARES]
+    # the first one's prefix is cached
+    cached, *asked = arm.prompts(prefix, 1 + number_at(at_once))
 
-    def measure(self) -> float:
-        """Measure it once more, over other arrivals; the first time also how many requests are
-        answered a second that come at once."""
-        service, config = self.arm.service, self.arm.service.config
-        if not self.taken:
-            prompts = self.arm.prompts(self.prefix, config.requests)
-            service.batch(prompts, config.output)
-            self.at_once = service.batch(prompts, config.output)
-        prompts = self.arm.prompts(self.prefix, 1 + self._number(self.at_once))
-        taken = []
-        for rate in self.rates:
-            service.engine.store.evict_idle()
-            service.serve(prompts[:1], [0.0], 1)
-            # the first one's prefix is cached
-            asked = prompts[1 : 1 + self._number(rate)]
-            arrivals = arrive_at_random(rate, len(asked), len(self.taken))
-            taken.append(service.serve(asked, arrivals, config.output))
-        self.taken.append(tuple(taken))
-        return taken[-1]
+    def measure(rate: float, number: int) -> float:
+        service.engine.store.evict_idle()
+        service.serve([cached], [0.0], 1)
+        # the same arrivals for all arms
+        arrivals = arrive_at_random(rate, number_at(rate), number)
+        return service.serve(asked, arrivals, config.output)
 
-    def _number(self, rate: float) -> int:
-        return max(_LEAST_ARRIVALS, round(rate * self.arm.service.config.rate_seconds))
-
-    def rate_within(self, limit: float, taken: Sequence[Sequence[float]]) -> float:
-        """The rate at which the mean of ``taken`` is ``limit`` seconds."""
-        return rate_within(
-            limit, self.rates, [statistics.fmean(each) for each in zip(*taken, strict=True)]
-        )
-
-
-def rate_within(limit: float, rates: Sequence[float], latencies: Sequence[float]) -> float:
-    """The highest of rising ``rates`` whose latency is within ``limit``; between it and the next
-    one, latencies are taken to rise evenly. 0 if none is."""
-    within = [n for n, latency in enumerate(latencies) if latency <= limit]
-    if not within or within[-1] == len(rates) - 1:
-        return rates[-1] if within else 0.0
-    n = within[-1]
-    share = (limit - latencies[n]) / (latencies[n + 1] - latencies[n])
-    return rates[n] + share * (rates[n + 1] - rates[n])
+    return Crossing([share * at_once for share in _SHARES], limit, measure)
 
 
 def _service_rows(
