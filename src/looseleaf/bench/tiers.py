@@ -212,7 +212,9 @@ def _in_turn(
     for turn in range(config.repetitions + 1):
         for place, arm in rng.sample([*outputs], len(outputs)):
             engine = place.engine
-            # nothing in the pool; and the first time nothing in the tiers either
+            # nothing in the pool, nor what was computed last and is held until it has left; and the
+            # first time nothing in the tiers either
+            engine.tiering.release_pages()
             engine.store.evict_idle()
             output = _ask(place, arm, prompt)
             assert engine.tiers is not None
