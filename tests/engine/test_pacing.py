@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import Fuse
-from looseleaf.engine.pace import ComputePace, count_pairs
+from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.plan import PrefillChunk
+from looseleaf.engine.pace import (
+    ComputePace,
+    Launched,
+    count_pairs,
+    count_read,
+    passes_over,
+)
 from looseleaf.engine.pacing import again, piped, places_of, raised
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
@@ -108,12 +117,58 @@ def test_who_reads_to_choose_can_not_be_balanced(selector: str) -> None:
         Fuse(selector, balanced=True)  # type: ignore[arg-type]
 
 
-def test_passes_that_blend_are_known_by_a_factor_that_follows_them() -> None:
+def test_a_pass_that_blends_has_pairs_of_its_own_price() -> None:
     pace = ComputePace()
     for rows in (10, 100, 1000):
-        pace.observe(rows, rows * rows, 1e-3 * rows)
+        pace.observe(rows, rows * rows, 2e-3 * rows + 1e-6 * rows * rows)
+    # nobody knows better yet
     assert pace.predict(100, 10_000, blends=True) == pace.predict(100, 10_000)
-    for _ in range(30):
-        pace.observe_blending(100, 10_000, 0.25)
-    assert pace.predict(100, 10_000, blends=True) == pytest.approx(0.25, rel=0.01)
-    assert pace.predict(100, 10_000) == pytest.approx(0.1, rel=0.05)
+    for _ in range(3):
+        pace.observe(400, 300_000, 0.8 + 4e-6 * 300_000, blends=True)
+    for rows, pairs in ((100, 20_000), (700, 900_000)):
+        blended = pace.predict(rows, pairs, blends=True)
+        assert blended == pytest.approx(2e-3 * rows + 4e-6 * pairs, rel=0.02)
+        assert pace.predict(rows, pairs) == pytest.approx(2e-3 * rows + 1e-6 * pairs, rel=0.02)
+
+
+@given(st.lists(st.integers(0, 99), unique=True, max_size=99), st.integers(0, 40))
+def test_pairs_are_what_rows_read_and_what_they_pass_over(again: list[int], before: int) -> None:
+    """A document of 100 tokens, some of them replaced, and four of text behind it."""
+    places = before + np.array(sorted(again), dtype=np.int64)
+    hidden = np.zeros(128, dtype=np.bool_)
+    hidden[places - before] = True
+    words = np.packbits(hidden, bitorder="little").view("<i4")
+    text = range(before + 100, before + 104)
+    spans = [ReadSpan([0], 0, before, 0)] if before else []
+    spans += [ReadSpan([1], before, 100, 0, words), ReadSpan([2], before + 100, 4, 0)]
+    spans += [ReadSpan([3], 0, len(places), 0, places=places)] if len(places) else []
+    rows = np.array([*places, *text])
+    chunk = PrefillChunk(rows, tuple(spans))
+    # all that stands there, and the patch besides
+    assert count_read(chunk) == sum(int(p) + 1 + int((places <= p).sum()) for p in rows)
+    assert passes_over([chunk])
+    plain = PrefillChunk(text, (ReadSpan([1], 0, text.stop, 0),))
+    assert count_read(plain) == sum(p + 1 for p in text) and not passes_over([plain])
+
+
+def test_steps_of_a_gpu_are_known_without_what_they_waited_for() -> None:
+    class Event:
+        def __init__(self, at: float) -> None:
+            self.at = at
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, other: "Event") -> float:
+            return 1e3 * (other.at - self.at)
+
+    def seconds(waits: list[tuple[float, float]]) -> float | None:
+        pace = ComputePace()
+        events = [(Event(since), Event(until)) for since, until in waits]
+        pace.pending.append(Launched(Event(1.0), Event(2.0), 100, 100, False, events))
+        return pace.predict(100, 100)
+
+    assert seconds([]) == pytest.approx(1.0)
+    assert seconds([(1.0, 1.2), (1.5, 1.6)]) == pytest.approx(0.7)
+    # one that did little else tells nothing
+    assert seconds([(1.0, 1.4), (1.5, 1.8)]) is None

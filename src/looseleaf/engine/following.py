@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from looseleaf.kv.store import Arriving
@@ -13,15 +14,26 @@ from looseleaf.types import Attend
 @dataclass
 class Following:
     """``attend`` behind what is ``awaited``, layer by layer; ``waited`` counts the seconds that the
-    host waited for it."""
+    host waited for it. On a GPU, if it is to be ``timed``, ``waits`` are when its stream began to
+    wait, and when it had what it waited for."""
 
     attend: Attend
     awaited: Sequence[Arriving]
+    timed: bool = False
     waited: float = 0.0
+    waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        begun = time.perf_counter()
+        begun, since = time.perf_counter(), _now() if self.timed else None
         for arriving in self.awaited:
             arriving.wait(layer)
         self.waited += time.perf_counter() - begun
+        if since is not None:
+            self.waits.append((since, _now()))
         return self.attend(layer, q, k, v)
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

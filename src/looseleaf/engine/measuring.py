@@ -8,7 +8,7 @@ import torch
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import StepRows
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.engine.pace import ComputePace, count_keys
+from looseleaf.engine.pace import ComputePace, count_keys, count_read
 from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.tiering import Tiering
@@ -62,7 +62,7 @@ def measure_pace(runner: Runner, pace: ComputePace) -> None:
         blended = _blended(pages, patch, most)
         pool.place(patch, blended.positions)
         seconds = _time_pass(runner, patch, blended)
-        pace.observe_blending(len(blended.positions), count_keys(blended.positions), seconds)
+        pace.observe(len(blended.positions), count_read(blended), seconds, blends=True)
     finally:
         pool.free([*pages, *patch])
 

@@ -4,62 +4,80 @@ Measured once at the start, with passes over pages that nobody uses, and then by
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from looseleaf.attention.chunks import PrefillChunk, is_patched
 from looseleaf.attention.groups import Positions
 
 _MEMORY = 0.98
-_LONGEST_MEASUREMENT = 1.0
+_MOST_WAITING = 0.5
+
+
+@runtime_checkable
+class Moment(Protocol):
+    """When a stream came to a point, as an event of `torch.cuda` knows it; times in ms."""
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+Waits = Sequence[tuple[Moment, Moment]]
+"""When a stream began to wait for something, and when that had come."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step on a GPU, to be observed once it has ended."""
+
+    begun: Moment
+    ended: Moment
+    rows: int
+    pairs: int
+    blends: bool
+    waits: Waits
 
 
 @dataclass(eq=False)
 class ComputePace:
     """``seconds = a + b rows + c pairs``, fitted to the steps so far with fading weights; a pair is
-    a row and a key that it reads, in one layer. Nothing is known before `observe` was called.
+    a row and a key that it reads or passes over, in one layer. Nothing is known before `observe`
+    was called.
 
-    A pass that blends reads around tokens that are replaced, which takes longer; how much longer is
-    one factor, learned from such passes.
+    A pass that ``blends`` passes over tokens that are replaced, and reads what replaces them
+    besides: its pairs have a ``c`` of their own, which is that of others until one was observed.
     """
 
-    _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 3)))
-    _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
+    _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
     _fit: npt.NDArray[np.float64] | None = None
-    _blending: float | None = None
-    _pending: list[tuple[torch.cuda.Event, torch.cuda.Event, int, int, bool]] = field(
-        default_factory=list
-    )
+    pending: list[Launched] = field(default_factory=list)
 
-    def observe(self, rows: int, pairs: int, seconds: float) -> None:
+    def observe(self, rows: int, pairs: int, seconds: float, *, blends: bool = False) -> None:
         """A step of so many rows and pairs took that long."""
         # relative errors count: a short step tells as much as a long one
-        x = np.array([1.0, rows, pairs]) / seconds
+        x = _terms(rows, pairs, blends) / seconds
         self._products = _MEMORY * self._products + np.outer(x, x)
         self._targets = _MEMORY * self._targets + x
         self._fit = None
-
-    def observe_blending(self, rows: int, pairs: int, seconds: float) -> None:
-        """A pass that computes tokens again took that long."""
-        plain = self.predict(rows, pairs)
-        if plain:
-            before = seconds / plain if self._blending is None else self._blending
-            self._blending = before**0.7 * (seconds / plain) ** 0.3
 
     def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
         """How many seconds a step of so many rows and pairs takes, or a pass that ``blends``; None
         if nothing is known.
         """
         self._collect()
-        if not self._products[0, 0]:
+        if not self._products.any():
             return None
         if self._fit is None:
             self._fit = _nonnegative(self._products, self._targets)
-        plain = float(self._fit @ np.array([1.0, rows, pairs]))
-        return plain * (self._blending or 1.0) if blends else plain
+        knows = bool(self._products[3, 3]) or not blends
+        return float(self._fit @ _terms(rows, pairs, blends and knows))
 
     def begin(self, device: torch.device) -> "torch.cuda.Event | float":
         """The clock of a step that is launched now."""
@@ -70,24 +88,33 @@ class ComputePace:
         return event
 
     def end(
-        self, begun: "torch.cuda.Event | float", rows: int, pairs: int, *, blends: bool = False
+        self,
+        begun: "torch.cuda.Event | float",
+        rows: int,
+        pairs: int,
+        *,
+        blends: bool = False,
+        waits: Waits = (),
     ) -> None:
-        """The step is launched; on a GPU it is observed once it was computed."""
+        """The step is launched; on a GPU it is observed once it was computed, less the ``waits`` on
+        the way."""
         if isinstance(begun, float):
-            self._note(rows, pairs, time.perf_counter() - begun, blends)
+            self.observe(rows, pairs, time.perf_counter() - begun, blends=blends)
             return
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._pending.append((begun, event, rows, pairs, blends))
+        self.pending.append(Launched(begun, event, rows, pairs, blends, waits))
         self._collect()
 
     def _collect(self) -> None:
-        while self._pending and self._pending[0][1].query():
-            begun, event, rows, pairs, blends = self._pending.pop(0)
-            self._note(rows, pairs, begun.elapsed_time(event) / 1e3, blends)
-
-    def _note(self, rows: int, pairs: int, seconds: float, blends: bool) -> None:
-        (self.observe_blending if blends else self.observe)(rows, pairs, seconds)
+        while self.pending and self.pending[0].ended.query():
+            step = self.pending.pop(0)
+            seconds = step.begun.elapsed_time(step.ended) / 1e3
+            waited = sum(since.elapsed_time(until) for since, until in step.waits) / 1e3
+            # behind a wait the device is idle until the host has launched something: a pass that
+            # mostly waits would tell that, and not how fast it computes
+            if waited <= _MOST_WAITING * seconds:
+                self.observe(step.rows, step.pairs, seconds - waited, blends=step.blends)
 
 
 def count_pairs(chunks: Iterable[tuple[int, int]]) -> int:
@@ -102,11 +129,34 @@ def count_keys(positions: Positions) -> int:
     return int(np.sum(positions)) + len(positions)
 
 
+def count_read(chunk: PrefillChunk) -> int:
+    """Pairs of a chunk: what its rows read, and what they pass over since it is replaced."""
+    if not is_patched([chunk]):
+        return count_keys(chunk.positions)
+    rows, pairs = np.asarray(chunk.positions), 0
+    for span in chunk.spans:
+        if span.places is None:
+            pairs += int(np.clip(rows - (span.offset - 1), 0, span.length).sum())
+        else:
+            pairs += int(np.searchsorted(np.asarray(span.places), rows, "right").sum())
+    return pairs
+
+
+def passes_over(chunks: Iterable[PrefillChunk]) -> bool:
+    """Whether rows pass over tokens that are replaced."""
+    return any(span.hidden is not None for chunk in chunks for span in chunk.spans)
+
+
+def _terms(rows: int, pairs: int, blends: bool) -> npt.NDArray[np.float64]:
+    return np.array([1.0, rows, 0, pairs] if blends else [1.0, rows, pairs, 0], dtype=np.float64)
+
+
 def _nonnegative(
     products: npt.NDArray[np.float64], targets: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The least-squares fit without negative terms: none of the three can save time."""
-    active = [0, 1, 2]
+    """The least-squares fit without negative terms: none of them can save time."""
+    # nothing is known of terms that never were
+    active = [n for n in range(len(targets)) if products[n, n] > 0]
     while active:
         part = products[np.ix_(active, active)]
         scale = 1.0 / np.sqrt(np.diag(part))
@@ -115,8 +165,8 @@ def _nonnegative(
         )
         solved = solved * scale
         if (solved >= 0).all():
-            fit = np.zeros(3)
+            fit = np.zeros(len(targets))
             fit[active] = solved
             return fit
         del active[int(np.argmin(solved / scale))]
-    return np.zeros(3)
+    return np.zeros(len(targets))

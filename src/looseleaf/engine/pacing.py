@@ -105,14 +105,16 @@ class LoadingController:
         """How long the sequence's own rows take, once its documents are there."""
         text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
         rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
+        blends = False
         if fusion is not None:
             # until they are chosen, any of those that may be
             among = fusion.candidates.positions.numpy()
             some = among if fusion.positions is None else fusion.positions
             num_chosen = fusion.most if fusion.positions is None else len(some)
-            rows += num_chosen
             pairs += round(num_chosen * float(some.mean())) if num_chosen else 0
-        return self.pace.predict(rows, pairs, blends=fusion is not None)
+            pairs += _patch_pairs(num_chosen, len(among), sum(r.num_tokens for r in fusion.runs))
+            rows, blends = rows + num_chosen, 0 < num_chosen < len(among)
+        return self.pace.predict(rows, pairs, blends=blends)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
         """Whether documents are computed though tiers of these ``names`` have them, by what either
@@ -162,7 +164,8 @@ def afforded(
         predicted = pass_seconds(raised(fuse, share, lengths), sequence, pace)
         return predicted is not None and predicted <= seconds
 
-    low, high = 0.0, 1.0
+    # of what is replaced as a whole nothing is read: all may be cheaper than nearly all
+    low, high = (1.0, 1.0) if fits(1.0) else (0.0, 1.0)
     while high - low > 0.002:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -186,8 +189,16 @@ def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | N
     # which tokens these will be is not known: they read what those in the middle read
     middle = sum(use.num_tokens * (use.start + use.num_tokens / 2) for use in uses) / total
     text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
+    behind = sum(run.num_tokens for run in sequence.runs if uses and run.start > uses[0].start)
+    pairs = count_pairs(text) + round(chosen * middle) + _patch_pairs(chosen, total, behind)
     rows = chosen + sum(num_rows for num_rows, _ in text)
-    return pace.predict(rows, count_pairs(text) + round(chosen * middle), blends=chosen > 0)
+    return pace.predict(rows, pairs, blends=0 < chosen < total)
+
+
+def _patch_pairs(chosen: int, candidates: int, text_rows: int) -> int:
+    """Pairs that a patch of so many ``chosen`` tokens adds: what it replaces is passed over, but
+    for documents that are replaced as a whole."""
+    return 0 if chosen == candidates else chosen * (chosen + 1) // 2 + chosen * text_rows
 
 
 def timed(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> tuple[Fuse, float]:

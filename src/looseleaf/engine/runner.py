@@ -26,7 +26,7 @@ from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
-from looseleaf.engine.pace import ComputePace, count_keys
+from looseleaf.engine.pace import ComputePace, count_read, passes_over
 from looseleaf.engine.pass_graphs import PassGraphs
 from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
 from looseleaf.engine.scheduler import StepWork
@@ -186,7 +186,7 @@ class Runner:
         attend = self.attention.step(StepRows(decode, chunks, slots, places, asked))
         if apart:
             attend = ApartStep(self.attention, attend, apart, asked)
-        following = Following(attend, awaited)
+        following = Following(attend, awaited, timed=self.pace is not None and self.runs_ahead)
         if awaited:
             attend = following
         if taps:
@@ -205,12 +205,10 @@ class Runner:
             blended = [c.stop - c.start for c in work.chunks if isinstance(c.target, Fusion)]
             if isinstance(begun, float):
                 begun += following.waited
-            # on a GPU the waiting is among what its clock counts; and of a pass beside much else
-            # nobody knows how long it took
-            alone = not blended or sum(blended) > _MOSTLY * rows.num_rows
-            if alone and (isinstance(begun, float) or not awaited):
-                pairs = _pairs(decode, chunks)
-                self.pace.end(begun, rows.num_rows, pairs, blends=bool(blended))
+            # of a pass beside much else nobody knows how long it took
+            if not blended or sum(blended) > _MOSTLY * rows.num_rows:
+                pairs, waits, blends = _pairs(decode, chunks), following.waits, passes_over(chunks)
+                self.pace.end(begun, rows.num_rows, pairs, blends=blends, waits=waits)
         return logits
 
     def _choose(self, work: StepWork) -> None:
@@ -239,7 +237,8 @@ class Runner:
         begun = None if awaited or self.pace is None else self.pace.begin(self.model.device)
         logits = self.passes.run(rows, chunks, awaited, entering)
         if logits is not None and begun is not None and self.pace is not None:
-            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=patched)
+            blends = passes_over(chunks)
+            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
         return logits
 
 
@@ -252,7 +251,7 @@ def _book(work: StepWork) -> None:
 
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
     own = sum(row.position + 1 for row in decode)
-    return own + sum(count_keys(chunk.positions) for chunk in chunks)
+    return own + sum(map(count_read, chunks))
 
 
 def _rows_apart(
