@@ -169,6 +169,6 @@ def test_steps_of_a_gpu_are_known_without_what_they_waited_for() -> None:
         return pace.predict(100, 100)
 
     assert seconds([]) == pytest.approx(1.0)
-    assert seconds([(1.0, 1.2), (1.5, 1.6)]) == pytest.approx(0.7)
-    # one that did little else tells nothing
-    assert seconds([(1.0, 1.4), (1.5, 1.8)]) is None
+    assert seconds([(1.0, 1.02), (1.5, 1.56)]) == pytest.approx(0.92)
+    # who has waited for more was late afterwards too
+    assert seconds([(1.0, 1.1), (1.5, 1.6)]) is None

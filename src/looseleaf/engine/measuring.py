@@ -17,8 +17,9 @@ from looseleaf.tiers import Tiers
 
 # the longest pass that is timed: on a GPU short ones take as long as they take the host
 _MOST_TOKENS, _MOST_TOKENS_GPU = 1024, 8192
-# about how long the measurement may take, in seconds; a pass that was begun is finished
-_LONGEST = 1.0
+# about how long passes may take that are counted, in seconds; one that was begun is finished. What
+# kernels take that are compiled for it is not counted: some request would wait for them
+_LONGEST = 0.5
 
 
 def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
@@ -49,16 +50,17 @@ def measure_pace(runner: Runner, pace: ComputePace) -> None:
     most = min(most, pool.num_free * pool.page_size * 3 // 4, positions)
     pages = pool.allocate(-(-most // pool.page_size)) or []
     patch = pool.allocate(-(-most // (4 * pool.page_size))) or []
-    begun = time.perf_counter()
+    # a short pass takes a GPU as long as it takes the host to launch
+    first = range(most if runner.runs_ahead else most // 16)
+    taken = 0.0
     try:
-        few, some = range(most // 16), range(most // 4)
-        late = range(most - most // 4, most)
-        for positions_read in (few, some, late):
-            if not positions_read or time.perf_counter() - begun > _LONGEST:
+        for positions_read in (first, range(most // 4), range(most - most // 4, most)):
+            if not positions_read or taken > _LONGEST:
                 return
             spans = (ReadSpan(pages, 0, positions_read.stop, 0),)
             seconds = _time_pass(runner, pages, PrefillChunk(positions_read, spans))
             pace.observe(len(positions_read), count_keys(positions_read), seconds)
+            taken += seconds
         blended = _blended(pages, patch, most)
         pool.place(patch, blended.positions)
         seconds = _time_pass(runner, patch, blended)
