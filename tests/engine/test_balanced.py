@@ -48,6 +48,32 @@ def test_a_balanced_budget_grows_with_the_time_that_documents_take_to_load(
     llm.close()
 
 
+def test_all_is_computed_again_where_nearly_all_would_take_longer(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    """Of what is replaced as a whole nothing is read; the rest of a document is."""
+    llm, prompt = tiered(checkpoint(), tmp_path), prompts()[2]
+    fuse = Fuse("random", ratio=0.1, balanced=True)
+    (first,) = llm.generate([prompt], PARAMS, fuse=fuse)
+    # the first document stands where it was encoded
+    again = sum(document.num_tokens for document in first.reuse.documents[1:])
+    everything = 1e-3 * (first.reuse.text_tokens + again)
+    tiering = llm.engine.tiering
+    assert tiering.controller is not None and llm.engine.tiers is not None
+    tiering.controller.pace.predict = (  # type: ignore[method-assign]
+        lambda rows, pairs, blends=False: 1e-3 * rows * (2 if blends else 1)
+    )
+    ratios = []
+    for load in (everything + 1e-4, everything - 1e-4):
+        forget_pool(llm)
+        llm.engine.tiers.predict = lambda tier, sizes, s=load: s  # type: ignore[method-assign,misc]
+        (output,) = llm.generate([prompt], PARAMS, fuse=fuse)
+        assert output.reuse.fuse is not None and output.reuse.fuse.ratio is not None
+        ratios.append(output.reuse.fuse.ratio)
+    llm.close()
+    assert ratios[0] == 1.0 and 0.1 < ratios[1] < 0.5
+
+
 def test_times_are_predicted_and_measured_in_the_report(checkpoint: Folder, tmp_path: Path) -> None:
     llm = tiered(checkpoint(), tmp_path)
     ask_with(llm, prompts(1), PARAMS)
