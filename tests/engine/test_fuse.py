@@ -1,5 +1,6 @@
 """Blended requests: what they answer, choose, share and give back. Laws 4 and 6: test_law_blend."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -198,6 +199,18 @@ def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
         ({"selector": "random", "tokens": -1}, "tokens must be"),
         ({"selector": "question", "watched_share": 0.0}, "watched_share must be"),
         ({"selector": "deviation", "check_layers": (0,)}, "check_layers rise"),
+        ({"selector": "deviation", "check_factors": (2.0, 1.0)}, "as many as check_layers"),
+        ({"selector": "deviation", "check_factors": (0.5,)}, "the last is 1"),
+        ({"selector": "deviation", "threshold": 0.5, "check_factors": (1.0,)}, "takes none"),
+        (
+            {"selector": "deviation", "check_layers": (1, 2), "check_factors": (0.5, 1.0)},
+            "never rise",
+        ),
+        (
+            {"selector": "deviation", "check_layers": (1, 2), "check_factors": (math.nan, 1.0)},
+            "never rise",
+        ),
+        ({"selector": "question", "check_factors": (1.0,)}, "not check_factors"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -236,15 +249,21 @@ def test_check_layers_that_the_model_has_not_are_refused(checkpoint: Folder) -> 
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 9, "max_num_seqs": 4}])
-@pytest.mark.parametrize("layers", [(1,), (2,), (1, 2)])
+@pytest.mark.parametrize(
+    ("layers", "factors"), [((1,), ()), ((2,), ()), ((1, 2), ()), ((1, 2), (2.5, 1.0))]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_deviation_chooses_and_computes_what_a_dense_pass_does(
-    checkpoint: Folder, family: str, layers: tuple[int, ...], options: dict[str, Any]
+    checkpoint: Folder,
+    family: str,
+    layers: tuple[int, ...],
+    factors: tuple[float, ...],
+    options: dict[str, Any],
 ) -> None:
     """Tokens go on from the pass that chose them; the text is computed over them."""
     prompt = [LEAD, *(document(n, 30) for n in range(3)), words(2, 9)]
     llm = make_llm(checkpoint(family), **options)
-    fuse = Fuse("deviation", ratio=0.3, check_layers=layers)
+    fuse = Fuse("deviation", ratio=0.3, check_layers=layers, check_factors=factors)
     answer = blend(llm, prompt, fuse)
     lead, *documents, text = (list(part.tokens) for part in answer.parts)
     model = llm.engine.runner.model
@@ -252,6 +271,7 @@ def test_deviation_chooses_and_computes_what_a_dense_pass_does(
     dense.candidates = without_first(dense.candidates)
     selector = make_selector(fuse)
     assert isinstance(selector, Deviation)
+    assert not factors or selector.factors == factors
     _, done, narrow = filtered(dense, selector)
     chosen = narrow.candidates.positions
     assert answer.chosen == chosen.tolist()

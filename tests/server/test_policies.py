@@ -34,8 +34,8 @@ CASES = [
     ({"selector": "question", "threshold": 0.05}, Fuse("question", threshold=0.05)),
     ({"selector": "first", "tokens": 3}, Fuse("first", tokens=3)),
     (
-        {"selector": "deviation", "ratio": 0.3, "check_layers": [1, 2]},
-        Fuse("deviation", 0.3, check_layers=(1, 2)),
+        {"selector": "deviation", "ratio": 0.3, "check_layers": [1, 2], "check_factors": [2, 1]},
+        Fuse("deviation", 0.3, check_layers=(1, 2), check_factors=(2.0, 1.0)),
     ),
     ("all", Fuse("all")),
     ("none", None),

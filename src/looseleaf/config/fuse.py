@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from looseleaf.config.option import require
@@ -22,13 +23,14 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "first": (*_FIXED, "balanced"),
     "random": (*_FIXED, "balanced"),
     "links": (*_FIXED, "watched_share"),
-    "deviation": (*_BUDGETS, "check_layers"),
+    "deviation": (*_BUDGETS, "check_layers", "check_factors"),
     "question": (*_BUDGETS, "watched_share"),
     "ape": ("temperature", "scale"),
     "oracle": ("ratio", "tokens", "threshold"),
 }
 """What each selector can be told; at most one of the budgets at a time."""
 
+_MOST_TIMES = 1e6
 _DEFAULT_RATIO = 0.15
 _DEFAULT_FIRST = 16
 
@@ -46,12 +48,14 @@ class Fuse:
     ``question`` and ``deviation``, ``threshold``, the score above which a token is chosen.
     ``none``, ``all`` and ``ape`` take none of these. ``watched_share`` of the layers, the last
     ones, tell what the question reads; ``check_layers``, from 1, rising, are where deviation is
-    measured, each leaving fewer tokens to the next. With ``balanced`` the budget is the least: it
-    is raised to what can be computed while the documents load from their tiers, so it depends on
-    how fast these are and where the documents happen to be; the report says what it was. Only for
-    ``first`` and ``random``: the others choose by what they read, and wait for it. ``ape`` divides
-    scores of document tokens by ``temperature``, and multiplies the log-sum-exp of all of them by
-    ``scale``. Raises InvalidOption.
+    measured, each leaving fewer tokens to the next: ``check_factors`` times the budget, never
+    rising, at the last the budget itself; left out, they fall to it evenly from half as much again.
+    With ``balanced`` the budget is the least: it is raised to what can be computed while the
+    documents load from their tiers, so it depends on how fast these are and where the documents
+    happen to be; the report says what it was. Only for ``first`` and ``random``: the others choose
+    by what they read, and wait for it. ``ape`` divides scores of document tokens by
+    ``temperature``, and multiplies the log-sum-exp of all of them by ``scale``. Raises
+    InvalidOption.
     """
 
     selector: EvaluatedSelector = "none"
@@ -61,6 +65,7 @@ class Fuse:
     seconds: float | None = None
     watched_share: float = 0.25
     check_layers: tuple[int, ...] = (2,)
+    check_factors: tuple[float, ...] = ()
     balanced: bool = False
     temperature: float = 0.9
     scale: float = 0.9
@@ -92,6 +97,16 @@ class Fuse:
             len(layers) > 0 and list(layers) == sorted(set(layers)) and layers[0] >= 1,
             f"check_layers rise and begin at 1 or later, not {layers}",
         )
+        factors = self.check_factors
+        require(
+            not factors or (len(factors), factors[-1], self.threshold) == (len(layers), 1.0, None),
+            "check_factors are as many as check_layers, the last is 1, and a threshold takes none: "
+            f"not {factors}",
+        )
+        require(
+            all(1 <= b <= a <= _MOST_TIMES for a, b in pairwise((_MOST_TIMES, *factors))),
+            f"check_factors never rise, since a token left out can't come back: not {factors}",
+        )
         require(self.temperature > 0 and self.scale > 0, "temperature and scale must be positive")
         if not given and self.selector == "first":
             object.__setattr__(self, "tokens", _DEFAULT_FIRST)
@@ -106,7 +121,7 @@ class Fuse:
             **{
                 n: list(v) if isinstance(v, tuple) else v
                 for n, v in named.items()
-                if v is not None and v is not False
+                if v is not None and v is not False and v != ()
             },
         }
 
@@ -116,8 +131,11 @@ class Fuse:
         return [field.name for field in others if getattr(self, field.name) != field.default]
 
     def __str__(self) -> str:
-        told = [*_BUDGETS, *(n for n in self._stated() if n not in (*_BUDGETS, "check_layers"))]
+        several = ("check_layers", "check_factors")
+        told = [*_BUDGETS, *(n for n in self._stated() if n not in (*_BUDGETS, *several))]
         given = [f"{n} {getattr(self, n):g}" for n in told if getattr(self, n) is not None]
         if "check_layers" in self._stated():
             given.append("layers " + " ".join(map(str, self.check_layers)))
+        if self.check_factors:
+            given.append("factors " + " ".join(f"{factor:g}" for factor in self.check_factors))
         return ", ".join([self.selector, *given])

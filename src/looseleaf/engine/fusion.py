@@ -322,7 +322,9 @@ def make_selector(fuse: Fuse) -> Selector:
     if fuse.selector == "random":
         return RandomTokens(budget)
     if fuse.selector == "deviation":
-        return Deviation(budget, fuse.check_layers, _falling(len(fuse.check_layers)))
+        return Deviation(
+            budget, fuse.check_layers, fuse.check_factors or _falling(len(fuse.check_layers))
+        )
     if fuse.selector == "question":
         return Question(budget, fuse.watched_share)
     if fuse.selector == "oracle":

@@ -28,6 +28,9 @@ class FuseInput(Strict):
     check_layers: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = Field(
         None, description="Layers at which deviation is measured, rising, from 1."
     )
+    check_factors: Annotated[list[float], Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="What each of them leaves, in budgets, never rising, the last one 1."
+    )
     balanced: bool | None = Field(
         None, description="Raise the budget to what can be computed while the documents load."
     )
