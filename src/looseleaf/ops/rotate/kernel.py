@@ -45,7 +45,8 @@ def load_rotated(
     return b_x.to(tl.float32) * b_cos + b_partner.to(tl.float32) * b_sin
 
 
-@triton.jit
+# rows of a table of any length begin anywhere
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rotate_kernel(
     x,
     positions,

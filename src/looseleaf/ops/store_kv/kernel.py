@@ -46,7 +46,8 @@ def store_heads(
     tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
 
 
-@triton.jit
+# rows of a table of any length begin anywhere
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _store_kv_kernel(
     k, v, positions, slots, cos, sin, k_pages, v_pages, num_heads,
     stride_k_token, stride_k_head, stride_k_d, stride_v_token, stride_v_head, stride_v_d,
