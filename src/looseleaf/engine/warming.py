@@ -6,13 +6,15 @@ graph is captured in a tenth of a second. Nothing is read or written meanwhile: 
 capture are padding, and those of the pass that is launched go to pages that nobody has."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.groups import Bitmap, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.watched import Watch
 from looseleaf.blend import Budget, Question
@@ -24,6 +26,8 @@ from looseleaf.ops.rotate import rotate
 
 # rows of a pass that is too long for a graph; and those of passes that are not
 _LONG, _SHORT = 1040, (96, 512)
+# a tile has 128 rows and heads at most, and somewhat fewer where heads come in threes
+_ROWS_OF_A_PROCESSOR = 160
 _DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
 
 Job = Callable[[], None]
@@ -38,30 +42,38 @@ def warming(
     """What is to be done, in order; each takes about as long as the others once kernels are
     compiled."""
     jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
-    jobs.append(partial(_launch_pass, model, attention))
+    jobs.append(partial(_launch_passes, model, attention))
     if passes is not None:
         jobs += _passes(model, passes, attention.pool.page_size)
     return jobs
 
 
 @torch.inference_mode()
-def _launch_pass(model: Decoder, attention: PagedAttention) -> None:
-    """A pass that is not replayed, as those of long prompts; and what compares keys with stored
-    ones."""
+def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
+    """Passes that are not replayed, as those of long prompts, around replaced tokens too; and what
+    compares keys with stored ones.
+
+    They fill the device: fewer rows are read in parts, by a variant of the kernel that leaves
+    states."""
     pool, device = attention.pool, model.device
-    most = min(_LONG, pool.num_free * pool.page_size, attention.rotation.cos.shape[0])
-    pages = pool.allocate(most // pool.page_size) or []
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    filling = -(-_ROWS_OF_A_PROCESSOR * processors // model.config.num_qo_heads)
+    longest = pool.num_free * pool.page_size, attention.rotation.cos.shape[0]
+    pages = pool.allocate(min(max(_LONG, filling), *longest) // pool.page_size) or []
     rows = len(pages) * pool.page_size
     if not rows:
         return
     try:
         at = torch.arange(rows, device=device)
         slots = torch.tensor(pages, device=device)[at // pool.page_size] * pool.page_size
-        chunk = PrefillChunk(range(rows), (ReadSpan(pages, 0, rows, 0),))
-        step = StepRows([], [chunk], slots + at % pool.page_size, at, [rows - 1])
-        asked = torch.tensor([rows - 1], device=device)
-        tokens = at % model.config.vocab_size
-        model.logits(model.forward(tokens, attention.step(step), asked=asked))
+        whole, again = ReadSpan(pages, 0, rows, 0), np.arange(1, rows, 2)
+        patch = ReadSpan(pages[: -(-len(again) // pool.page_size)], 0, len(again), 0, places=again)
+        pool.place(patch.pages, again)
+        asked, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
+        for spans in ((whole,), (replace(whole, hidden=_bitmap(again, rows)), patch)):
+            chunk = PrefillChunk(range(rows), spans)
+            step = StepRows([], [chunk], slots + at % pool.page_size, at, [rows - 1])
+            model.logits(model.forward(tokens, attention.step(step), asked=asked))
         shape = model.config.num_kv_heads, model.config.head_dim
         rotate(torch.zeros(rows, *shape, dtype=model.dtype, device=device), at, attention.rotation)
     finally:
@@ -91,12 +103,17 @@ def _pass(num_again: int, page_size: int) -> PrefillChunk:
     again = np.linspace(0, total - 1, num_again).astype(np.int64)
     spans = []
     for start in range(0, total, length):
-        hidden = np.zeros(length, dtype=np.bool_)
-        hidden[again[(again >= start) & (again < start + length)] - start] = True
-        bitmap = np.packbits(hidden, bitorder="little").view("<i4") if num_again else None
+        places = again[(again >= start) & (again < start + length)] - start
+        bitmap = _bitmap(places, length) if num_again else None
         spans.append(ReadSpan(range(pages), start, length, pages, bitmap))
     spans.append(ReadSpan(range(-(-_QUESTION // page_size)), total, _QUESTION, 0))
     if num_again:
         spans.append(ReadSpan(range(-(-num_again // page_size)), 0, num_again, 0, places=again))
     own = np.arange(total, total + _QUESTION)
     return PrefillChunk(np.concatenate([again, own]), tuple(spans))
+
+
+def _bitmap(places: npt.NDArray[np.int64], length: int) -> Bitmap:
+    hidden = np.zeros(-(-length // 32) * 32, dtype=np.bool_)
+    hidden[places] = True
+    return np.packbits(hidden, bitorder="little").view("<i4")
