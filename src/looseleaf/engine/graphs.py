@@ -133,12 +133,13 @@ class StepGraphs:
             return None
         reads_hosted = any(row.hosted for row in decode)
         graph = self._graph_for(rows.num_rows, step, reads_hosted)
-        if reads_hosted:
-            self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         self._load(rows)
         if previous is not None:
             self._previous[: len(previous)].copy_(previous)
         graph.load(step)
+        if reads_hosted:
+            # last of all: it waits until the step before has read
+            self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         self.attention.planner.launching()
         graph.graph.replay()
         if reads_hosted:
