@@ -17,7 +17,7 @@ from looseleaf.attention.hosted import HostedCounters, HostedRead
 from looseleaf.attention.hosted_window import HostedWindow, WindowRow
 from looseleaf.index.crew import Crew, Part, set_parts
 from looseleaf.index.keys import KeyVectors
-from looseleaf.index.reads import READ, WINDOW, HeadKeys, ReadPlaces, ReadTask, row_type
+from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, ReadPlaces, ReadTask, row_type
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -185,6 +185,7 @@ class HostedWork:
             by_unit.setdefault(unit, []).append(number)
         parts = []
         for unit, numbers in by_unit.items():
+            together = self._rows[numbers[0]] in self._members
             own = np.zeros(len(numbers), dtype=READ)
             own["row"] = [self._rows[n] for n in numbers]
             own["want"] = [self._loaded[n].count_at(layer) for n in numbers]
@@ -194,7 +195,9 @@ class HostedWork:
             task = self._task(layer, own, starts, windows)
             self._tasks.append(_LayerTask(task, own, numbers, windows))
             self._kept.append(starts)
-            parts.append(Part(unit, ctypes.addressof(task), (len(starts) - 1) * self.q.shape[1]))
+            # rows on their own walk, and then read
+            units = task.pairs if together else 2 * task.pairs
+            parts.append(Part(unit, ctypes.addressof(task), units))
         self._kept.append(set_parts(self.layers[layer], parts))
 
     def _windows(
@@ -220,11 +223,14 @@ class HostedWork:
     def _task(
         self, layer: int, reads: np.ndarray, starts: np.ndarray, windows: np.ndarray | None
     ) -> ReadTask:
-        rotation = self._rotation
+        rotation, heads = self._rotation, self.q.shape[1]
+        pairs = (len(starts) - 1) * heads
+        walked = np.zeros((len(reads), heads), dtype=WALKED)
+        ready = np.zeros(pairs, dtype=np.int32)
         task = ReadTask(
             q=self.q.data_ptr(),
             q_type=row_type(self.q.dtype),
-            heads=self.q.shape[1],
+            heads=heads,
             cos=rotation.cos.data_ptr(),
             sin=rotation.sin.data_ptr(),
             half=rotation.rotary_dim // 2,
@@ -236,7 +242,11 @@ class HostedWork:
             out=self.states.data_ptr(),
             lse=self._lse,
             windows=None if windows is None else windows.ctypes.data,
+            pairs=pairs,
+            walked=walked.ctypes.data,
+            ready=ready.ctypes.data,
         )
+        self._kept += [walked, ready]
         return task
 
 

@@ -1,8 +1,10 @@
 /* What decoding rows read of segments in the host's memory, from the query to the state.
 
-   `vectors.h` and `search.c` stand before this text. A unit is one query head of one row: its query
-   comes to the frame of each segment that the row reads, finds keys by the index, reads the ones
-   that are always read, and all of it is one softmax. */
+   `vectors.h` and `search.c` stand before this text. A query head of a row is read in two units: its
+   query comes to the frame of each segment that the row reads and walks through the graph there, if
+   the index is one; then keys are read that the walk, or another index, finds, and the ones that are
+   always read, and all of it is one softmax. Of two units none is long, so threads end together; who
+   walked need not read. */
 
 /* One KV head of a layer of a segment, as one query head reads it. */
 typedef struct {
@@ -37,6 +39,10 @@ typedef struct {
     float *out, *lse; /* [rows, heads, DIM] and [rows, heads]; what is there is joined */
     int64_t counts[5]; /* keys before the reads, keys read, vectors compared; of the sampled unit: keys wanted, found */
     const struct Window *windows; /* that of the n-th reading row; none: rows are on their own */
+    int64_t pairs;            /* query heads of reading rows */
+    Promising *walked;        /* what the walks left: [reads, heads] */
+    int32_t *ready;           /* pairs whose walks are done, from 1 on, in that order; then zeros */
+    int64_t num_ready;
 } Task;
 
 typedef struct {
@@ -50,6 +56,12 @@ static float widen_number(const void *p, int64_t type, int64_t n) {
     float wide;
     memcpy(&wide, &word, sizeof wide);
     return wide;
+}
+
+static inline void rest(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
 }
 
 static void turn(const Task *task, int64_t row, int64_t head, int64_t place, float *query) {
@@ -119,15 +131,34 @@ typedef struct {
     int64_t count;
 } Finds;
 
-static Finds find(Task *task, const Place *place, const float *query, int64_t want, int sampled) {
+static int64_t effort_for(const Place *place, int64_t want) {
+    int64_t effort = place->effort;
+    return want > place->top ? llrint((double)effort * (double)want / (double)place->top) : effort;
+}
+
+static int64_t wanted(const Place *place, const Read *read) {
+    int64_t count = place->index->keys.count;
+    return read->want < count ? read->want : count;
+}
+
+/* What the walk for a query leaves, of an index that has one. */
+static Promising walk_for(Task *task, const Place *place, const float *query, int64_t want) {
+    Promising some = {NULL, 0};
+    if (!walks(place->index, want)) return some;
+    int64_t scanned = 0;
+    Search search = {place->index, query, want, effort_for(place, want), NULL, NULL, &scanned, NULL, 0.0f, NULL, NULL};
+    some = walk(&search);
+    __atomic_fetch_add(&task->counts[2], scanned, __ATOMIC_RELAXED);
+    return some;
+}
+
+static Finds find(Task *task, const Place *place, const float *query, int64_t want, Promising some, int sampled) {
     const Index *index = place->index;
-    if (want > index->keys.count) want = index->keys.count;
     int32_t *ids = malloc((sizeof(int32_t) + sizeof(float)) * (size_t)(want + 1));
     Finds finds = {ids, (float *)(ids + want + 1), 0};
-    int64_t scanned, effort = place->effort;
-    if (want > place->top) effort = llrint((double)effort * (double)want / (double)place->top);
-    Search search = {index, query, want, effort, ids, finds.scores, &scanned, NULL, 0.0f, NULL, NULL};
-    run(&search);
+    int64_t scanned = 0;
+    Search search = {index, query, want, effort_for(place, want), ids, finds.scores, &scanned, NULL, 0.0f, NULL, NULL};
+    run_on(&search, some, place->values);
     while (finds.count < want && ids[finds.count] >= 0) finds.count++;
     if (sampled) measure(task, index, query, want, finds.scores);
     for (int64_t n = 0; n < finds.count; n++) finds.scores[n] *= task->scale;
@@ -196,9 +227,33 @@ static void store(const State *state, float *out, float *lse) {
     *lse = state->total > 0.0f ? state->top + logf(state->total) : -INFINITY;
 }
 
-void looseleaf_read(void *arg, int64_t unit) {
-    Task *task = arg;
-    int64_t head = unit % task->heads, which = unit / task->heads;
+/* The walks of a pair, which others may read then. */
+static void walk_pair(Task *task, int64_t pair) {
+    int64_t head = pair % task->heads, which = pair / task->heads;
+    for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
+        const Read *read = &task->reads[n];
+        const Place *place = &read->heads[head];
+        if (!place->index) continue;
+        float query[DIM];
+        turn(task, read->row, head, read->place, query);
+        task->walked[n * task->heads + head] = walk_for(task, place, query, wanted(place, read));
+    }
+    int64_t at = __atomic_fetch_add(&task->num_ready, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&task->ready[at], (int32_t)pair + 1, __ATOMIC_RELEASE);
+}
+
+/* The pair whose walks were done as number `at`: all walks have begun before it is asked for. */
+static int64_t await_pair(Task *task, int64_t at) {
+    int32_t pair;
+    while (!(pair = __atomic_load_n(&task->ready[at], __ATOMIC_ACQUIRE))) rest();
+    task->ready[at] = 0;
+    /* the last is there, so none is to come */
+    if (at == task->pairs - 1) task->num_ready = 0;
+    return pair - 1;
+}
+
+static void read_pair(Task *task, int64_t pair) {
+    int64_t head = pair % task->heads, which = pair / task->heads;
     int64_t row = task->reads[task->starts[which]].row, at = row * task->heads + head;
     State state = stored(task->out + at * DIM, task->lse + at);
     for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
@@ -207,7 +262,8 @@ void looseleaf_read(void *arg, int64_t unit) {
         float query[DIM];
         turn(task, row, head, read->place, query);
         if (place->index) {
-            Finds finds = find(task, place, query, read->want, unit == task->sampled);
+            Promising some = task->walked[n * task->heads + head];
+            Finds finds = find(task, place, query, wanted(place, read), some, pair == task->sampled);
             join(&state, finds.scores, finds.ids, 0, finds.count, place->values);
             join_estimate(task, &state, place, query, &finds);
             free(finds.ids);
@@ -216,4 +272,11 @@ void looseleaf_read(void *arg, int64_t unit) {
         count_read(task, place);
     }
     store(&state, task->out + at * DIM, task->lse + at);
+}
+
+/* Units are begun in order: the walks of all pairs come first. */
+void looseleaf_read(void *arg, int64_t unit) {
+    Task *task = arg;
+    if (unit < task->pairs) walk_pair(task, unit);
+    else read_pair(task, await_pair(task, unit - task->pairs));
 }

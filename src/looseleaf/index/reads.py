@@ -40,6 +40,8 @@ READ = np.dtype(
 """A row's read of a segment: ``place`` is where the row stands in its frame, ``want`` how many keys
 the index finds, ``heads`` the address of `ReadPlaces.address`, ``found`` that of a `FOUND`, for a
 row with a window."""
+WALKED = np.dtype([("keys", np.uintp), ("count", np.int64)], align=True)
+"""Room for what a walk leaves for who reads."""
 FOUND = np.dtype(
     [("ids", np.uintp), ("steps", np.uintp), ("counts", np.uintp), ("room", np.int64)], align=True
 )
@@ -65,7 +67,9 @@ of the step the ``count`` of them are, newest first, int64; fp32 ``out`` ``[size
 
 class ReadTask(ctypes.Structure):
     """All reads of a layer by keys of one dtype. ``counts`` grow: keys before the reads, keys read,
-    vectors compared; keys wanted and found of the unit ``sampled``."""
+    vectors compared; keys wanted and found of the pair ``sampled`` of a reading row and a head.
+    Rows on their own are read in two units for each of the ``pairs``, and need `WALKED` ``[reads,
+    heads]`` and zeros, int32 ``ready`` ``[pairs]``."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),
@@ -83,6 +87,10 @@ class ReadTask(ctypes.Structure):
         ("lse", ctypes.c_void_p),
         ("counts", ctypes.c_int64 * 5),
         ("windows", ctypes.c_void_p),
+        ("pairs", ctypes.c_int64),
+        ("walked", ctypes.c_void_p),
+        ("ready", ctypes.c_void_p),
+        ("num_ready", ctypes.c_int64),
     )
 
 

@@ -62,18 +62,21 @@ static void judge(const Keys *keys, const float *query, Best *best) {
     }
 }
 
-static void run(const Search *search) {
+/* Whether a search goes by a graph: not if all keys are wanted. */
+static int walks(const Index *index, int64_t want) { return index->links && want < index->keys.count; }
+
+/* A search whose walk, if it has one, left `some`; `values` are what is read of its hits, or none. */
+static void run_on(const Search *search, Promising some, const Keys *values) {
     const Index *index = search->index;
-    int64_t want = search->want < index->keys.count ? search->want : index->keys.count;
+    int64_t want = search->want < index->keys.count ? search->want : index->keys.count, built = index->built;
     Best best = {malloc(sizeof(Hit) * (size_t)(want + 1)), 0, want};
-    *search->scanned = 0;
-    int64_t built = index->built;
-    if (want == index->keys.count || !(index->links || index->means)) built = 0; /* all, or no structure */
-    else if (index->means) scan_clusters(search, &best);
-    else walk(search, &best);
+    int by_graph = walks(index, want);
+    if (by_graph) weigh(search, some, values, &best);
+    else if (index->means && want < index->keys.count) scan_clusters(search, &best);
+    else built = 0; /* all, or no structure */
     scan(search, built, index->keys.count, &best);
-    if (built && index->links && built == index->keys.count) {
-        turn_round(&best); /* a walk leaves them judged and in order, the last first */
+    if (by_graph && built == index->keys.count) {
+        turn_round(&best); /* they are judged and in order, the last first */
     } else {
         if (index->keys.exact) judge(&index->keys, search->query, &best);
         settle(&best);
@@ -84,6 +87,12 @@ static void run(const Search *search) {
     }
     if (search->values) attend(search, best.hits, best.count);
     free(best.hits);
+}
+
+static void run(const Search *search) {
+    Promising none = {NULL, 0};
+    *search->scanned = 0;
+    run_on(search, walks(search->index, search->want) ? walk(search) : none, search->values);
 }
 
 void looseleaf_search(const Search *searches, int64_t count, int64_t threads) {

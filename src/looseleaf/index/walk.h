@@ -170,11 +170,16 @@ static int32_t last_of(const Met *met, int64_t count) {
     return (int32_t)low;
 }
 
-/* Leaves the hits judged, the last of them first, which is a heap too. */
-static void walk(const Search *search, Best *best) {
+/* What a walk leaves: keys that may be among the best. Who takes it frees it. */
+typedef struct {
+    int32_t *keys;
+    int64_t count;
+} Promising;
+
+static Promising walk(const Search *search) {
     const Index *index = search->index;
     /* of as many as are wanted half are enough to look behind: what they lead to is met as well */
-    int64_t effort = 2 * search->effort > search->want ? search->effort : (search->want + 1) / 2, room, found = 0;
+    int64_t effort = 2 * search->effort > search->want ? search->effort : (search->want + 1) / 2;
     Asked asked;
     ask_codes(&asked, search->query, index->steps);
     Met met = {malloc(sizeof(int32_t) * 4096), malloc(sizeof(int32_t) * 4096), 0, 4096};
@@ -182,26 +187,38 @@ static void walk(const Search *search, Best *best) {
     *search->scanned += met.count;
     /* codes are wrong by a little: more than are wanted are read as they are */
     int32_t least = last_of(&met, search->want + effort * 3 / 4);
+    Promising some = {met.vertices, 0};
     for (int64_t n = 0; n < met.count; n++) {
-        met.vertices[found] = met.vertices[n];
-        found += met.scores[n] >= least;
+        some.keys[some.count] = met.vertices[n];
+        some.count += met.scores[n] >= least;
     }
-    for (int64_t n = 0; n < found; n++) __builtin_prefetch(index->order + met.vertices[n]);
-    for (int64_t n = 0; n < found; n++) met.vertices[n] = index->order[met.vertices[n]];
+    for (int64_t n = 0; n < some.count; n++) __builtin_prefetch(index->order + some.keys[n]);
+    for (int64_t n = 0; n < some.count; n++) some.keys[n] = index->order[some.keys[n]];
+    free(met.scores);
+    return some;
+}
+
+/* The best of a walk's keys as they are stored, the last of them first, which is a heap too. Most of
+   them are hits, so `values` are called for with them, if they are to be read. */
+static void weigh(const Search *search, Promising some, const Keys *values, Best *best) {
+    const Keys *keys = &search->index->keys;
+    int64_t room;
+    int32_t *scores = malloc(sizeof(int32_t) * (size_t)(some.count + 1));
     /* all scores first: what goes on where would wait for each key */
-    for (int64_t n = 0; n < found; n++) {
-        for (int64_t m = n ? n + 8 : 0; m <= n + 8 && m < found; m++) fetch_exactly(&index->keys, met.vertices[m]);
-        met.scores[n] = rank_of(score_exactly(&index->keys, search->query, met.vertices[n]));
+    for (int64_t n = 0; n < some.count; n++) {
+        for (int64_t m = n ? n + 8 : 0; m <= n + 8 && m < some.count; m++) fetch_exactly(keys, some.keys[m]);
+        if (values) fetch_value(key_as(VALUE_TYPE, values, some.keys[n]));
+        scores[n] = rank_of(score_exactly(keys, search->query, some.keys[n]));
     }
     Word *hits = make_row(best->capacity, &room);
-    for (int64_t n = 0; n < found; n++) {
-        Word word = word_of(met.scores[n], met.vertices[n], 0);
+    for (int64_t n = 0; n < some.count; n++) {
+        Word word = word_of(scores[n], some.keys[n], 0);
         if (word > hits[best->capacity - 1]) take_in(hits, room, word);
     }
-    best->count = found < best->capacity ? found : best->capacity;
+    best->count = some.count < best->capacity ? some.count : best->capacity;
     for (int64_t n = 0; n < best->count; n++)
         best->hits[best->count - 1 - n] = (Hit){score_of(hits[n]), number_of(hits[n])};
     free_row(hits);
-    free(met.vertices);
-    free(met.scores);
+    free(scores);
+    free(some.keys);
 }

@@ -79,7 +79,8 @@ static void read_together(Task *task, const Window *window, const Read *read, in
     const Place *place = &read->heads[head];
     float query[DIM];
     turn(task, window->rows[0], head, read->place, query);
-    Finds finds = find(task, place, query, read->want, sampled);
+    int64_t want = wanted(place, read);
+    Finds finds = find(task, place, query, want, walk_for(task, place, query, want), sampled);
     join(&states[0], finds.scores, finds.ids, 0, finds.count, place->values);
     join_all(&states[0], place->always, query, task->scale);
     count_read(task, place);
