@@ -120,7 +120,7 @@ MEASURED = (
     ),
     Measured(
         "hosted-1m", "bench hosted --context 102400 --context 1048576 --index graph --layers 8 "
-        "--distinct 1 --copies 2", 300.0,
+        "--distinct 1 --copies 8", 300.0,
     ),
     Measured(
         "select-long", f"bench select {_8B} --context 130560 --window 2 --window 8", 200.0,

@@ -37,7 +37,8 @@ from looseleaf.rope import build_rotation
 from looseleaf.types import Attend, LayerHook
 
 _OWN = 64  # tokens of the request besides the document
-_ASKED = 128
+# queries of a KV head: as many as a layer is asked by in all runs, or nearly
+_ASKED = 512
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,8 @@ class _Arm:
         self.num_kv_heads = shape.num_kv_heads
         pages = -(-held // 16)
         most = context + _OWN
+        # what is asked in a step, and which step comes next
+        self.asked, self._next = self._ask(made), 0
         before = torch.cuda.memory_allocated()
         config = EngineConfig(device="cuda", max_model_len=most, cache=CacheConfig(num_pages=pages))
         self.runner = Runner.create(decoder, config, most)
@@ -243,21 +246,21 @@ class _Arm:
             # of all layers, also where some read the same memory
             stored = made.keys.numel() * made.keys.element_size() * 2 * shape.num_layers
             self.host_bytes = stored + read.segment.index.num_bytes
-        self.asked = self._ask(made)
         self.run()
         self.device_bytes = torch.cuda.memory_allocated() - before
 
     def run(self) -> float:
         """Seconds of a step: each is planned while the device computes the one before, as an engine
-        does, and its token read behind the launch of the next."""
-        steps, spent = len(self.asked), self.hosted.seconds
+        does, and its token read behind the launch of the next. One before them is not timed: it
+        wakes threads, and what others have left in the caches is not what a step leaves."""
+        steps = self.bench.new_tokens
+        arriving = Arrival.of(self._step())
         torch.cuda.synchronize()
-        begun = time.perf_counter()
-        arriving: Arrival | None = None
-        for step in range(steps):
-            arrival = Arrival.of(self._step(step))
-            if arriving is not None:
-                arriving.wait()
+        self.hosted.settle()
+        spent, begun = self.hosted.seconds, time.perf_counter()
+        for _ in range(steps):
+            arrival = Arrival.of(self._step())
+            arriving.wait()
             arriving = arrival
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - begun) / steps
@@ -265,9 +268,10 @@ class _Arm:
         self.searched.append((self.hosted.seconds - spent) / steps)
         return seconds
 
-    def _step(self, step: int) -> Tensor:
-        """Launch a step; its token, on the device."""
-        self.decoder.asked.copy_(self.asked[step], non_blocking=True)
+    def _step(self) -> Tensor:
+        """Launch the next step; its token, on the device."""
+        self.decoder.asked.copy_(self.asked[self._next], non_blocking=True)
+        self._next = (self._next + 1) % len(self.asked)
         own = len(self.pages) * 16 - _OWN
         # the last of the own tokens, again and again: a token more or less is nothing
         length = own + _OWN
@@ -282,15 +286,18 @@ class _Arm:
         return logits.argmax()
 
     def _ask(self, made: MadeKeys) -> Tensor:
-        """What each step asks, layer by layer, turned back from the place where it is read."""
-        shape, steps = self.decoder.config, self.bench.new_tokens
-        group = shape.num_qo_heads // shape.num_kv_heads
+        """What each step asks, layer by layer, turned back from the place where it is read. A layer
+        hears the same again when all was asked: no cache has what a search is about to read."""
+        shape, heads = self.decoder.config, self.decoder.config.num_qo_heads
+        group = heads // shape.num_kv_heads
+        num_asked = made.asked.shape[1]
+        steps = num_asked // group
         generator = torch.Generator().manual_seed(2)
-        drawn = torch.randint(
-            made.asked.shape[1], (steps, shape.num_layers, shape.num_qo_heads), generator=generator
-        )
-        head = torch.arange(shape.num_qo_heads) // group
-        asked = made.asked[head, drawn]
+        drawn = torch.stack([
+            torch.randperm(num_asked, generator=generator)[: steps * group].view(steps, group)
+            for _ in range(shape.num_layers * shape.num_kv_heads)
+        ], 1).view(steps, shape.num_layers, heads)  # fmt: skip
+        asked = made.asked[torch.arange(heads) // group, drawn]
         rotation = build_rotation(shape.rope, self.context + _OWN)
         back = replace(rotation, sin=-rotation.sin)
         places = torch.full((steps * shape.num_layers,), self.context + _OWN - 1)
