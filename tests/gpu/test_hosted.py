@@ -44,11 +44,14 @@ def test_a_full_budget_equals_dense_decode(kind: str, graphs: bool) -> None:
     assert hosted.counters.share_read == 1.0
 
 
-def test_few_keys_are_read_as_the_cpu_reads_them() -> None:
+@pytest.mark.parametrize(
+    "index", [IndexConfig("flat"), IndexConfig("ivf", estimate=True)], ids=["", "estimate"]
+)
+def test_few_keys_are_read_as_the_cpu_reads_them(index: IndexConfig) -> None:
     answers, shares = [], []
     for device in ("cpu", "cuda"):
         llm = make(device)
-        llm.host(TEXT, index=IndexConfig("flat"))
+        llm.host(TEXT, index=index)
         answers.append(llm.generate([prompt(), prompt("Well. ")], GREEDY, select=FEW))
         hosted = llm.engine.runner.attention.hosted
         assert hosted is not None
