@@ -21,10 +21,14 @@ from looseleaf.index.crew import Bell, Crew
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
+# threads, of which one is not missed
+_MANY = 8
+
 
 @dataclass(eq=False)
 class HostedDevice:
-    """The hosted reads of one model on one GPU, by ``threads`` threads of the host.
+    """The hosted reads of one model on one GPU, by ``threads`` threads of the host; of many one is
+    left to whoever plans the next step meanwhile.
 
     ``heads`` are the query heads and their dim, ``dtype`` that of queries; ``sample`` is the share
     of reads whose recall is measured. Threads and memory are taken when
@@ -54,7 +58,9 @@ class HostedDevice:
                 host = Rotation(
                     self.rotation.cos.cpu(), self.rotation.sin.cpu(), self.rotation.interleaved
                 )
-                self._crew, self._tables = Crew(self.threads), PlaceTables(self.heads[0])
+                # all would wait for the one whose core plans
+                searching = self.threads - (self.threads >= _MANY)
+                self._crew, self._tables = Crew(searching), PlaceTables(self.heads[0])
                 # an engine that is let go may have a step on its way
                 self._bell = self._crew.listen(
                     torch.zeros(16, dtype=torch.int64, pin_memory=True),
