@@ -33,6 +33,8 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # on a machine without a GPU programs are interpreted one by one
 _INTERPRETED_PROGRAMS = 3
+# of a multiprocessor
+_REGISTERS = 65536
 
 
 @triton.jit
@@ -300,7 +302,7 @@ def partial_attention_triton(
             CHAINED=chained, WIDENED=k_pages.dtype is FP8, CHOSEN=tile.chosen,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
-            launch_pdl=chained,
+            launch_pdl=chained, maxnreg=_most_registers(tile),
         )  # fmt: skip
     return AttnState(out, lse)
 
@@ -319,6 +321,13 @@ def _launches(
     # how many rows an item has is on the device only: blocks past the grid are looped over
     row_programs = min(4, triton.cdiv(work.state_capacity * group, tile.block_m))
     return [(tile, None, work.num_items, row_programs)]
+
+
+def _most_registers(tile: Tile) -> int | None:
+    """Registers of a thread with which as many programs as the tile counts on share a processor;
+    None where the compiler cannot take more."""
+    share = _REGISTERS // (tile.programs_per_processor * tile.num_warps * 32) // 8 * 8
+    return share if share < 256 else None
 
 
 def _programs(tensor: Tensor) -> int:
