@@ -26,6 +26,9 @@ from looseleaf.ops.scores.kernel import (
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 _BLOCK_S = 8
+# four programs share a multiprocessor with so many a thread: those of 64 rows and 8 KV heads run
+# at once, where three at a time would take two turns
+_REGISTERS = 128
 
 
 @triton.jit
@@ -158,6 +161,6 @@ def finish_rows_triton(
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CHAINED=chained, BLOCK_M=max(16, block_g),
         BLOCK_G=block_g, BLOCK_N=32, BLOCK_S=_BLOCK_S, BLOCK_D=block_d,
-        num_warps=4, num_stages=2, enable_fp_fusion=True, launch_pdl=chained,
+        num_warps=4, num_stages=2, maxnreg=_REGISTERS, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)
