@@ -29,7 +29,8 @@ def finish_rows(
     over the item that it reads alone, ``work.row_own``. ``out`` is written, and returned.
 
     ``work`` is ``finishing``: plain, without masks and explicit positions; ``rule`` has a scale and
-    nothing else. ``q`` is unrotated, ``lse`` of the result is fp32."""
+    nothing else. ``q`` is unrotated, ``lse`` of the result is fp32. Nothing writes ``q`` or the
+    pages after the operator that makes the states: they may be read before these are there."""
     assert work.finishing and work.row_own is not None, "a list whose rows read items alone"
     assert rule.is_plain and not work.mask_words.numel(), "plain rules and no masks"
     if choose(implementation, q) == "triton":

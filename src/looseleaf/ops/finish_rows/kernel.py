@@ -1,7 +1,8 @@
 """Merging rows and reading what they read alone: one program a row and KV head.
 
 The query heads of a KV head are rows of one tile while keys are read; then each takes its states,
-all of them at a time.
+all of them at a time. A program that finds room while the states are still being made reads its
+keys meanwhile.
 """
 
 import torch
@@ -10,6 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops import hopper_attention
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (
@@ -52,7 +54,7 @@ def _finish_rows_kernel(
     stride_state, stride_state_head, stride_lse_state, stride_out_row, stride_out_head,
     stride_table, softmax_scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -68,13 +70,9 @@ def _finish_rows_kernel(
     head = kv_head * GROUP + o_g
     p_lse = states_lse + head[None, :]
     p_states = states_out + (head * stride_state_head)[None, :, None] + o_d[None, None, :]
-    await_previous(CHAINED)
-    # the first states are on their way while the row's own keys are read
-    state = (start + o_s).to(tl.int64)
-    m_state = (state < stop)[:, None] & m_head[None, :]
-    b_lse = tl.load(p_lse + (state * stride_lse_state)[:, None], mask=m_state, other=float("-inf"))
-    m_out = m_state[:, :, None] & m_d[None, :, :]
-    b_out = tl.load(p_states + (state * stride_state)[:, None, None], mask=m_out, other=0.0)
+    # who started this kernel early had waited for queries and keys: the states alone are awaited
+    if not EARLY:
+        await_previous(CHAINED)
     b_q = load_rotated(
         q + row * stride_q_row + head * stride_q_head, stride_q_d,
         tl.maximum(frame_position, 0), cos, sin, stride_table, m_head,
@@ -113,8 +111,8 @@ def _finish_rows_kernel(
     total = tl.reshape(total, (PARTS, BLOCK_G))
     total = tl.sum(tl.where(m_first[:, None], total, 0.0), 0)
 
-    acc, peak, total = _with_states(b_out, b_lse, acc, peak, total)
-    for first in range(start + BLOCK_S, stop, BLOCK_S):
+    await_previous(CHAINED)
+    for first in range(start, stop, BLOCK_S):
         state = (first + o_s).to(tl.int64)
         m_state = (state < stop)[:, None] & m_head[None, :]
         p_some = p_lse + (state * stride_lse_state)[:, None]
@@ -152,6 +150,7 @@ def finish_rows_triton(
     assert states.out.stride(2) == out.stride(2) == 1, "a head's output must be contiguous"
     assert states.lse.stride(1) == 1, "the heads of a state must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
+    early = states.lse.numel() > 0 and _waited_for(work, k_pages, rule)
     block_g, chained = triton.next_power_of_2(group), chains(q)
     _finish_rows_kernel[(rows, num_kv_heads)](
         q, k_pages, v_pages, *states, out, lse, *table(rotation),
@@ -159,8 +158,16 @@ def finish_rows_triton(
         work.row_positions, *q.stride(), *k_pages.stride(), *states.out.stride()[:2],
         states.lse.stride(0), *out.stride()[:2], rotation.cos.stride(0), rule.softmax_scale,
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
-        INTERLEAVED=rotation.interleaved, CHAINED=chained, BLOCK_M=max(16, block_g),
-        BLOCK_G=block_g, BLOCK_N=32, BLOCK_S=_BLOCK_S, BLOCK_D=block_d,
+        INTERLEAVED=rotation.interleaved, CHAINED=chained, EARLY=early,
+        BLOCK_M=max(16, block_g), BLOCK_G=block_g, BLOCK_N=32, BLOCK_S=_BLOCK_S, BLOCK_D=block_d,
         num_warps=4, num_stages=2, maxnreg=_REGISTERS, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)
+
+
+def _waited_for(work: WorkList, k_pages: Tensor, rule: ScoreRule) -> bool:
+    """Whether the states come from Hopper's kernel, which starts the next one only after it has
+    waited for whatever wrote the queries and the pages."""
+    others = [tile for tile in work.tiles if not tile.finishing]
+    planned = bool(others) and not any(tile.chosen for tile in others)
+    return planned and hopper_attention.serves(k_pages, rule)
