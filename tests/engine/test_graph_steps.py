@@ -200,6 +200,30 @@ def test_a_pass_beside_rows_that_decode_replays_and_so_do_they(checkpoint: Folde
     assert parts > 0
 
 
+class Units(Passes):
+    """Passes on a device that reads span lists by their units."""
+
+    _has_units = True
+
+
+def test_few_rows_behind_several_documents_are_a_pass_with_the_same_answers(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looseleaf.attention.plan._LONG_KEYS", 100)
+    found = []
+    for kind in (Passes, Units):
+        llm = make_llm(checkpoint())
+        config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 96})
+        llm.engine = load_engine(checkpoint(), config, implementation="reference")
+        runner = llm.engine.runner
+        graphs, passes = Steps(runner.model, runner.attention, 64), kind(*about(runner))
+        llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
+        found.append([o.outputs[0] for o in llm.generate(BLENDED[:1], PARAMS)])
+        assert_idle(llm)
+        assert passes.replays == (kind is Units)
+    assert_alike(*found)
+
+
 def test_logits_of_a_step_in_two_are_in_the_order_of_the_step() -> None:
     class Ends(NamedTuple):
         target: object

@@ -59,6 +59,8 @@ _INVARIANT_SPLIT = 1024
 _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
+# keys from which on few new rows are read in parts of a span list
+_LONG_KEYS = 8192
 # in how many parts the keys of a tile are read at most, and how many keys a part has at least
 _MOST_PARTS = 8
 _PART_KEYS = 512
@@ -197,6 +199,15 @@ class Planner:
             return False
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
         return few and self._num_programs(chunks) < self.costs.wide.programs
+
+    def in_parts(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether the new rows of a step without others are read sooner by a span list in parts,
+        where the device has units, than by work list: an item ends where its document does."""
+        if self.batch_invariant or is_patched(chunks):
+            return False
+        spans = [span for chunk in chunks for span in chunk.spans]
+        long = len(spans) > 2 and sum(span.length for span in spans) >= _LONG_KEYS
+        return long and 2 * self._num_programs(chunks) <= self.costs.wide.programs
 
     def span_list(self, chunks: Sequence[PrefillChunk]) -> SpanList:
         """The span list of ``chunks``, in parts where its tiles would leave processors idle."""

@@ -34,6 +34,7 @@ from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.rows import RowInputs, to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
+from looseleaf.ops import hopper_attention
 from looseleaf.types import Attend
 
 _LONGEST = 8
@@ -108,6 +109,11 @@ class PassGraphs:
     def num_captured(self) -> int:
         """Passes captured so far."""
         return len(self._passes) + len(self._watching)
+
+    def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether a step of ``chunks`` only, which blend nothing and follow nothing, is a pass
+        rather than a step that replays by work list."""
+        return self._has_units and self.attention.planner.in_parts(chunks)
 
     def run(
         self,
@@ -216,6 +222,12 @@ class PassGraphs:
         for some in entering:
             rows = to_device(torch.from_numpy(some.rows), self.model.device)
             self._entering[rows] = some.hidden
+
+    @cached_property
+    def _has_units(self) -> bool:
+        """Whether the device reads span lists by their units, in every layer."""
+        k_pages = self.attention.pool.layer(0)[0]
+        return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)
 
     @cached_property
     def _entering(self) -> Tensor:

@@ -227,14 +227,17 @@ class Runner:
         entering: Sequence[Entering],
     ) -> Tensor | None:
         """The logits of a step for which there are graphs, else None."""
-        if self.graphs is not None and not awaited and not entering:
+        in_parts = self.passes is not None and not decode and self.passes.sooner(chunks)
+        if self.graphs is not None and not (awaited or entering or in_parts):
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
         patched = is_patched(chunks)
-        if self.passes is None or decode or not (awaited or patched):
+        if self.passes is None or decode or not (awaited or patched or in_parts):
             return None
-        begun = None if awaited or self.pace is None else self.pace.begin(self.model.device)
+        begun = None
+        if patched and not awaited and self.pace is not None:
+            begun = self.pace.begin(self.model.device)
         logits = self.passes.run(rows, chunks, awaited, entering)
         if logits is not None and begun is not None and self.pace is not None:
             blends = passes_over(chunks)
