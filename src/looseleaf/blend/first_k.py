@@ -3,14 +3,19 @@
 They carry what a document encoded by itself gets wrong at its seam: an attention sink of its own.
 Costs no evidence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.blend.candidates import Candidates, Evidence
 from looseleaf.errors import InvalidOption
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,39 +41,28 @@ class FirstK:
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
     ) -> Int[Tensor, " kept"]:
-        place = place_in_document(candidates)
-        # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
-        most = (
-            torch.full_like(place, self.k)
-            if self.share is None
-            else (document_lengths(place) * self.share + 1e-9).long()
-        )
-        chosen = place < most
+        numbers = candidates.documents.cpu().numpy()
+        begins, firsts = _documents(numbers, candidates.starts)
+        lengths = np.diff(begins, append=len(numbers))
+        if self.share is None:
+            counts = np.minimum(lengths, self.k)
+        else:
+            # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
+            counts = (lengths * self.share + 1e-9).astype(np.int64)
         if self.skip_first:
-            chosen &= candidates.documents != first_documents(candidates)
-        return chosen.nonzero()[:, 0]
+            counts[numbers[begins] == numbers[firsts]] = 0
+        behind = np.cumsum(counts)
+        kept = np.arange(int(counts.sum())) + np.repeat(begins - (behind - counts), counts)
+        return torch.from_numpy(kept).to(candidates.documents.device)
 
 
-def place_in_document(candidates: Candidates) -> Int[Tensor, " tokens"]:
-    """How many candidates of its own document stand before each."""
-    documents, requests = candidates.documents, candidates.requests
-    index = torch.arange(len(candidates), device=documents.device)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[1:] = (documents[1:] != documents[:-1]) | (requests[1:] != requests[:-1])
-    return index - torch.where(begins, index, 0).cummax(0).values
-
-
-def document_lengths(place: Int[Tensor, " tokens"]) -> Int[Tensor, " tokens"]:
-    """How many candidates each candidate's document has, from their places in it."""
-    document = (place == 0).cumsum(0) - 1
-    return document.bincount()[document] if len(place) else place
-
-
-def first_documents(candidates: Candidates) -> Int[Tensor, " tokens"]:
-    """The number of the first document of each candidate's request."""
-    if not len(candidates):
-        return candidates.documents
-    starts = torch.tensor(candidates.starts, device=candidates.documents.device)
-    # a request without candidates begins where the next does; nobody asks for its first document
-    firsts = candidates.documents[starts.clamp_max(len(candidates) - 1)]
-    return firsts[candidates.requests]
+def _documents(numbers: IntArray, starts: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Where the documents of candidates begin, and for each where its request does: ``numbers`` are
+    those of the candidates' documents, and ``starts`` where the requests' candidates begin."""
+    if not len(numbers):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    # of requests without candidates the last one that begins here is the one that has some
+    requests = np.array([start for start in starts if start < len(numbers)], dtype=np.int64)
+    changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    begins = np.union1d(changes, requests) if len(requests) > 1 else np.append(0, changes)
+    return begins, requests[np.searchsorted(requests, begins, "right") - 1]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,8 +11,9 @@ from looseleaf.blend.budget import Budget, choose
 from looseleaf.blend.candidates import Candidates, Evidence
 from looseleaf.errors import InvalidOption
 
-# 64-bit mixing constants of the splitmix generator, as signed integers
-_STRIDE, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+# 64-bit mixing constants of the splitmix generator
+_STRIDE, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class RandomTokens:
 
 def hash_to_unit(positions: Int[Tensor, " tokens"], seed: int) -> Float[Tensor, " tokens"]:
     """A number in 0 to 1 for each position, the same for the same seed, fp32."""
-    x = (positions.long() + 1) * _STRIDE + seed * 2_654_435_769
+    x = positions.cpu().numpy().astype(np.uint64)
+    x = (x + np.uint64(1)) * np.uint64(_STRIDE) + np.uint64(seed * 2_654_435_769 & _WORD)
     for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-        # the mask makes the arithmetic shift a logical one
-        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return (x & 0xFFFFFF).to(torch.float32) / 0x1000000
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    unit = (x & np.uint64(0xFFFFFF)).astype(np.float32) / np.float32(0x1000000)
+    return torch.from_numpy(unit).to(positions.device)

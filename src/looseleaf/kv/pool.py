@@ -78,16 +78,23 @@ class PagePool:
 
     def place(self, pages: Sequence[int], positions: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Say where the keys in ``pages`` stand, slot by slot; the slots behind them hold none."""
-        told = np.full((len(pages), 1 + self.page_size), -1, dtype=np.int32)
-        told[:, 0] = pages
         flat = np.full(len(pages) * self.page_size, -1, dtype=np.int32)
         flat[: len(positions)] = positions
-        told[:, 1:] = flat.reshape(len(pages), self.page_size)
-        there = torch.from_numpy(told)
-        if self.slot_positions.is_cuda:
-            # in one copy, which waits for nothing that the device still has to do
-            there = there.pin_memory().to(self.slot_positions.device, non_blocking=True)
-        self.slot_positions[there[:, 0].long()] = there[:, 1:]
+        there = torch.from_numpy(flat.reshape(len(pages), self.page_size))
+        on_gpu, first = self.slot_positions.is_cuda, pages[0] if pages else 0
+        if on_gpu:
+            there = there.pin_memory()
+        if list(pages) == list(range(first, first + len(pages))):
+            # neighbours, as most patches are: one copy, which waits for nothing that the device
+            # still has to do
+            self.slot_positions[first : first + len(pages)].copy_(there, non_blocking=True)
+            return
+        numbers = torch.tensor(pages, dtype=torch.int64)
+        if on_gpu:
+            device = self.slot_positions.device
+            numbers = numbers.pin_memory().to(device, non_blocking=True)
+            there = there.to(device, non_blocking=True)
+        self.slot_positions[numbers] = there
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` pages, or None (and nothing taken) if so many are not free.
