@@ -228,11 +228,11 @@ class Runner:
     ) -> Tensor | None:
         """The logits of a step for which there are graphs, else None."""
         in_parts = self.passes is not None and not decode and self.passes.sooner(chunks)
-        if self.graphs is not None and not (awaited or entering or in_parts):
+        patched = is_patched(chunks)
+        if self.graphs is not None and not (awaited or entering or in_parts or patched):
             logits = self.graphs.run(rows, decode, chunks, previous)
             if logits is not None:
                 return logits
-        patched = is_patched(chunks)
         if self.passes is None or decode or not (awaited or patched or in_parts):
             return None
         begun = None
