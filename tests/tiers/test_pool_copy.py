@@ -66,7 +66,9 @@ def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
 ) -> None:
     copy, guard = PoolCopy(pool(torch.float32)), Guard(HostTier(Ledger(1)), TierCounters())
     loads = [
-        Load(Record(key(n), 5, 32, (2, 1, 1, 1, size // 2), "U8", size), [n], copy, guard, 1.0)
+        Load(
+            Record(key(n), 5, 32, (2, 1, 1, 1, size // 2), "U8", size), [n], copy, guard, 1.0, None
+        )
         for n, size in enumerate(sizes)
     ]
     sent: dict[Load, list[int]] = {load: [] for load in loads}
@@ -77,5 +79,7 @@ def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
             sent[load] += layers
     assert all(layers == list(range(32)) for layers in sent.values())
     assert order == sorted(order)
-    # a step begins with the first layer, and ends with what the last one lets it compute
-    assert {0, 1, 30, 31} <= set(order)
+    # what is asked for at once is little, and a step ends with what the last layer lets it compute
+    at_once = next(_parcels(loads))
+    assert len(at_once[0]) * sum(load.record.layer_bytes for load in at_once[1]) <= 48 << 20
+    assert {0, 30, 31} <= set(order)

@@ -26,7 +26,7 @@ from looseleaf.blend import (
     RowFilter,
     kv_deviation,
 )
-from looseleaf.engine.following import Following
+from looseleaf.engine.following import Following, follow
 from looseleaf.engine.fusion import Begun, FusedRows, Fusion, IntArray
 from looseleaf.engine.pass_graphs import PassGraphs, no_rows
 from looseleaf.engine.rows import to_device
@@ -285,8 +285,7 @@ class Evidence:
     ) -> Float[Tensor, " rows"]:
         """How far fresh keys and values of document tokens are from the stored ones."""
         pool = self.attention.pool
-        for arriving in self.awaited:
-            arriving.wait(layer)
+        follow(self.awaited, layer)
         slots, places = fusion.stored_slots(positions)
         numbers = np.stack([*np.divmod(slots, pool.page_size), places])
         held = to_device(torch.from_numpy(numbers), hidden.device)

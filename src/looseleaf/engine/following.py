@@ -25,12 +25,20 @@ class Following:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         begun, since = time.perf_counter(), _now() if self.timed else None
-        for arriving in self.awaited:
-            arriving.wait(layer)
+        follow(self.awaited, layer)
         self.waited += time.perf_counter() - begun
         if since is not None:
             self.waits.append((since, _now()))
         return self.attend(layer, q, k, v)
+
+
+def follow(awaited: Sequence[Arriving], layer: int) -> None:
+    """What is launched next finds ``layer`` of all that is ``awaited``; raises what waiting for one
+    of them raises."""
+    # what is sent together comes together: one wait is enough
+    events = [arriving.sent_by(layer) for arriving in awaited]
+    for event in dict.fromkeys(event for event in events if event is not None):
+        event.wait()
 
 
 def _now() -> torch.cuda.Event:

@@ -29,6 +29,7 @@ from looseleaf.attention.watched import (
     watched_chunks,
 )
 from looseleaf.engine.entering import Entering
+from looseleaf.engine.following import follow
 from looseleaf.engine.graphs import Replayable, room_for, undisturbed
 from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.rows import RowInputs, to_device
@@ -37,7 +38,8 @@ from looseleaf.models import Decoder
 from looseleaf.ops import hopper_attention
 from looseleaf.types import Attend
 
-_LONGEST = 8
+# a layer takes about as long to arrive as to be computed: what waits for many waits long
+_LONGEST = 2
 # the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 512
 _FEW = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
 _MANY = (576, 640, 768, 896, 1024)
@@ -209,8 +211,7 @@ class PassGraphs:
     def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> None:
         self.attention.planner.launching()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
-            for arriving in awaited:
-                arriving.wait(stop)
+            follow(awaited, stop)
             graph.replay()
         self.replays += 1
 

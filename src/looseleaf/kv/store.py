@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
+
 from looseleaf.errors import IntegrityError, PoolTooSmall
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
@@ -18,8 +20,9 @@ from looseleaf.kv.pool import PagePool
 class Arriving(Protocol):
     """Keys and values on their way into a segment's pages from somewhere else."""
 
-    def wait(self, layer: int) -> None:
-        """Return when ``layer`` is there, for what is launched next; raises if it will not come."""
+    def sent_by(self, layer: int) -> torch.cuda.Event | None:
+        """Return when ``layer`` is sent, with the event of its arrival on a GPU, or there, with
+        None; raises if it will not come."""
         ...
 
     def cancel(self) -> None:

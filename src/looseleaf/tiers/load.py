@@ -33,8 +33,16 @@ class Load:
     `time.perf_counter`."""
 
     def __init__(
-        self, record: Record, pages: Sequence[int], copy: PoolCopy, guard: Guard, timeout: float
+        self,
+        record: Record,
+        pages: Sequence[int],
+        copy: PoolCopy,
+        guard: Guard,
+        timeout: float,
+        fence: torch.cuda.Event | None,
     ) -> None:
+        """``fence`` is `PoolCopy.fence` now: rows of an earlier owner of the pages may not be
+        computed yet."""
         self.record = record
         self.pages = pages
         self.guard = guard
@@ -48,8 +56,7 @@ class Load:
         self._events: list[torch.cuda.Event] = []
         # whether somebody has waited for a layer
         self.followed = False
-        # rows of an earlier owner of the pages may not be computed yet
-        self.fence = copy.fence()
+        self.fence = fence
         self.changed = threading.Condition()
 
     @property
@@ -67,8 +74,9 @@ class Load:
         on_its_way = state == "done" and last is not None and not last.query()
         return "loading" if on_its_way else state
 
-    def wait(self, layer: int) -> None:
-        """Return when ``layer`` is there, for what is launched next; raises LoadFailed."""
+    def sent_by(self, layer: int) -> torch.cuda.Event | None:
+        """Return when ``layer`` is sent to a GPU, with the event of its arrival, or there, with
+        None; raises LoadFailed."""
         with self.changed:
             self.followed = True
             while self._layers <= layer and self._state == "loading":
@@ -76,9 +84,7 @@ class Load:
                 self._expire()
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
-            event = self._events[layer] if self._events else None
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
+            return self._events[layer] if self._events else None
 
     def wait_for_end(self, seconds: float) -> bool:
         """Wait until it has ended or failed, for that long at most; whether it has."""

@@ -23,10 +23,12 @@ from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy
 
-# about how much of a document is copied to a GPU at a time, and how many copies are asked for
-# ahead
-_PARCEL_BYTES = 8 << 20
-_AHEAD = 3
+# how much is copied to a GPU at a time: at once when loads begin, then about so much of a document,
+# and of all of them; and how many such copies are asked for ahead
+_FIRST_BYTES = 48 << 20
+_PARCEL_BYTES = 4 << 20
+_TOGETHER_BYTES = 12 << 20
+_AHEAD = 2
 
 
 @dataclass(eq=False)
@@ -50,6 +52,17 @@ class _Opened:
         return self.scratch[layer % buffers]
 
 
+@dataclass
+class _Sending:
+    """Loads whose layers are copied to a GPU, from ``begun`` on: each of ``parcels`` is asked for
+    when it is taken from there, and yields its bytes, ``num_bytes`` so far."""
+
+    opened: list[_Opened]
+    parcels: Iterator[int]
+    begun: float
+    num_bytes: int = 0
+
+
 @dataclass(eq=False)
 class Loader:
     """Threads that load from one tier. What comes from below the host's memory is kept there too,
@@ -62,16 +75,19 @@ class Loader:
     timeout: float
     observe: Callable[[int, float], None]
     num_threads: int = 2
-    _queues: list["queue.SimpleQueue[list[Load] | None]"] = field(default_factory=list)
+    _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
 
     def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
         """Load records into pages, all of them layer by layer together."""
         self._start()
-        loads = [Load(r, pages, self.copy, self.guard, self.timeout) for r, pages in wanted]
+        about = self.copy, self.guard, self.timeout, self.copy.fence()
+        loads = [Load(record, pages, *about) for record, pages in wanted]
         shares = self._shares([load.record.layer_bytes for load in loads])
         for share, waiting in zip(shares, self._queues, strict=True):
-            if share:
-                mine = [loads[n] for n in share]
+            mine = [loads[n] for n in share]
+            if mine and self._by_copies:
+                waiting.put(self._begin_copies(mine))
+            elif mine:
                 waiting.put(mine)
         return loads
 
@@ -96,16 +112,20 @@ class Loader:
 
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
-            waiting: queue.SimpleQueue[list[Load] | None] = queue.SimpleQueue()
+            waiting: queue.SimpleQueue[list[Load] | _Sending | None] = queue.SimpleQueue()
             name = f"looseleaf-{self.guard.name}-{number}"
             threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True).start()
             self._queues.append(waiting)
 
-    def _work(self, waiting: "queue.SimpleQueue[list[Load] | None]") -> None:
-        while (loads := waiting.get()) is not None:
-            begun = time.perf_counter()
-            opened = [one for load in loads if (one := self._open(load)) is not None]
-            num_bytes = self._send(opened) if self._by_copies else self._read_all(opened)
+    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Sending | None]") -> None:
+        while (job := waiting.get()) is not None:
+            if isinstance(job, _Sending):
+                begun, opened = job.begun, job.opened
+                num_bytes = job.num_bytes + sum(job.parcels)
+            else:
+                begun = time.perf_counter()
+                opened = [one for load in job if (one := self._open(load)) is not None]
+                num_bytes = self._read_all(opened)
             for one in opened:
                 self._close(one)
             well = [one for one in opened if one.load.state == "done"]
@@ -163,9 +183,17 @@ class Loader:
                 one.load.fail()
         return num_bytes
 
-    def _send(self, opened: list[_Opened]) -> int:
+    def _begin_copies(self, loads: Sequence[Load]) -> _Sending:
+        """Ask for the first layers at once: until a thread wakes, a step may be half planned, and
+        both would wait for the interpreter."""
+        begun = time.perf_counter()
+        opened = [one for load in loads if (one := self._open(load)) is not None]
+        parcels = self._send(opened)
+        return _Sending(opened, parcels, begun, next(parcels))
+
+    def _send(self, opened: list[_Opened]) -> Iterator[int]:
         """Bring all layers of loads from the host's memory to a GPU, in few copies that are asked
-        for a little ahead; returns their bytes."""
+        for a little ahead; yields their bytes, at least once."""
         runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
@@ -174,11 +202,17 @@ class Loader:
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
         under_way: deque[torch.cuda.Event] = deque()
-        num_bytes = 0
+        if not sources:
+            yield 0
         for layers, some in _parcels(list(sources)):
+            # copies of another stream may wait as long as there is any of these: until a step
+            # follows, whose plan is copied before, they are asked for one by one
+            while len(under_way) > (_AHEAD if some[0].followed else 0):
+                under_way.popleft().synchronize()
 
             def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
-                behind = [] if layers.start else [x.fence for x in loads if x.fence is not None]
+                fences = {x.fence for x in loads if x.fence is not None}
+                behind = [] if layers.start else list(fences)
                 return self.copy.write_runs(layers, [sources[x] for x in loads], behind)
 
             try:
@@ -188,13 +222,9 @@ class Loader:
                 for load in some:
                     load.fail()
                 continue
-            num_bytes += sum(load.record.layer_bytes for load in sent) * len(layers)
             under_way += [] if event is None else [event]
-            # copies of another stream may wait as long as there is any of these: until a step
-            # follows, whose plan is copied before, they are asked for one by one
-            while len(under_way) > (_AHEAD if some[0].followed else 0):
-                under_way.popleft().synchronize()
-        return num_bytes + self._read_all(apart)
+            yield sum(load.record.layer_bytes for load in sent) * len(layers)
+        yield self._read_all(apart)
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -226,14 +256,15 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
 def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
     """Layers and loads that are sent together, in the order in which a step wants them.
 
-    A copy costs its asking, so of short documents several layers go at a time; but the first ones
-    alone, since a step waits for them, and the last ones, since it still has to compute them."""
+    A copy costs its asking, so of short documents several layers go at a time. The first ones are
+    asked for at once; the last go one by one, since a step still has to compute them."""
     start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
-    largest = max((load.record.layer_bytes for load in loads), default=1)
+    sizes = [load.record.layer_bytes for load in loads] or [1]
     while start < num_layers:
-        left = num_layers - start
-        layers = range(start, start + max(1, min(start, left // 2, _PARCEL_BYTES // largest)))
-        at_a_time = max(1, 2 * _PARCEL_BYTES // (largest * len(layers)))
+        most = _PARCEL_BYTES // max(sizes) if start else _FIRST_BYTES // sum(sizes)
+        layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
+        at_a_time = max(1, _TOGETHER_BYTES // (max(sizes) * len(layers)))
+        at_a_time = len(loads) if most and not start else at_a_time
         for first in range(0, len(loads), at_a_time):
             yield layers, list(loads[first : first + at_a_time])
         start = layers.stop
