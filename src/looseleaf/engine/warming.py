@@ -56,7 +56,8 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
     They fill the device: fewer rows are read in parts, by a variant of the kernel that leaves
     states."""
     pool, device = attention.pool, model.device
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    on_gpu, cuda = device.type == "cuda", torch.cuda
+    processors = cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
     filling = -(-_ROWS_OF_A_PROCESSOR * processors // model.config.num_qo_heads)
     longest = pool.num_free * pool.page_size, attention.rotation.cos.shape[0]
     pages = pool.allocate(min(max(_LONG, filling), *longest) // pool.page_size) or []
