@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf import Document, Select
 from looseleaf.attention.selection import Candidates, Choice
-from looseleaf.config import Fuse, Local, Revise
+from looseleaf.config import EVICTING, Fuse, Local, Revise
 from looseleaf.engine.request import Prompt, Request
 from looseleaf.ops.rotate import rotate
 from looseleaf.retro import RevisionStates
@@ -30,6 +30,7 @@ TABLE = {
     "quest, top-p": Select("quest", tokens=96, mass=0.5, dense_layers=(0,)),
     "quest, pyramid": Select("quest", tokens=64, dense_layers=(0,), layer_budgets="pyramid"),
     "representatives": Select("representatives", tokens=64, dense_layers=(0,)),
+    "representatives, top-p": Select("representatives", tokens=96, mass=0.3, dense_layers=(0,)),
     "partial": Select("partial", tokens=64, dense_layers=(0,)),
 }
 each_row = pytest.mark.parametrize("row", TABLE)
@@ -230,14 +231,17 @@ def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder
 
 
 def test_a_batch_of_mixed_policies_equals_one_at_a_time(checkpoint: Folder) -> None:
-    """All of the table at once, with windows and without."""
+    """All of the table at once, with windows and without, beside what throws keys away."""
     how: list[dict[str, Any]] = [{}]
     for n, select in enumerate(TABLE.values()):
         how += [{"select": select}, {"select": select, "revise": Revise(2 + n % 3)}]
     prompts: list[Prompt] = [
-        [words(n, 60 + 9 * n), Document(words(50, 41)), words(n, 20)] for n in range(len(how))
+        [words(n, 60 + 7 * n), Document(words(50, 41)), words(n, 20)] for n in range(len(how))
     ]
-    llm = make_llm(checkpoint(), num_pages=400)
+    # their text is their own
+    how += [{"select": Select(policy, tokens=48)} for policy in EVICTING]
+    prompts += [[words(90 + n, 110)] for n in range(len(EVICTING))]
+    llm = make_llm(checkpoint(), num_pages=600)
     together = ask_together(llm, prompts, how, 20)
     alone = [ask_together(llm, [p], [one], 20)[0] for p, one in zip(prompts, how, strict=True)]
     for mine, other in zip(together, alone, strict=True):

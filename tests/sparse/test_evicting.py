@@ -113,6 +113,22 @@ def test_others_in_the_batch_are_untouched(folder: Any, policy: Any) -> None:
 
 
 @EVICTOR
+def test_preemption_and_resumption_change_nothing(folder: Any, policy: Any) -> None:
+    """Who made room throws the same keys away again."""
+    prompts, found = [[words(n, 30)] for n in range(5)], []
+    for num_pages in (96, 14):
+        llm = make_llm(folder, num_pages=num_pages)
+        outputs = llm.generate(prompts, PARAMS, select=Select(policy, tokens=48))
+        assert_idle(llm)
+        recorder: Any = llm.engine.runner
+        last = [recorder.logits[output.request_id, 0][-1] for output in outputs]
+        found.append(([output.token_ids for output in outputs], torch.stack(last)))
+        assert (llm.engine.counters.preemptions > 0) == (num_pages < 96)
+    (tokens, logits), (others, again) = found
+    assert tokens == others and worst(logits, again) <= TOLERANCE
+
+
+@EVICTOR
 def test_pages_that_hold_nothing_any_more_are_given_back(folder: Any, policy: Any) -> None:
     llm = make_llm(folder)
     engine: Any = llm.engine

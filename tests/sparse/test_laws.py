@@ -13,7 +13,7 @@ from looseleaf.ops.dispatch import Implementation
 from looseleaf.sparse import Budget, SparsePolicy
 from looseleaf.types import ScoreRule
 from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe
-from tests.sparse.policies import POLICIES, REVISED, SCORERS, make
+from tests.sparse.policies import POLICIES, REVISED, make
 from tests.sparse.stage import HEAD_DIM, RULE, Stage
 
 WINDOWED = ScoreRule(HEAD_DIM**-0.5, window=40)
@@ -109,18 +109,28 @@ def test_the_kernels_choose_what_the_cpu_does(name: str, layers: LayerBudgets) -
     assert torch.allclose(*answers, atol=1e-5)
 
 
+TOKENS = [Budget(pages=pages) for pages in (2, 3, 5, 9)]
+SHARES = [Budget(ratio=ratio) for ratio in (0.1, 0.3, 0.6, 1.0)]
+MASSES = [Budget(mass=mass) for mass in (0.1, 0.4, 0.8, 1.0)]
+
+
 @pytest.mark.parametrize(
-    ("name", "layers"), [*((name, "flat") for name in SCORERS), ("quest", "pyramid")]
+    ("name", "layers", "budgets"),
+    [
+        *((name, "flat", budgets) for name in POLICIES for budgets in (TOKENS, SHARES)),
+        *((name, "flat", MASSES) for name in POLICIES if name != "window"),
+        ("quest", "pyramid", TOKENS),
+    ],
 )
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(recipe=STEPS)
 def test_a_larger_budget_recovers_no_less_of_the_attention(
-    name: str, layers: LayerBudgets, recipe: StepRecipe
+    name: str, layers: LayerBudgets, budgets: list[Budget], recipe: StepRecipe
 ) -> None:
     stage = Stage.of(recipe)
     before = None
-    for pages in (2, 3, 5, 9):
-        rows = stage.selecting(make(name, Budget(pages=pages), layer_budgets=layers))
+    for budget in budgets:
+        rows = stage.selecting(make(name, budget, layer_budgets=layers))
         measured = [
             replace(row, measured=True) if isinstance(row, SelectingRow) else row for row in rows
         ]
