@@ -6,6 +6,8 @@
    always read, and all of it is one softmax. Of two units none is long, so threads end together; who
    walked need not read. */
 
+#include <sched.h>
+
 /* One KV head of a layer of a segment, as one query head reads it. */
 typedef struct {
     const Index *index;   /* none: `always` is all there is */
@@ -245,7 +247,11 @@ static void walk_pair(Task *task, int64_t pair) {
 /* The pair whose walks were done as number `at`: all walks have begun before it is asked for. */
 static int64_t await_pair(Task *task, int64_t at) {
     int32_t pair;
-    while (!(pair = __atomic_load_n(&task->ready[at], __ATOMIC_ACQUIRE))) rest();
+    for (int64_t looks = 1; !(pair = __atomic_load_n(&task->ready[at], __ATOMIC_ACQUIRE)); looks++) {
+        rest();
+        /* who walks may wait for this core */
+        if (looks % 1024 == 0) sched_yield();
+    }
     task->ready[at] = 0;
     /* the last is there, so none is to come */
     if (at == task->pairs - 1) task->num_ready = 0;
