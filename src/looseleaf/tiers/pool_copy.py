@@ -70,7 +70,12 @@ class PoolCopy:
     ) -> torch.cuda.Event | None:
         """Copy layers from ``first`` on into ``pages`` once ``behind`` has come; on a GPU the event
         says when they are there, and until then ``content`` must stay as it is."""
-        count = len(content)
+        count, run = len(content), self.run_of(pages)
+        if run is not None and content.is_pinned():
+            # as if the layers before stood before them
+            begins = content.data_ptr() - first * content[0].numel()
+            fences = [] if behind is None else [behind]
+            return self.write_runs(range(first, first + count), [(run, begins)], fences)
         shape = (count, 2, len(pages), *self._kv.shape[3:])
         words, index = content.reshape(-1).view(self._kv.dtype).view(shape), _index(pages)
         if self._stream is None:
