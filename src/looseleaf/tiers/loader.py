@@ -97,9 +97,13 @@ class Loader:
 
     def _shares(self, sizes: Sequence[int]) -> list[list[int]]:
         """Which of records of these sizes each thread brings."""
+        return _dealt(sizes, self.num_hands) + [[]] * (self.num_threads - self.num_hands)
+
+    @property
+    def num_hands(self) -> int:
+        """How many threads load at the same time."""
         # from the host's memory to a GPU there is one way, and copies are only asked for
-        num_hands = 1 if self._by_copies else self.num_threads
-        return _dealt(sizes, num_hands) + [[]] * (self.num_threads - num_hands)
+        return 1 if self._by_copies else self.num_threads
 
     @property
     def _by_copies(self) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import numpy as np
@@ -19,50 +20,60 @@ _LAYERS = 8
 _LONGEST = 0.2
 
 
-def probe(tier: Tier, device: torch.device) -> Iterator[tuple[int, float]]:
+def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[tuple[int, float]]:
     """Bytes and seconds of some reads to ``device``, as long as they are quick. Raises TierFault.
 
-    From a disk nothing is read that the system still has in memory, if that can be helped."""
-    for size in (*_SIZES, _LARGEST) if device.type == "cuda" else _SIZES:
+    So many ``hands`` read at the same time, as the threads of a load do, each a record of its own:
+    bytes of one, and seconds until the last is done. From a disk nothing is read that the system
+    still has in memory, if that can be helped."""
+    for size in (*_SIZES, _LARGEST // hands) if device.type == "cuda" else _SIZES:
         half = size // (2 * _LAYERS)
-        key = SegmentKey(uuid4().bytes + uuid4().bytes)
-        record = Record(key, half, _LAYERS, (2, 1, 1, half, 1), "U8", 2 * half, "probe")
+        keys = [SegmentKey(uuid4().bytes + uuid4().bytes) for _ in range(hands)]
         layers = torch.full((_LAYERS, 2 * half), 7, dtype=torch.uint8)
-        if not tier.put(record, layers):
-            return
+        reads = [_Read(tier, key, half, device) for key in keys]
         try:
+            if not all(tier.put(read.record, layers) for read in reads):
+                return
             if isinstance(tier, DiskTier):
-                tier.cool(key)
-            seconds = _time_read(tier, record, device)
+                for key in keys:
+                    tier.cool(key)
+            with ThreadPoolExecutor(hands, "looseleaf-probe") as pool:
+                each = list(pool.map(_Read.seconds, reads))
         finally:
-            tier.delete([key])
-        if seconds is None:
+            tier.delete(keys)
+        known = [seconds for seconds in each if seconds is not None]
+        if len(known) < hands:
             return
-        yield size, seconds
-        if seconds > _LONGEST:
+        yield layers.numel(), max(known)
+        if max(known) > _LONGEST:
             return
 
 
-def _time_read(tier: Tier, record: Record, device: torch.device) -> float | None:
-    on_gpu = device.type == "cuda"
-    into = torch.empty(record.layer_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-    pages = torch.zeros(record.layer_bytes, dtype=torch.uint8, device=device)
-    if on_gpu:
-        torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    reader = tier.open(record.key)
-    if reader is None:
-        return None
-    try:
-        for layer in range(record.num_layers):
-            content = reader.read(layer, into)
-            if on_gpu:
-                pages.copy_(content, non_blocking=True)
-            else:
-                # by numpy, as a load does: PyTorch's threads would take longer to begin
-                np.copyto(pages.numpy(), content.numpy())
-        if on_gpu:
-            torch.cuda.synchronize(device)
-    finally:
-        reader.close()
-    return time.perf_counter() - begun
+class _Read:
+    """One record of bytes, ``half`` of a layer each its K and V, and room to read it to."""
+
+    def __init__(self, tier: Tier, key: SegmentKey, half: int, device: torch.device) -> None:
+        self.record = Record(key, half, _LAYERS, (2, 1, 1, half, 1), "U8", 2 * half, "probe")
+        self._tier, self._on_gpu = tier, device.type == "cuda"
+        self._into = torch.empty(2 * half, dtype=torch.uint8, pin_memory=self._on_gpu)
+        self._pages = torch.zeros(2 * half, dtype=torch.uint8, device=device)
+
+    def seconds(self) -> float | None:
+        """How long it takes to read it; None if it is gone."""
+        begun = time.perf_counter()
+        reader = self._tier.open(self.record.key)
+        if reader is None:
+            return None
+        try:
+            for layer in range(_LAYERS):
+                content = reader.read(layer, self._into)
+                if self._on_gpu:
+                    self._pages.copy_(content, non_blocking=True)
+                else:
+                    # by numpy, as a load does: PyTorch's threads would take longer to begin
+                    np.copyto(self._pages.numpy(), content.numpy())
+            if self._on_gpu:
+                torch.cuda.synchronize(self._pages.device)
+        finally:
+            reader.close()
+        return time.perf_counter() - begun

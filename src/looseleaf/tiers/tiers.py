@@ -174,7 +174,8 @@ class Tiers:
         for guard in self.guards:
 
             def act(tier: Tier) -> None:
-                for num_bytes, seconds in probe(tier, self.copy.pool.kv.device):
+                hands = self._loaders[tier.name].num_hands
+                for num_bytes, seconds in probe(tier, self.copy.pool.kv.device, hands):
                     self.speeds[tier.name].observe(num_bytes, seconds)
 
             guard.call(act, None)
