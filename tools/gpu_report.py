@@ -123,7 +123,8 @@ MEASURED = (
         "--distinct 1 --copies 8", 300.0,
     ),
     Measured(
-        "select-long", f"bench select {_8B} --context 130560 --window 2 --window 8", 200.0,
+        "select-long",
+        f"bench select {_8B} --context 32640 --context 130560 --window 2 --window 8", 240.0,
         "bench select --shape small --budget 64 --context 320 --window 2 --new-tokens 3 "
         "--repetitions 1",
     ),
