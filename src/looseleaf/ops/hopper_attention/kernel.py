@@ -2,9 +2,10 @@
 compute.
 
 The fetching warp has the tensor memory accelerator copy pages into rings of tiles of keys and of
-values; each computing group takes 64 of the rows. They drift apart, so that one multiplies while
-the other takes exponentials. Rows, frames and bounds are those of the portable kernels; windows,
-caps and slopes are left to them, and of rows with patches those that decode.
+values; each computing group takes 64 of the rows. One multiplies while the other takes
+exponentials: over a span list in a fixed order, over a work list since they drift apart. Rows,
+frames and bounds are those of the portable kernels; windows, caps and slopes are left to them, and
+of rows with patches those that decode.
 """
 
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from looseleaf.ops.hopper_fetch.kernel import (
     seen_as,
     unit_of,
 )
+from looseleaf.ops.hopper_order.kernel import leave_products
 from looseleaf.ops.hopper_spans.kernel import read_spans
 from looseleaf.ops.hopper_tiles.kernel import (
     HALF,
@@ -114,6 +116,9 @@ def _compute(
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     q_halves = seen_as(q_tiles, WORKERS * HALVES, ROWS, SHARED)
     count = 0
+    if WORKER == 1 and not DECODE:
+        # the other group is the first to multiply
+        leave_products(WORKER)
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end, skip, before = unit_of(
@@ -155,7 +160,7 @@ def _compute(
                     state, count = fold_span(
                         q_tiles.index(WORKER), tiles, barriers, state, count, lists,
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
-                        DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
+                        WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                         GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
                     )  # fmt: skip
             else:

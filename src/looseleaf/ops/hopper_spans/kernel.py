@@ -97,7 +97,7 @@ def read_spans(
             state, count = fold_span(
                 q_tiles.index(WORKER), tiles, barriers, state, count, lists,
                 (first_page, start, num_slots, plain_end, bound, num_slots, first_word), ahead,
-                False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
+                WORKER, False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                 GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
             )  # fmt: skip
             turned = gl.where(goes_on, span + 1, -1)

@@ -12,6 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from looseleaf.ops.hopper_order.kernel import begin_products, leave_products
+
 ROWS = gl.constexpr(64)
 # tiles lie in halves of 64 dims, the width that the hardware swizzles, one behind the other
 HALF = gl.constexpr(64)
@@ -303,7 +305,7 @@ def _clear_tile(
 @gluon.jit
 def fold_span(
     q_tile, tiles, barriers, state, count, lists, keys, ahead,
-    DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
@@ -312,7 +314,8 @@ def fold_span(
 
     The product of a tile's weights and values runs beside the next tile's exponentials, and the
     values so far shrink while the next tile's scores are made. Beside the last product rows of a
-    span list turn to the next span, if ``ahead`` says so: their tile is free then.
+    span list turn to the next span, if ``ahead`` says so: their tile is free then. Of a span list
+    both groups read the same tiles, and begin their products one after the other.
     """
     k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty = barriers
@@ -323,7 +326,14 @@ def fold_span(
     first, num_slots = keys[1], keys[2]
     words = _words(lists, keys, first, MASKED, KEYS)
     mbarrier.wait(k_full.index(stage), phase)
-    scores = _scores_begun(q_tile, k_tiles.index(stage), KEYS, S_LAYOUT)
+    b_q = q_tile
+    if not DECODE:
+        # from registers, for all tiles: a product reads nothing but keys from shared memory
+        b_q = q_tile.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
+        begin_products(WORKER)
+    scores = _scores_begun(b_q, k_tiles.index(stage), KEYS, S_LAYOUT)
+    if not DECODE:
+        leave_products(WORKER)
     scores = warpgroup_mma_wait(0, deps=[scores])
     wait_for_group()
     mbarrier.arrive(k_empty.index(stage), count=1)
@@ -336,11 +346,15 @@ def fold_span(
         next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
         words = _words(lists, keys, start, MASKED, KEYS)
         mbarrier.wait(k_full.index(next_stage), next_phase)
-        scores = _scores_begun(q_tile, k_tiles.index(next_stage), KEYS, S_LAYOUT)
+        if not DECODE:
+            begin_products(WORKER)
+        scores = _scores_begun(b_q, k_tiles.index(next_stage), KEYS, S_LAYOUT)
         acc = _times_here(acc, gl.convert_layout(shrink, O_ROW)[:, None])
         mbarrier.wait(v_full.index(stage), phase)
         # in a span only the last tile holds what is not seen, and it comes below
         acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
+        if not DECODE:
+            leave_products(WORKER)
         scores = warpgroup_mma_wait(1, deps=[scores])
         weight, peak, total, shrink = _weigh(
             scores, peak, total, lists, keys, start, words,
