@@ -64,6 +64,21 @@ def counts_of(chosen: Tensor, candidates: Candidates) -> list[int]:
     return list(map(int, counts))
 
 
+@pytest.mark.parametrize(
+    "selector",
+    [Everything(), FirstK(3), FirstK(4, skip_first=False), FirstK(share=0.4), RandomTokens(BUDGET)],
+    ids=repr,
+)
+@given(layout=layouts)
+def test_how_many_are_chosen_without_evidence_is_known_by_lengths_alone(
+    selector: Everything | FirstK | RandomTokens, layout: list[list[int]]
+) -> None:
+    # of a document without a token nobody knows that it is there
+    for documents in filter(None, ([n for n in some if n] for some in layout)):
+        candidates, scores = scene([documents])
+        assert len(selector.select(candidates, scores)) == selector.count(documents)
+
+
 @pytest.mark.parametrize("selector", SELECTORS, ids=name)
 @given(layout=layouts)
 def test_chosen_tokens_are_distinct_and_ascend(selector: Selector, layout: list[list[int]]) -> None:

@@ -1,5 +1,6 @@
 """Full recompute: the same as a full prefill, for comparison and as a last resort."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,10 @@ class Everything:
     @property
     def evidence(self) -> Evidence:
         return "none"
+
+    def count(self, lengths: Sequence[int]) -> int:
+        """How many tokens of a request's documents of these lengths are chosen."""
+        return sum(lengths)
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]

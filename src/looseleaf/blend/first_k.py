@@ -38,6 +38,13 @@ class FirstK:
     def evidence(self) -> Evidence:
         return "none"
 
+    def count(self, lengths: Sequence[int]) -> int:
+        """How many tokens of a request's documents of these lengths are chosen."""
+        rest = lengths[self.skip_first :]
+        if self.share is None:
+            return sum(min(self.k, length) for length in rest)
+        return sum(int(length * self.share + 1e-9) for length in rest)
+
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
     ) -> Int[Tensor, " kept"]:

@@ -1,5 +1,6 @@
 """Tokens at random: the control that a rule must beat."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,10 @@ class RandomTokens:
     @property
     def evidence(self) -> Evidence:
         return "none"
+
+    def count(self, lengths: Sequence[int]) -> int:
+        """How many tokens of a request's documents of these lengths are chosen."""
+        return self.budget.count(sum(lengths))
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]

@@ -63,21 +63,21 @@ class Fusion:
     ``before`` are the parts in front of the first of them, ``parts`` it and all behind it; the last
     is the tail, whose first ``num_prompt_tail`` tokens are the prompt's. ``positions`` are those of
     the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
-    over keeps them. ``most`` tokens may be chosen, or tried out. ``pages`` is the patch, of
-    ``num_pages`` while the sequence is admitted; with ``patched`` its keys and values are there
-    once the tokens are chosen, and the pass has text only; where they have only ``begun``, the pass
-    goes on with them. ``stale`` tokens were chosen like that in pages that are gone. ``scores`` are
-    the evidence's, kept for who wants to know."""
+    over keeps them, and one that needs no evidence chooses when it is first asked. ``most`` tokens
+    may be chosen, or tried out. ``first_number`` is that of the first of ``parts`` among all parts.
+    ``pages`` is the patch, of ``num_pages`` while the sequence is admitted; with ``patched`` its
+    keys and values are there once the tokens are chosen, and the pass has text only; where they
+    have only ``begun``, the pass goes on with them. ``stale`` tokens were chosen like that in pages
+    that are gone. ``scores`` are the evidence's, kept for who wants to know."""
 
     fuse: Fuse
     selector: Selector
-    candidates: Candidates
     before: list[TextRun | DocumentUse]
     parts: list[TextRun | DocumentUse]
     page_size: int
     num_prompt_tail: int
     most: int
-    positions: IntArray | None = None
+    first_number: int
     pages: list[int] = field(default_factory=list)
     scores: torch.Tensor | None = None
     patched: bool = False
@@ -85,7 +85,31 @@ class Fusion:
     stale: bool = False
     scheduled: int = 0
     computed: int = 0
+    _positions: IntArray | None = None
     _rows: FusedRows | None = None
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The tokens of the blended documents."""
+        return _candidates(self.parts, self.first_number)
+
+    @property
+    def positions(self) -> IntArray | None:
+        """Where the tokens stand that are computed again, None until there is evidence for them."""
+        if self._positions is None and self.selector.evidence == "none":
+            kept = self.selector.select(self.candidates, torch.zeros(len(self.candidates)))
+            self._positions = self.candidates.positions.numpy()[kept.numpy()]
+        return self._positions
+
+    def expected(self) -> tuple[int, float]:
+        """How many tokens are computed again, at most, and where they stand on average: until they
+        are chosen, where all do that may be."""
+        if self._positions is not None:
+            known = self._positions
+            return len(known), float(known.mean()) if len(known) else 0.0
+        middles = [(use.num_tokens, use.start + (use.num_tokens - 1) / 2) for use in self.documents]
+        total = sum(length for length, _ in middles)
+        return self.most, sum(length * middle for length, middle in middles) / total
 
     @cached_property
     def documents(self) -> list[DocumentUse]:
@@ -110,7 +134,8 @@ class Fusion:
     @property
     def num_pages(self) -> int:
         """Pages of the patch: for all tokens that may be chosen, or try to be, until they are."""
-        most = len(self.positions) if self.positions is not None and self.chosen else self.most
+        known = self._positions is not None and not self.stale
+        most = len(self._positions) if known and self._positions is not None else self.most
         return -(-most // self.page_size)
 
     @property
@@ -184,7 +209,7 @@ class Fusion:
 
     def settle(self, positions: IntArray) -> list[int]:
         """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
-        self.positions, self.stale = positions, False
+        self._positions, self.stale = positions, False
         spare = self.pages[self.num_pages :]
         del self.pages[self.num_pages :]
         return spare
@@ -278,32 +303,19 @@ def make_fusion(
         return None
     before, behind = list(parts[: blended[0]]), list(parts[blended[0] :])
     selector = make_selector(fuse)
-    candidates = _candidates(behind, blended[0])
-    positions = None
-    most = len(candidates)
-    if selector.evidence == "none":
-        kept = selector.select(candidates, torch.zeros(len(candidates)))
-        positions = candidates.positions[kept].numpy()
-        most = len(positions)
+    lengths = [part.num_tokens for part in behind if isinstance(part, DocumentUse)]
+    most = sum(lengths)
+    if isinstance(selector, Everything | FirstK | RandomTokens):
+        most = selector.count(lengths)
     elif isinstance(selector, Links | Question):
-        most = selector.budget.count(len(candidates))
+        most = selector.budget.count(most)
     if not most:
         return None
     tail = behind[-1]
     for run in behind:
         if isinstance(run, TextRun):
             run.fused = True
-    return Fusion(
-        fuse,
-        selector,
-        candidates,
-        before,
-        behind,
-        page_size,
-        tail.num_tokens,
-        most,
-        positions,
-    )
+    return Fusion(fuse, selector, before, behind, page_size, tail.num_tokens, most, blended[0])
 
 
 def is_exact(use: DocumentUse) -> bool:

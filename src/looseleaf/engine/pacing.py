@@ -107,13 +107,11 @@ class LoadingController:
         rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
         blends = False
         if fusion is not None:
-            # until they are chosen, any of those that may be
-            among = fusion.candidates.positions.numpy()
-            some = among if fusion.positions is None else fusion.positions
-            num_chosen = fusion.most if fusion.positions is None else len(some)
-            pairs += round(num_chosen * float(some.mean())) if num_chosen else 0
-            pairs += _patch_pairs(num_chosen, len(among), sum(r.num_tokens for r in fusion.runs))
-            rows, blends = rows + num_chosen, 0 < num_chosen < len(among)
+            num_chosen, middle = fusion.expected()
+            among = sum(use.num_tokens for use in fusion.documents)
+            pairs += round(num_chosen * middle)
+            pairs += _patch_pairs(num_chosen, among, sum(r.num_tokens for r in fusion.runs))
+            rows, blends = rows + num_chosen, 0 < num_chosen < among
         return self.pace.predict(rows, pairs, blends=blends)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
