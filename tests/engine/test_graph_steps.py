@@ -203,7 +203,7 @@ def test_a_pass_beside_rows_that_decode_replays_and_so_do_they(checkpoint: Folde
 class Units(Passes):
     """Passes on a device that reads span lists by their units."""
 
-    _has_units = True
+    has_units = True
 
 
 def test_few_rows_behind_several_documents_are_a_pass_with_the_same_answers(

@@ -38,24 +38,29 @@ class FirstK:
     def evidence(self) -> Evidence:
         return "none"
 
+    def counts(self, lengths: Sequence[int]) -> list[int]:
+        """How many tokens are chosen of each of a request's documents of these lengths: its
+        first."""
+        if self.share is None:
+            most = [min(self.k, length) for length in lengths]
+        else:
+            # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
+            most = [int(length * self.share + 1e-9) for length in lengths]
+        return [0, *most[1:]] if self.skip_first and most else most
+
     def count(self, lengths: Sequence[int]) -> int:
         """How many tokens of a request's documents of these lengths are chosen."""
-        rest = lengths[self.skip_first :]
-        if self.share is None:
-            return sum(min(self.k, length) for length in rest)
-        return sum(int(length * self.share + 1e-9) for length in rest)
+        return sum(self.counts(lengths))
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
     ) -> Int[Tensor, " kept"]:
         numbers = candidates.documents.cpu().numpy()
         begins, firsts = _documents(numbers, candidates.starts)
-        lengths = np.diff(begins, append=len(numbers))
-        if self.share is None:
-            counts = np.minimum(lengths, self.k)
-        else:
-            # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
-            counts = (lengths * self.share + 1e-9).astype(np.int64)
+        lengths = np.diff(begins, append=len(numbers)).tolist()
+        # whose documents are first ones is known by their numbers
+        each = FirstK(self.k, skip_first=False, share=self.share).counts(lengths)
+        counts = np.array(each, dtype=np.int64)
         if self.skip_first:
             counts[numbers[begins] == numbers[firsts]] = 0
         behind = np.cumsum(counts)

@@ -91,12 +91,21 @@ class Fusion:
     @cached_property
     def candidates(self) -> Candidates:
         """The tokens of the blended documents."""
-        return _candidates(self.parts, self.first_number)
+        uses = [(n, part) for n, part in enumerate(self.parts) if isinstance(part, DocumentUse)]
+        numbers = np.repeat([n for n, _ in uses], [use.num_tokens for _, use in uses])
+        at = self._candidate_positions
+        of = torch.from_numpy(numbers + self.first_number)
+        return Candidates(torch.from_numpy(at), of, (len(at),))
 
     @property
     def positions(self) -> IntArray | None:
         """Where the tokens stand that are computed again, None until there is evidence for them."""
-        if self._positions is None and self.selector.evidence == "none":
+        if self._positions is None and isinstance(self.selector, FirstK):
+            counts = self.selector.counts([use.num_tokens for use in self.documents])
+            stand = zip(self.documents, counts, strict=True)
+            first = [np.arange(use.start, use.start + count) for use, count in stand]
+            self._positions = np.concatenate(first)
+        elif self._positions is None and self.selector.evidence == "none":
             kept = self.selector.select(self.candidates, torch.zeros(len(self.candidates)))
             self._positions = self.candidates.positions.numpy()[kept.numpy()]
         return self._positions
@@ -257,7 +266,8 @@ class Fusion:
 
     @cached_property
     def _candidate_positions(self) -> IntArray:
-        return self.candidates.positions.numpy()
+        stand = [np.arange(use.start, use.start + use.num_tokens) for use in self.documents]
+        return np.concatenate(stand)
 
     @cached_property
     def _candidate_tokens(self) -> IntArray:
@@ -277,11 +287,14 @@ class Fusion:
     def _behind(
         self, replaced: IntArray, parts: Sequence[TextRun | DocumentUse]
     ) -> Iterator[ReadSpan]:
+        uses = [part for part in parts if isinstance(part, DocumentUse)]
+        edges = [edge for use in uses for edge in (use.start, use.start + use.num_tokens)]
+        cuts = iter(np.searchsorted(replaced, edges).tolist())
         for part in parts:
             if isinstance(part, TextRun):
                 yield part.span(part.num_tokens)
                 continue
-            places = _within(replaced, part)
+            places = replaced[next(cuts) : next(cuts)] - part.start
             # of a document that is replaced as a whole nothing is read
             if len(places) < part.num_tokens:
                 yield _without(part, places)
@@ -348,13 +361,6 @@ def _falling(num_check_layers: int) -> tuple[float, ...]:
     """From half as much again, evenly, to the budget itself."""
     steps = max(1, num_check_layers - 1)
     return (*(1.5 - 0.5 * n / steps for n in range(num_check_layers - 1)), 1.0)
-
-
-def _candidates(parts: Sequence[TextRun | DocumentUse], first_number: int) -> Candidates:
-    uses = [(first_number + n, u) for n, u in enumerate(parts) if isinstance(u, DocumentUse)]
-    at = np.concatenate([np.arange(use.start, use.start + use.num_tokens) for _, use in uses])
-    numbers = np.repeat([number for number, _ in uses], [use.num_tokens for _, use in uses])
-    return Candidates(torch.from_numpy(at), torch.from_numpy(numbers), (len(at),))
 
 
 def by_position(parts: Sequence[FusedRows]) -> FusedRows:

@@ -115,7 +115,7 @@ class PassGraphs:
     def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether a step of ``chunks`` only, which blend nothing and follow nothing, is a pass
         rather than a step that replays by work list."""
-        return self._has_units and self.attention.planner.in_parts(chunks)
+        return self.has_units and self.attention.planner.in_parts(chunks)
 
     def run(
         self,
@@ -225,7 +225,7 @@ class PassGraphs:
             self._entering[rows] = some.hidden
 
     @cached_property
-    def _has_units(self) -> bool:
+    def has_units(self) -> bool:
         """Whether the device reads span lists by their units, in every layer."""
         k_pages = self.attention.pool.layer(0)[0]
         return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)

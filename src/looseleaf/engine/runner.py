@@ -156,15 +156,12 @@ class Runner:
             self._choose(work)
         parts = None if self.graphs is None or self.passes is None else parted(work)
         if parts is not None:
-            both = torch.cat([self.run(parts[0], previous), self.run(parts[1])])
-            places = torch.tensor(logit_places(work), dtype=torch.int64)
-            return both.index_select(0, to_device(places, both.device))
+            return self._run_both(work, parts, previous)
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-        for chunk in work.chunks:
-            if isinstance(chunk.target, Fusion) and chunk.start == 0:
-                assert chunk.target.positions is not None, "a pass begins when they are chosen"
-                self.pool.place(chunk.target.pages, chunk.target.positions)
+        placed_late = self.passes is not None and self.passes.has_units
+        if not placed_late:
+            self._place(work)
         awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
         new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
         each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
@@ -173,11 +170,14 @@ class Runner:
         chunks = [chunk.prefill() for chunk in work.chunks]
         entering = find_entering(work.chunks, rows.num_rows - new_rows)
         apart, taps = list(_rows_apart(work, decode, chunks)), find_taps(work, len(decode))
+        logits = None
         if not apart and not taps:
             logits = self._replay(rows, decode, chunks, previous, awaited, entering)
-            if logits is not None:
-                _book(work)
-                return logits
+        if placed_late:
+            self._place(work)
+        if logits is not None:
+            _book(work)
+            return logits
         tokens, slots, places = rows.to(self.model.device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
@@ -210,6 +210,25 @@ class Runner:
                 pairs, waits, blends = _pairs(decode, chunks), following.waits, passes_over(chunks)
                 self.pace.end(begun, rows.num_rows, pairs, blends=blends, waits=waits)
         return logits
+
+    def _run_both(
+        self,
+        work: StepWork,
+        parts: tuple[StepWork, StepWork],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> Float[Tensor, "rows vocab_size"]:
+        """Compute a step in its two parts."""
+        both = torch.cat([self.run(parts[0], previous), self.run(parts[1])])
+        places = torch.tensor(logit_places(work), dtype=torch.int64)
+        return both.index_select(0, to_device(places, both.device))
+
+    def _place(self, work: StepWork) -> None:
+        """Say where the keys of patches stand that are begun. A list in units says itself how much
+        of a patch each row sees: only who decodes behind it asks."""
+        for chunk in work.chunks:
+            if isinstance(chunk.target, Fusion) and chunk.start == 0:
+                assert chunk.target.positions is not None, "a pass begins when they are chosen"
+                self.pool.place(chunk.target.pages, chunk.target.positions)
 
     def _choose(self, work: StepWork) -> None:
         """Have the sequences that choose tokens know them."""
