@@ -40,8 +40,8 @@ from looseleaf.types import Attend
 
 # a layer takes about as long to arrive as to be computed: what waits for many waits long
 _LONGEST = 2
-# the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 512
-_FEW = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
+# the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 480
+_FEW = (16, 32, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512)
 _MANY = (576, 640, 768, 896, 1024)
 _PADDED = (*_FEW, *_MANY)
 # past this the layers compute for longer than their launches take
