@@ -31,7 +31,8 @@ def build_roargraph(
     for query, pivot in enumerate(lists[:, 0].tolist()):
         readers[pivot] = query
     index = GraphIndex(keys, len(keys), IndexConfig("graph", degree=_DEGREE), _TOP)
-    links = project(keys, lists, readers, _DEGREE)
+    nobody = torch.zeros(len(keys), dtype=torch.int64)
+    links = project(keys, lists, readers, nobody, _DEGREE, 2 * _DEGREE)
     entries = (vectors - vectors.mean(0)).norm(dim=1).argmin()[None].to(torch.int32)
     index.arrange(links, entries, queries)
     if enhanced:
@@ -48,7 +49,8 @@ def _enhance(
     found = search(index, index.keys.gather(batch), _BEAM, _BEAM).ids
     readers = torch.full((len(index.keys), 1), -1, dtype=torch.int32)
     readers[batch, 0] = torch.arange(len(batch), dtype=torch.int32)
-    new = project(index.keys, found, readers, _DEGREE).numpy()
+    nobody = torch.zeros(len(index.keys), dtype=torch.int64)
+    new = project(index.keys, found, readers, nobody, _DEGREE, 2 * _DEGREE).numpy()
     old = links.numpy()
     for key in np.flatnonzero((new >= 0).any(1)):
         row = old[key][old[key] >= 0]

@@ -35,7 +35,9 @@ class IndexConfig:
         100, "graph: keys that each of these queries finds; auto: keys that are to be found"
     )
     readers: int = option(4, "graph: queries whose finds become a key's candidates")
-    degree: int = option(48, "graph: edges that a key chooses; reverse ones come on top")
+    degree: int = option(
+        48, "graph: edges that a key chooses; two reverse ones for every three come on top"
+    )
     cluster_size: int = option(16, "ivf: keys of a cluster on average")
     span: int = option(8192, "ivf: keys that are clustered together")
     iterations: int = option(10, "ivf: rounds of k-means")

@@ -6,7 +6,8 @@ found together are joined (RoarGraph's projection). Two things differ from the p
 finds nothing on such data: a key's candidates come from *all* queries that found it, up to four,
 not from the last whose nearest it was; and the search begins at the key that is most often the
 nearest, not at the one nearest to the mean, and at one key of every part that can't be reached from
-there.
+there. And of the edges back to a key's choosers, for which there is no room for all, those to the
+keys that most queries found are kept: what was found often is found again.
 
 What joins the graph is named anew, in the order in which a search meets it, and has a code: a
 search walks by codes, a quarter of a key's bytes, and reads the keys of the best that it met."""
@@ -32,8 +33,8 @@ _ROWS = 1 << 16
 
 class GraphIndex(KVIndex):
     """Vertex v is key ``order[v]`` (int32), in the order in which a search that looks behind
-    everything meets them, from the first ``num_entries`` on. ``links`` is int32 ``[vertices, 2 *
-    degree]``, neighbouring vertices, each row ended by -1; ``codes`` and ``steps`` are `encode`'s;
+    everything meets them, from the first ``num_entries`` on. ``links`` is int32 ``[vertices,
+    edges]``, neighbouring vertices, each row ended by -1; ``codes`` and ``steps`` are `encode`'s;
     ``effort`` is the number of candidates that a search looks behind, at least half of the keys
     that it wants.
 
@@ -64,15 +65,15 @@ class GraphIndex(KVIndex):
         index = cls(keys, len(keys), config, _EFFORT)
         if len(keys) == 0:
             none = torch.empty(0, dtype=torch.int32)
-            links = torch.empty(0, 2 * config.degree, dtype=torch.int32)
+            links = torch.empty(0, _width(config), dtype=torch.int32)
             index.arrange(links, none, queries)
             return index
         sampled = sample_queries(require_queries(queries, keys.head_dim), len(keys), config)
         lists = nearest_keys(sampled.to(device), keys.wide(device), config.top).ids
         readers = readers_of(lists, len(keys), config.readers).cpu()
-        lists = lists.cpu()
-        firsts = lists[:, 0][lists[:, 0] >= 0].long().bincount(minlength=len(keys))
-        links = project(keys, lists, readers, config.degree, threads)
+        firsts, found = (_count(some, len(keys)) for some in (lists[:, 0], lists))
+        width = _width(config)
+        links = project(keys, lists.cpu(), readers, found, config.degree, width, threads)
         index.arrange(links, entries_of(keys, links, firsts), sampled, device)
         return index
 
@@ -138,6 +139,16 @@ class GraphIndex(KVIndex):
         if not fits or (order < 0).any():
             raise InvalidOption("the arrays of a graph index do not fit together: build it again")
         return index
+
+
+def _width(config: IndexConfig) -> int:
+    """Edges of a key: those it chooses and two back for three of them, in whole lines of memory."""
+    return -(-config.degree * 5 // 48) * 16
+
+
+def _count(found: Tensor, num_keys: int) -> Int[Tensor, " keys"]:
+    """How often each key was found; -1 is none."""
+    return found[found >= 0].long().bincount(minlength=num_keys).cpu()
 
 
 def _huge(array: np.ndarray, dtype: type[np.generic]) -> Tensor:

@@ -8,8 +8,10 @@ typedef struct {
     int64_t top;
     const int32_t *readers; /* `most_readers` queries that found each key, ended by -1 */
     int64_t most_readers;
-    int64_t degree; /* of the edges a key chooses; reverse ones double it */
-    int32_t *links; /* 2 * degree of each key */
+    const int32_t *order; /* all keys, in the order in which edges are made to go back to them */
+    int64_t degree;       /* of the edges a key chooses */
+    int64_t width;        /* of all its edges, with reverse ones */
+    int32_t *links;       /* `width` of each key */
 } Projection;
 
 static int compare(const void *a, const void *b) {
@@ -39,7 +41,7 @@ static int64_t gather(const Projection *p, int64_t key, const float *at, uint64_
 
 /* Keep a candidate unless one kept before is nearer to it than the key is; fill with the nearest. */
 static void prune(const Projection *p, int64_t key, const Hit *found, int64_t count, float *kept, uint8_t *chosen) {
-    int32_t *links = p->links + key * 2 * p->degree;
+    int32_t *links = p->links + key * p->width;
     int64_t edges = 0;
     memset(chosen, 0, (size_t)count);
     for (int64_t n = 0; n < count && edges < p->degree; n++) {
@@ -55,8 +57,9 @@ static void prune(const Projection *p, int64_t key, const Hit *found, int64_t co
         if (!chosen[n]) links[edges++] = found[n].id;
 }
 
+/* Edges back, as long as there is room, to one key after the other. */
 static void add_reverse(const Projection *p) {
-    int64_t width = 2 * p->degree;
+    int64_t width = p->width;
     int32_t *count = malloc(sizeof(int32_t) * (size_t)p->keys.count);
     int32_t *own = malloc(sizeof(int32_t) * (size_t)p->keys.count);
     for (int64_t key = 0; key < p->keys.count; key++) {
@@ -64,15 +67,17 @@ static void add_reverse(const Projection *p) {
         while (edges < width && p->links[key * width + edges] >= 0) edges++;
         count[key] = own[key] = edges;
     }
-    for (int64_t key = 0; key < p->keys.count; key++)
+    for (int64_t n = 0; n < p->keys.count; n++) {
+        int64_t key = p->order[n];
         for (int32_t e = 0; e < own[key]; e++) {
             int32_t other = p->links[key * width + e];
             int32_t *back = p->links + other * width;
             if (count[other] == width) continue;
             int known = 0;
-            for (int32_t n = 0; n < count[other] && !known; n++) known = back[n] == key;
+            for (int32_t b = 0; b < count[other] && !known; b++) known = back[b] == key;
             if (!known) back[count[other]++] = (int32_t)key;
         }
+    }
     free(count);
     free(own);
 }

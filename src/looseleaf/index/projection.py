@@ -22,7 +22,9 @@ class _Projection(ctypes.Structure):
         ("top", ctypes.c_int64),
         ("readers", ctypes.c_void_p),
         ("most_readers", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
         ("degree", ctypes.c_int64),
+        ("width", ctypes.c_int64),
         ("links", ctypes.c_void_p),
     )
 
@@ -31,20 +33,25 @@ def project(
     keys: KeyVectors,
     lists: Int[Tensor, "queries top"],
     readers: Int[Tensor, "keys readers"],
+    favour: Int[Tensor, " keys"],
     degree: int,
+    width: int,
     threads: int | None = None,
 ) -> Int[Tensor, "keys edges"]:
-    """At most ``2 * degree`` neighbours of each key, ended by -1.
+    """At most ``width`` neighbours of each key, ended by -1.
 
     A key's candidates are what its ``readers`` found. It keeps the nearest that is not nearer to
     one kept before, up to ``degree``, and fills up with the nearest; then edges are made to go both
-    ways. Nearness is the inner product. In C by ``threads`` threads, by default PyTorch's."""
+    ways as long as there is room, those to keys with the most ``favour`` first, then those to lower
+    numbers. Nearness is the inner product. In C by ``threads`` threads, by default PyTorch's."""
     lists, readers = lists.contiguous(), readers.contiguous()
+    order = favour.argsort(descending=True, stable=True).to(torch.int32)
     # searches read it at random
-    links = host_zeros((len(keys), 2 * degree), torch.int32).fill_(-1)
+    links = host_zeros((len(keys), width), torch.int32).fill_(-1)
     library = try_native(keys, "project.c")
     if library is None:
-        _project_numpy(keys, lists.numpy(), readers.numpy(), links.numpy())
+        tables = (table.numpy() for table in (lists, readers, order, links))
+        _project_numpy(keys, degree, *tables)
         return links
     projection = _Projection(
         KeysPointer.of(keys),
@@ -52,7 +59,9 @@ def project(
         lists.shape[1],
         readers.data_ptr(),
         readers.shape[1],
+        order.data_ptr(),
         degree,
+        width,
         links.data_ptr(),
     )
     library.looseleaf_project(
@@ -136,23 +145,24 @@ def _entries_numpy(table: Table, firsts: np.ndarray) -> list[int]:
     return entries
 
 
-def _project_numpy(keys: KeyVectors, lists: Table, readers: Table, links: Table) -> None:
+def _project_numpy(
+    keys: KeyVectors, degree: int, lists: Table, readers: Table, order: np.ndarray, links: Table
+) -> None:
     vectors = keys.gather(slice(0, None)).numpy()
-    width = links.shape[1]
     for key, queries in enumerate(readers):
         candidates = np.unique(lists[queries[queries >= 0]])
         candidates = candidates[(candidates >= 0) & (candidates != key)]
         if len(candidates) == 0:
             continue
         scores = vectors[candidates] @ vectors[key]
-        order = np.lexsort((candidates, -scores))
-        chosen = _prune(vectors[candidates[order]], scores[order], width // 2)
-        links[key, : len(chosen)] = candidates[order][chosen]
+        nearest = np.lexsort((candidates, -scores))
+        chosen = _prune(vectors[candidates[nearest]], scores[nearest], degree)
+        links[key, : len(chosen)] = candidates[nearest][chosen]
     own = (links >= 0).sum(1)
     count = own.copy()
-    for key in range(len(links)):
+    for key in order:
         for other in links[key, : own[key]]:
-            if count[other] < width and key not in links[other, : count[other]]:
+            if count[other] < links.shape[1] and key not in links[other, : count[other]]:
                 links[other, count[other]] = key
                 count[other] += 1
 
