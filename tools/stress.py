@@ -8,8 +8,8 @@ Random weights; every request is first answered by an engine that does nothing e
 answer is compared with that one: the same tokens, or others that were as likely. Engines differ in
 tiers, pages, graphs and stored dtype; requests blend, choose, revise, throw keys away and read
 hosted documents, several at a time; some are aborted, some engines closed while they load. On a CPU
-the model is tiny. ``--blocking`` looks for the launch behind a fault, ``--say`` prints every request
-before it runs. Exits with 1 if an answer differs."""
+the model is tiny. ``--blocking`` waits for every step, ``--say`` prints every request before it
+runs. Exits with 1 if an answer differs."""
 
 import argparse
 import dataclasses
@@ -103,9 +103,7 @@ class Stress:
         shape = "tiny" if self.device.type == "cpu" else "llama-3.1-8b"
         layers = options.layers or (2 if self.device.type == "cpu" else 4)
         self.shape = shape
-        model = dataclasses.replace(
-            MODEL_SHAPES[shape], num_layers=layers, vocab_size=_VOCABULARY
-        )
+        model = dataclasses.replace(MODEL_SHAPES[shape], num_layers=layers, vocab_size=_VOCABULARY)
         self.dtype = model.torch_dtype
         weights = random_weights(model, getattr(torch, self.dtype), self.device)
         self.decoder = Decoder(model, weights)
@@ -278,7 +276,7 @@ class Stress:
     @property
     def over(self) -> bool:
         """Whether the time is over."""
-        return time.perf_counter() - self.begun > self.options.seconds
+        return self._seconds > float(self.options.seconds)
 
     def __call__(self) -> int:
         """Run; 1 if something was found."""
@@ -289,7 +287,9 @@ class Stress:
         rounds = 0
         while not self.over and rounds < self.options.rounds:
             count = self.draw.choice([1, 1, 2])
-            kinds = [KINDS[(rounds + n * self.draw.randrange(9)) % len(KINDS)] for n in range(count)]
+            kinds = [
+                KINDS[(rounds + n * self.draw.randrange(9)) % len(KINDS)] for n in range(count)
+            ]
             print(f"{self._seconds:.1f} s: {' | '.join(map(str, kinds))}", flush=True)
             self.round(kinds)
             self._disturb()
@@ -349,16 +349,14 @@ def _asks(document: int, num_layers: int) -> Iterator[Ask]:
         yield Ask(name, parts(), {"fuse": fuse})
     yield Ask("reuse of one, twice", parts(1), {}, outputs=2)
     yield Ask("text", (TextPart(drawn(3 * document // 2)),), {})
-    dense = {"dense_below": 0, "dense_layers": (0,)}
-    choice = Select("quest", tokens=document, **dense)  # type: ignore[arg-type]
+    choice = Select("quest", tokens=document, dense_below=0, dense_layers=(0,))
     yield Ask("quest", parts(), {"select": choice})
     yield Ask("quest, revised", parts(), {"select": choice, "revise": Revise(4)})
     yield Ask("window", parts(), {"select": Select("window", tokens=document, dense_below=0)})
     for policy in ("snapkv", "tova", "h2o"):
         evicting = Select(policy, tokens=document)  # type: ignore[arg-type]
         yield Ask(policy, (TextPart(drawn(3 * document // 2)),), {"select": evicting})
-    mixed = {"fuse": Fuse("random", ratio=0.6), "select": choice}
-    yield Ask("random 60 %, quest", parts(), mixed)  # type: ignore[arg-type]
+    yield Ask("random 60 %, quest", parts(), {"fuse": fuses["random 60 %"], "select": choice})
     retrieval = Select("retrieval", ratio=1.0)
     yield Ask("hosted", parts(1), {"select": retrieval}, hosted=True)
 

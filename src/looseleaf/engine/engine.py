@@ -19,7 +19,7 @@ from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
 from looseleaf.engine.eviction import Evictions
 from looseleaf.engine.grammar import GrammarCompiler
-from looseleaf.engine.hosting import Hosting
+from looseleaf.engine.hosting import Hosting, Indexing
 from looseleaf.engine.intake import Intake
 from looseleaf.engine.launched import Launched, still_running
 from looseleaf.engine.measuring import make_tiering
@@ -33,6 +33,7 @@ from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
+from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import (
     DeadlineExceeded,
     EngineClosed,
@@ -107,7 +108,7 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        self.close = weakref.finalize(self, self.tiering.close)
+        self.close = weakref.finalize(self, _close, self.hosting.indexing, self.tiering)
 
     @property
     def counters(self) -> EngineCounters:
@@ -381,6 +382,12 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
+
+
+def _close(indexing: Indexing, tiering: Tiering) -> None:
+    """What an engine leaves behind; it is not held by it, or it would never be collected."""
+    indexing.close()
+    tiering.close()
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:

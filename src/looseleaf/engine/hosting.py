@@ -8,7 +8,7 @@ import hashlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,12 +29,30 @@ from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier, Ledger, Record, Tier, TierFault
+from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.files import dtype_name
 
 _SIDECAR = "index"
 # indexes that are built at a time where a GPU compares: one is compared, others are joined up
 _WORKERS = 4
+_ENDING_SECONDS = 30.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Indexing:
+    """What an engine is indexing, and the threads that do. It knows nothing of the engine, so that
+    it may outlive it."""
+
+    jobs: Mapping[SegmentKey, HostingJob]
+    threads: list[threading.Thread]
+
+    def close(self) -> None:
+        """End the threads, each behind the index that it is at; finished ones are kept on disk."""
+        for job in list(self.jobs.values()):
+            if job.stage == "indexing":
+                job.stage = "forgotten"
+        join_all(self.threads, _ENDING_SECONDS)
 
 
 @dataclass(eq=False)
@@ -55,6 +73,7 @@ class Hosting:
     built: int = 0
     _segments: dict[SegmentKey, HostedSegment] = field(default_factory=dict)
     _jobs: dict[SegmentKey, HostingJob] = field(default_factory=dict)
+    _threads: list[threading.Thread] = field(default_factory=list)
     # a document may be forgotten at the moment at which its index is built
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,6 +93,11 @@ class Hosting:
             except TierFault as error:
                 _log.warning("hosted documents are not kept on disk: %s", error)
         return made
+
+    @property
+    def indexing(self) -> Indexing:
+        """What is indexed, now and later."""
+        return Indexing(self._jobs, self._threads)
 
     @property
     def has_work(self) -> bool:
@@ -174,9 +198,11 @@ class Hosting:
 
     def _begin_index(self, job: HostingJob) -> None:
         job.stage, job.pass_over = "indexing", None
-        threading.Thread(
+        thread = threading.Thread(
             target=self._index, args=(job,), name="looseleaf-indexing", daemon=True
-        ).start()
+        )
+        self._threads[:] = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config

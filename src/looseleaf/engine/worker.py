@@ -3,6 +3,7 @@
 Everything that touches the engine goes through its queue. It knows no event loop: what it has to
 say, it says by calling back."""
 
+import atexit
 import contextlib
 import logging
 import threading
@@ -41,6 +42,8 @@ class Worker:
         self._refusing = False
         self.thread = threading.Thread(target=self._work, name="looseleaf-engine", daemon=True)
         self.thread.start()
+        # where nobody closes it: a thread in the middle of a step must not outlive the interpreter
+        atexit.register(self.close)
 
     @property
     def is_open(self) -> bool:
@@ -92,6 +95,7 @@ class Worker:
 
     def close(self) -> None:
         """Abort what runs and end the thread."""
+        atexit.unregister(self.close)
         self._shut("this engine is closed: make a new one")
         self.thread.join()
 

@@ -34,7 +34,7 @@ class Asker:
         default_factory=queue.SimpleQueue
     )
     _open: _Question[Any] | None = None
-    _thread: threading.Thread | None = None
+    thread: threading.Thread | None = None
 
     def ask(self, act: Callable[[Tier], T], otherwise: T, seconds: float) -> T:
         """What ``act`` makes of the tier, or ``otherwise`` if that fails, takes longer than
@@ -42,10 +42,10 @@ class Asker:
         if self._open is not None and not self._open.done.is_set():
             self.guard.counters.skipped += 1
             return otherwise
-        if self._thread is None:
+        if self.thread is None:
             name = f"looseleaf-{self.guard.name}-asking"
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self.thread.start()
         self._open = question = _Question(act, otherwise)
         self._questions.put(question)
         if question.done.wait(seconds):

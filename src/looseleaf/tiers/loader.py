@@ -75,7 +75,9 @@ class Loader:
     timeout: float
     observe: Callable[[int, float], None]
     num_threads: int = 2
+    threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
+    _closing: bool = False
 
     def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
         """Load records into pages, all of them layer by layer together."""
@@ -110,7 +112,8 @@ class Loader:
         return self.copy.on_gpu and isinstance(self.guard.tier, HostTier)
 
     def close(self) -> None:
-        """End the threads, after what they are loading."""
+        """End the threads; what they are loading fails."""
+        self._closing = True
         for waiting in self._queues:
             waiting.put(None)
 
@@ -118,7 +121,9 @@ class Loader:
         for number in range(len(self._queues), self.num_threads):
             waiting: queue.SimpleQueue[list[Load] | _Sending | None] = queue.SimpleQueue()
             name = f"looseleaf-{self.guard.name}-{number}"
-            threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
             self._queues.append(waiting)
 
     def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Sending | None]") -> None:
@@ -143,7 +148,7 @@ class Loader:
                 self.observe(num_bytes, seconds)
 
     def _open(self, load: Load) -> _Opened | None:
-        if load.state != "loading":
+        if self._given_up(load):
             return None
 
         def act(tier: Tier) -> Reader:
@@ -177,7 +182,7 @@ class Loader:
         """Bring one layer of all loads; returns its bytes."""
         num_bytes = 0
         for one in opened:
-            if one.load.state != "loading":
+            if self._given_up(one.load):
                 continue
             try:
                 content = one.reader.read(layer, one.room(layer))
@@ -186,6 +191,12 @@ class Loader:
                 self.guard.fail(error)
                 one.load.fail()
         return num_bytes
+
+    def _given_up(self, load: Load) -> bool:
+        """Whether nobody wants any more of a load."""
+        if self._closing:
+            load.fail()
+        return load.state != "loading"
 
     def _begin_copies(self, loads: Sequence[Load]) -> _Sending:
         """Ask for the first layers at once: until a thread wakes, a step may be half planned, and
@@ -213,6 +224,7 @@ class Loader:
             # follows, whose plan is copied before, they are asked for one by one
             while len(under_way) > (_AHEAD if some[0].followed else 0):
                 under_way.popleft().synchronize()
+            some = [load for load in some if not self._given_up(load)]
 
             def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
                 fences = {x.fence for x in loads if x.fence is not None}

@@ -6,6 +6,7 @@ found again after a restart, and dropped with the segment. It is never a fault n
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
 from looseleaf.tiers.base import Tier, TierCounters, TierFault, check_name
 from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
@@ -33,6 +35,7 @@ from looseleaf.tiers.writer import Keeping, Writer
 
 _GIB = 1 << 30
 _LAST_WORDS_SECONDS = 30.0
+_ENDING_SECONDS = 5.0
 _LONGEST_LOOKUP = 0.25
 
 
@@ -250,15 +253,30 @@ class Tiers:
         return self.writer.flush(seconds)
 
     def close(self) -> None:
-        """Finish writing, within reason, and let go of everything."""
+        """Finish writing, within reason, and let go of everything; what is loading fails. The
+        threads have ended then, but for one that a tier keeps waiting."""
         if self._closed:
             return
         self._closed = True
-        self.writer.close(_LAST_WORDS_SECONDS)
+        if threading.current_thread() in self._threads:
+            # an engine that nobody held any more was collected there, and can't wait for itself
+            threading.Thread(target=self._end, name="looseleaf-closing").start()
+        else:
+            self._end()
+
+    @property
+    def _threads(self) -> list[threading.Thread]:
+        own = [self.writer.thread, *(asker.thread for asker in self._askers.values())]
+        loading = [thread for loader in self._loaders.values() for thread in loader.threads]
+        return [thread for thread in own if thread is not None] + loading
+
+    def _end(self) -> None:
         for loader in self._loaders.values():
             loader.close()
         for asker in self._askers.values():
             asker.close()
+        self.writer.close(_LAST_WORDS_SECONDS)
+        join_all(self._threads, _ENDING_SECONDS)
         for guard in self.guards:
             guard.call(lambda tier: tier.close(), None)
 

@@ -54,7 +54,7 @@ class Writer:
     lower: Sequence[Guard]
     skipped: int = 0
     _jobs: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
-    _thread: threading.Thread | None = None
+    thread: threading.Thread | None = None
 
     def keep(self, record: Record, pages: Sequence[int]) -> Keeping | None:
         """Copy a segment out of ``pages`` and bring it to the tiers; None if it is left out.
@@ -77,16 +77,16 @@ class Writer:
 
     def do(self, job: Callable[[], None]) -> None:
         """Have ``job`` called behind all that was asked for before."""
-        if self._thread is None:
+        if self.thread is None:
             name = "looseleaf-write-back"
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self.thread.start()
         self._jobs.put(job)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that was asked for is done, for that long at most; whether it is."""
         done = threading.Event()
-        if self._thread is None:
+        if self.thread is None:
             return True
         self._jobs.put(done.set)
         return done.wait(seconds)
