@@ -9,7 +9,8 @@ answer is compared with that one: the same tokens, or others that were as likely
 tiers, pages, graphs and stored dtype; requests blend, choose, revise, throw keys away and read
 hosted documents, several at a time; some are aborted, some engines closed while they load. On a CPU
 the model is tiny. ``--blocking`` waits for every step, ``--say`` prints every request before it
-runs. Exits with 1 if an answer differs."""
+runs. With ``--fences`` each tensor of a GPU lies at the end of a mapping of its own
+(`looseleaf.testing.fences`); slower. Exits with 1 if an answer differs."""
 
 import argparse
 import dataclasses
@@ -41,6 +42,7 @@ from looseleaf.engine.request import DocumentPart, Policies, PromptParts, Reques
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
+from looseleaf.testing.fences import Fences
 
 _VOCABULARY = 512
 _QUESTION = 64
@@ -354,7 +356,7 @@ def _asks(document: int, num_layers: int) -> Iterator[Ask]:
     yield Ask("quest, revised", parts(), {"select": choice, "revise": Revise(4)})
     yield Ask("window", parts(), {"select": Select("window", tokens=document, dense_below=0)})
     for policy in ("snapkv", "tova", "h2o"):
-        evicting = Select(policy, tokens=document)  # type: ignore[arg-type]
+        evicting = Select(policy, tokens=document)
         yield Ask(policy, (TextPart(drawn(3 * document // 2)),), {"select": evicting})
     yield Ask("random 60 %, quest", parts(), {"fuse": fuses["random 60 %"], "select": choice})
     retrieval = Select("retrieval", ratio=1.0)
@@ -373,7 +375,13 @@ def main() -> int:
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--blocking", action="store_true")
     parser.add_argument("--say", action="store_true")
-    return Stress(parser.parse_args())()
+    parser.add_argument("--fences", action="store_true")
+    options = parser.parse_args()
+    fences = Fences() if options.fences else None
+    ended = Stress(options)()
+    if fences is not None:
+        print(fences.counts)
+    return ended
 
 
 if __name__ == "__main__":
