@@ -18,8 +18,8 @@ import gc
 import random
 import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
+import weakref
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -115,7 +115,8 @@ class Stress:
         self.found: list[str] = []
         self.answers = self.engines = self.loads = self.aborted = self.refused = 0
         self.worst = 0.0
-        self.disk = tempfile.TemporaryDirectory()
+        self.disk = ""
+        self.left: weakref.WeakSet[Engine] = weakref.WeakSet()
 
     def engine(self, kind: Kind) -> Engine:
         """An engine of a kind, over the model that all share."""
@@ -126,7 +127,7 @@ class Stress:
         gib = _NUM_DOCUMENTS * document / 2**30
         tiers = TierConfig(
             host_gib=kind.host_share * gib if "host" in kind.tiers else 0.0,
-            disk_path=str(Path(self.disk.name)) if "disk" in kind.tiers else None,
+            disk_path=self.disk if "disk" in kind.tiers else None,
             tier_timeout=60.0,
             staging_gib=2 * gib,
         )
@@ -250,6 +251,8 @@ class Stress:
             self.run([engine], self.draw.choice([1, 2]))
         if self.draw.random() < 0.8:
             engine.close()
+        else:
+            self.left.add(engine)
 
     def compare(self, kind: Kind, ask: Ask, progress: RequestProgress) -> None:
         """Whether every token is that of the first answer, or as likely as that, up to the first
@@ -282,6 +285,13 @@ class Stress:
 
     def __call__(self) -> int:
         """Run; 1 if something was found."""
+        with tempfile.TemporaryDirectory() as self.disk:
+            self._run()
+            for engine in self.left:
+                engine.close()
+        return 1 if self.found else 0
+
+    def _run(self) -> None:
         self.begun = time.perf_counter()
         self.learn(fp8=False)
         self.learn(fp8=True)
@@ -305,7 +315,6 @@ class Stress:
         )
         for line in self.found:
             print(line)
-        return 1 if self.found else 0
 
     def _disturb(self) -> None:
         """Collect, free, and write to memory that was freed."""
@@ -363,7 +372,8 @@ def _asks(document: int, num_layers: int) -> Iterator[Ask]:
     yield Ask("hosted", parts(1), {"select": retrieval}, hosted=True)
 
 
-def main() -> int:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a run, from the command line if they are not given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -376,7 +386,11 @@ def main() -> int:
     parser.add_argument("--blocking", action="store_true")
     parser.add_argument("--say", action="store_true")
     parser.add_argument("--fences", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = parsed()
     fences = Fences() if options.fences else None
     ended = Stress(options)()
     if fences is not None:

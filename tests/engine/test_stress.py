@@ -1,0 +1,37 @@
+"""Engines that are made, mixed and closed again and again in one process answer as one that is
+alone: a short form of `tools.stress`."""
+
+import argparse
+
+import pytest
+
+from tools import stress
+from tools.stress import Stress
+
+
+def options(**others: object) -> argparse.Namespace:
+    """What the tool takes, for a few seconds of a CPU."""
+    given = {"device": "cpu", "document": 60, "tokens": 3, "rounds": 5, **others}
+    return stress.parsed([f"--{name}={value}" for name, value in given.items()])
+
+
+def test_engines_of_every_kind_answer_as_one_that_is_alone() -> None:
+    run = Stress(options(seed=3))
+    assert run() == 0, run.found
+    # it did what it is for
+    assert run.loads > 20 and run.engines > 6 and run.answers > 80
+
+
+def test_an_answer_that_is_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Stress(options(seed=3, rounds=1))
+    learn = run.learn
+
+    def mistaken(fp8: bool) -> None:
+        learn(fp8)
+        # as if the first answers had been those to other questions
+        keys = [key for key in run.right if key[0] == fp8]
+        known = [run.right[key] for key in keys]
+        run.right.update(zip(keys, [*known[1:], known[0]], strict=True))
+
+    monkeypatch.setattr(run, "learn", mistaken)
+    assert run() == 1 and run.found
