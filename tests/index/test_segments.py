@@ -13,6 +13,7 @@ import torch
 from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index import Heads, SegmentIndex, build_segment, search
+from looseleaf.index.segment import few_ahead
 from tests.index.vectors import Made, layer
 
 HEADS = Heads(2, 4, 2)
@@ -85,6 +86,22 @@ def test_several_workers_build_what_one_does(kind: str, tmp_path: Path) -> None:
         assert found(several) == found(build_segment(Made(400), 400, HEADS, config))
     assert sorted(told) == [(done, 4) for done in range(5)] and told[0] == (0, 4)
     assert list(several.units) == HEADS.units(config) and len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_build_that_is_given_up_ends_behind_the_few_that_were_handed_in() -> None:
+    begun: list[int] = []
+
+    def act(number: int) -> int:
+        begun.append(number)
+        return -number
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(few_ahead(threads, act, range(10), 3)) == [-n for n in range(10)]
+        begun.clear()
+        results = few_ahead(threads, act, range(100), 3)
+        assert [next(results) for _ in range(5)] == [0, -1, -2, -3, -4]
+        results.close()
+    assert 5 <= len(begun) <= 5 + 3
 
 
 def test_damaged_and_foreign_parts_are_built_again(tmp_path: Path) -> None:

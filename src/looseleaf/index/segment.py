@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from looseleaf.index.make import build_index, load_index
 
 Place = tuple[int, int]
 OnProgress = Callable[[int, int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @runtime_checkable
@@ -176,8 +179,27 @@ def build_segment(
     if workers == 1:
         return SegmentIndex(config, heads, num_tokens, {place: build(place) for place in places})
     with ThreadPoolExecutor(workers, "looseleaf-indexing") as threads:
-        units = dict(zip(places, threads.map(build, places), strict=True))
+        built = few_ahead(threads, build, places, 2 * workers)
+        units = dict(zip(places, built, strict=True))
     return SegmentIndex(config, heads, num_tokens, units)
+
+
+def few_ahead(
+    threads: Executor, act: Callable[[T], R], items: Iterable[T], ahead: int
+) -> Iterator[R]:
+    """``act`` of every item, in order, by ``threads``, of which ``ahead`` are handed in at a time:
+    an interpreter that ends waits for all that was."""
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+            waiting.append(threads.submit(act, item))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for one in waiting:
+            one.cancel()
 
 
 def _keys(
