@@ -8,9 +8,9 @@ Random weights; every request is first answered by an engine that does nothing e
 answer is compared with that one: the same tokens, or others that were as likely. Engines differ in
 tiers, pages, graphs and stored dtype; requests blend, choose, revise, throw keys away and read
 hosted documents, several at a time; some are aborted, some engines closed while they load. On a CPU
-the model is tiny. ``--blocking`` waits for every step, ``--say`` prints every request before it
-runs. With ``--fences`` each tensor of a GPU lies at the end of a mapping of its own
-(`looseleaf.testing.fences`); slower. Exits with 1 if an answer differs."""
+the model is tiny. ``--say`` prints every request before it runs. With ``--fences`` each tensor of a
+GPU lies at the end of a mapping of its own (`looseleaf.testing.fences`), which is slower. Exits
+with 1 if an answer differs."""
 
 import argparse
 import dataclasses
@@ -184,6 +184,7 @@ class Stress:
                 self.run([engine])
                 self.right[fp8, ask.name] = progress.output()
         engine.close()
+        print(f"{self._seconds:.1f} s: {len(self.right)} answers known", flush=True)
 
     def _fitting(self, fp8: bool) -> list[Ask]:
         return [ask for ask in self.asks if (fp8, ask.name) in self.right]
@@ -195,8 +196,6 @@ class Stress:
             for engine in engines:
                 if engine.has_work:
                     engine.step()
-            if self.options.blocking and self.device.type == "cuda":
-                torch.cuda.synchronize()
             steps += 1
 
     def forget(self, engine: Engine) -> None:
@@ -209,6 +208,8 @@ class Stress:
 
     def round(self, kinds: list[Kind]) -> None:
         """Engines that live at the same time, some rounds of requests, and how they end."""
+        if any(kind.fp8 for kind in kinds) and not self._fitting(fp8=True):
+            self.learn(fp8=True)
         engines = [self.engine(kind) for kind in kinds]
         for _ in range(self.draw.choice([3, 6, 12])):
             if self.over:
@@ -294,14 +295,12 @@ class Stress:
     def _run(self) -> None:
         self.begun = time.perf_counter()
         self.learn(fp8=False)
-        self.learn(fp8=True)
-        print(f"{len(self.right)} answers known, {self._seconds:.1f} s", flush=True)
         rounds = 0
         while not self.over and rounds < self.options.rounds:
             count = self.draw.choice([1, 1, 2])
-            kinds = [
-                KINDS[(rounds + n * self.draw.randrange(9)) % len(KINDS)] for n in range(count)
-            ]
+            known = [kind for kind in KINDS if not (kind.fp8 and self.options.no_fp8)]
+            turns = [rounds + n * self.draw.randrange(9) for n in range(count)]
+            kinds = [known[turn % len(known)] for turn in turns]
             print(f"{self._seconds:.1f} s: {' | '.join(map(str, kinds))}", flush=True)
             self.round(kinds)
             self._disturb()
@@ -383,7 +382,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--document", type=int, default=600, help="tokens of a document")
     parser.add_argument("--tokens", type=int, default=6, help="tokens of an answer")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--blocking", action="store_true")
+    parser.add_argument("--no-fp8", action="store_true")
     parser.add_argument("--say", action="store_true")
     parser.add_argument("--fences", action="store_true")
     return parser.parse_args(arguments)
