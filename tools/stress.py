@@ -44,7 +44,7 @@ from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.testing.fences import Fences
 
-_VOCABULARY = 512
+_VOCAB = 512
 _QUESTION = 64
 _NUM_DOCUMENTS = 4
 # how much less likely than the likeliest a token may be that was drawn in its stead
@@ -102,10 +102,9 @@ class Stress:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.device = torch.device(options.device)
-        shape = "tiny" if self.device.type == "cpu" else "llama-3.1-8b"
+        self.shape = "tiny" if self.device.type == "cpu" else "llama-3.1-8b"
         layers = options.layers or (2 if self.device.type == "cpu" else 4)
-        self.shape = shape
-        model = dataclasses.replace(MODEL_SHAPES[shape], num_layers=layers, vocab_size=_VOCABULARY)
+        model = dataclasses.replace(MODEL_SHAPES[self.shape], num_layers=layers, vocab_size=_VOCAB)
         self.dtype = model.torch_dtype
         weights = random_weights(model, getattr(torch, self.dtype), self.device)
         self.decoder = Decoder(model, weights)
@@ -120,7 +119,7 @@ class Stress:
 
     def engine(self, kind: Kind) -> Engine:
         """An engine of a kind, over the model that all share."""
-        length, page_size = (_NUM_DOCUMENTS + 1) * self.options.document + 512, 16
+        length = (_NUM_DOCUMENTS + 1) * self.options.document + 512
         model = self.decoder.config
         document = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         document *= self.options.document * getattr(torch, self.dtype).itemsize
@@ -136,7 +135,7 @@ class Stress:
             max_model_len=length,
             cuda_graphs=kind.graphs and not self.options.no_graphs,
             cache=CacheConfig(
-                num_pages=int(kind.num_pages * (length // page_size)),
+                num_pages=int(kind.num_pages * (length // 16)),
                 kv_dtype="fp8" if kind.fp8 else "auto",
             ),
             scheduler=SchedulerConfig(
@@ -334,7 +333,7 @@ def _asks(document: int, num_layers: int) -> Iterator[Ask]:
     draw = random.Random(7)
 
     def drawn(length: int) -> tuple[int, ...]:
-        return tuple(draw.choices(range(_VOCABULARY), k=length))
+        return tuple(draw.choices(range(_VOCAB), k=length))
 
     documents = [
         DocumentPart(drawn(document + 37 * n - 50), 0, f"d{n}") for n in range(_NUM_DOCUMENTS + 2)
