@@ -190,6 +190,71 @@ def in_turn(folder: Folder, replayed: bool) -> tuple[list[Any], int]:
     return [progress.output().outputs[0] for progress in asked], parts
 
 
+QUEST = Select("quest", tokens=80, dense_layers=(0,))
+MIXED: list[dict[str, Any]] = [
+    {"select": QUEST},
+    {},
+    # one graph, with other numbers
+    {"select": replace(QUEST, tokens=64)},
+    {"select": replace(QUEST, tokens=96)},
+    {"select": QUEST, "revise": Revise(4)},
+    {"select": Select("representatives", tokens=80, dense_layers=(0,))},
+    {"select": QUEST, "revise": Revise(2)},
+    {"select": QUEST},
+]
+
+
+def mixed(folder: Folder, how: list[dict[str, Any]], replayed: bool) -> tuple[list[Any], Any]:
+    """Answers of requests with policies of their own, each a step behind the one before."""
+    llm = make_llm(folder())
+    config = make_config({"dtype": "float32", "device": "cpu", "num_pages": 192})
+    llm.engine = load_engine(folder(), config, implementation="reference")
+    if replayed:
+        runner = llm.engine.runner
+        graphs, passes = Steps(runner.model, runner.attention, 64), Passes(*about(runner))
+        llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
+    # two of them begin alike, and read that together
+    prompts: list[Any] = [
+        [words(n % 6, 90), Document(words(50, 41)), words(9, 8)] for n in range(8)
+    ]
+    added = []
+    for n, one in enumerate(how):
+        parts = llm.engine.prompts.from_parts(prompts[n])
+        added.append(llm.engine.add(Request(f"{n}", parts, PARAMS, **one)))
+        llm.engine.step()
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert_idle(llm)
+    return [progress.output() for progress in added], llm.engine
+
+
+def test_rows_of_several_policies_replay_in_turn_with_the_same_answers(checkpoint: Folder) -> None:
+    mine, engine = mixed(checkpoint, MIXED, True)
+    other, _ = mixed(checkpoint, MIXED, False)
+    assert_alike([o.outputs[0] for o in mine], [o.outputs[0] for o in other])
+    for one, two in zip(mine, other, strict=True):
+        assert one.revision == two.revision
+        if one.revision is None:
+            assert one.select == two.select
+        else:
+            # by list, pages that are taken over are counted whether or not they are chosen too
+            counts = [(o.select.chosen_steps, o.select.pages_held) for o in (one, two)]
+            assert counts[0] == counts[1]
+    graphs = engine.runner.graphs
+    # most steps have six policies
+    assert graphs.replays > 4 * engine.counters.steps
+
+
+def test_what_no_list_tells_is_not_computed_in_turn(checkpoint: Folder) -> None:
+    """One launch of everything, since a part of it is launched kernel by kernel anyway."""
+    how = [*MIXED[:5], {"select": Select("partial", tokens=80, dense_layers=(0,))}]
+    mine, engine = mixed(checkpoint, how, True)
+    assert_alike(
+        [o.outputs[0] for o in mine], [o.outputs[0] for o in mixed(checkpoint, how, False)[0]]
+    )
+    assert engine.runner.graphs.replays < engine.counters.steps
+
+
 def about(runner: Runner) -> tuple[Any, Any]:
     return runner.model, runner.attention
 

@@ -194,6 +194,20 @@ def test_a_batch_of_mixed_policies_equals_one_at_a_time() -> None:
     assert_alike(together, alone)
 
 
+def test_rows_of_several_policies_replay_in_turn_with_the_same_answers() -> None:
+    policies = [
+        {}, {"select": QUEST}, {"select": QUEST, "revise": Revise(4)}, {"select": SOME},
+        {"select": Select("quest", tokens=96, dense_below=0)},
+        {"select": QUEST, "revise": Revise(2)}, {"select": QUEST},
+    ]  # fmt: skip
+    together, engine = answers(True, policies)
+    alone, _ = answers(True, policies, alone=True)
+    assert_alike(together, alone)
+    graphs = engine.runner.graphs
+    # five policies, in all steps but the first ones
+    assert graphs is not None and graphs.replays > 4 * engine.counters.steps
+
+
 @pytest.mark.parametrize("below", [4000, None])
 def test_below_its_threshold_a_policy_replays_the_graphs_of_dense_decode(
     below: int | None,

@@ -99,7 +99,9 @@ class HostStep(NamedTuple):
 class PagedAttention:
     """Attention of one model over one pool: its rotation table and the score rule of every layer.
 
-    The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
+    The grouping of decode rows is kept while the same rows go on; ``groups`` says how those of the
+    latest step were grouped in its first layer (the same object while they stay), ``selected`` has
+    those that choose what they read, by policy. With ``batch_invariant`` a row is
     split and merged the same way whatever else is in the step. ``costs`` are what grouping and
     splitting are chosen by on a GPU, None for the built-in ones. ``row_dtype`` is
     that of queries, keys and values as they come, None for that of the pool.
@@ -114,7 +116,8 @@ class PagedAttention:
     implementation: Implementation = "auto"
     costs: CostModel | None = None
     row_dtype: torch.dtype | None = None
-    _groups: Groups = field(default_factory=lambda: Groups([], []))
+    groups: Groups = field(default_factory=lambda: Groups([], []), init=False)
+    selected: Sequence[SelectedRows] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         kv, device = self.pool.kv, self.pool.kv.device
@@ -150,17 +153,6 @@ class PagedAttention:
             self._readings.windows = HostedWindows(self.hosted, self.rules, *rows)
         elif device.type == "cuda":
             self.hosted = HostedDevice(self.rotation, self.rules, *rows, device, threads)
-
-    @property
-    def groups(self) -> Groups:
-        """How the decode rows of the latest step were grouped, in its first layer; the same object
-        while they stay."""
-        return self._groups
-
-    @property
-    def selected(self) -> Sequence[SelectedRows]:
-        """The rows of the latest step that choose what they read, by policy."""
-        return self._readings.selected
 
     @property
     def counters(self) -> PlanCounters:
@@ -302,9 +294,9 @@ class PagedAttention:
     def _read(self, rows: Sequence[DecodeRow]) -> list[Reading]:
         """The readings of all layers; the same objects' groups as long as the same rows go on."""
         readings = self._readings.of(rows)
-        self._groups = readings[0].groups
-        shared = [item for item in self._groups.items if len(item.entries) > 1]
-        self.counters.items += len(self._groups.items)
+        self.groups, self.selected = readings[0].groups, self._readings.selected
+        shared = [item for item in self.groups.items if len(item.entries) > 1]
+        self.counters.items += len(self.groups.items)
         self.counters.grouped_items += len(shared)
         self.counters.grouped_rows += sum(len(item.entries) for item in shared)
         return readings
@@ -362,7 +354,7 @@ class _OpsStep:
             work = plan.work
             patch = places if work.mask_words.numel() else None
             if choice is not None:
-                choice.fill(layer, q, rows if on_the_way else None, chosen)
+                choice.fill(layer, q[:split], rows if on_the_way else None, chosen)
                 work = choice.filled
             states = partial_attention(
                 q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen

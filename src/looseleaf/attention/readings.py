@@ -35,6 +35,8 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # where the place of a row's joined state stands among its others: behind them all
 _LAST = 1 << 20
+# sets of policies whose rows are known from step to step
+_MOST_KNOWN = 8
 Grouping = Callable[[Sequence[DecodeRow]], Groups]
 
 
@@ -191,8 +193,20 @@ class _KnownRow(NamedTuple):
 
 
 @dataclass(eq=False)
+class _Kept:
+    """What holds from step to step while the same rows go on."""
+
+    groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
+    tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
+    # the candidates of rows by what they are known by, of the step before and of this one
+    rows: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+    rows_now: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Readings:
-    """Makes the readings of steps; groups, tables and summaries are kept while they hold.
+    """Makes the readings of steps; groups, tables and summaries are kept while they hold, for each
+    of a few sets of policies, since rows of one step may be computed in turn.
     ``selected`` are the rows of the latest step that choose. What rows read of hosted segments
     joins their states where ``hosted`` is given, and ``windows`` for rows of windows; on a GPU it
     is carried to the merge."""
@@ -205,19 +219,17 @@ class Readings:
     hosted: HostedAttention | None = None
     windows: HostedWindows | None = None
     selected: list[SelectedRows] = field(default_factory=list)
-    _groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
-    _tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
-    # the candidates of rows by what they are known by, of the step before and of this one
-    _rows: dict[_RowKey, _KnownRow] = field(default_factory=dict)
-    _rows_now: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+    _kept: _Kept = field(default_factory=_Kept)
+    _known: dict[frozenset[PagePolicy], _Kept] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
 
     def of(self, rows: Sequence[DecodeRow]) -> list[Reading]:
         """The reading of every layer; layers that read alike have the same object."""
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
         hosted = self._hosted(rows)
+        self._turn_to(frozenset(row.policy for row in selecting.values()))
         if not selecting:
-            self._tables, self._rows_now, self.selected = {}, {}, []
+            self.selected = []
             return [Reading((), rows, self._grouped((), rows, rows), hosted)] * len(self.rules)
         self.selected = chosen = self._selected(selecting)
         made: dict[tuple[bool, ...], Reading] = {}
@@ -234,8 +246,16 @@ class Readings:
                 groups = self._grouped(key, rows, others)
                 made[key] = Reading(key, others, groups, parts + hosted)
             readings.append(made[key])
-        self._groups = {key: kept for key, kept in self._groups.items() if key in made}
+        known = self._kept.groups
+        self._kept.groups = {key: held for key, held in known.items() if key in made}
         return readings
+
+    def _turn_to(self, policies: frozenset[PagePolicy]) -> None:
+        """Go on with what is kept of rows of these policies."""
+        self._kept = self._known.pop(policies) if policies in self._known else _Kept()
+        self._known[policies] = self._kept
+        if len(self._known) > _MOST_KNOWN:
+            self._known.pop(next(iter(self._known)))
 
     def summaries(self, policy: PagePolicy) -> PageSummaries | None:
         """What is kept of pages for ``policy``; memory is taken when it is first asked for."""
@@ -273,8 +293,7 @@ class Readings:
         by_policy: dict[PagePolicy, list[int]] = {}
         for index, row in selecting.items():
             by_policy.setdefault(row.policy, []).append(index)
-        self._tables = {key: kept for key, kept in self._tables.items() if key[0] in by_policy}
-        self._rows, self._rows_now = self._rows_now, {}
+        self._kept.rows, self._kept.rows_now = self._kept.rows_now, {}
         chosen = []
         for policy, places in by_policy.items():
             rows = [selecting[place] for place in places]
@@ -292,18 +311,18 @@ class Readings:
         for row in rows:
             others = row.num_other(self.pool.page_size)
             key = policy, id(row.settled), id(row.tail.pages), row.sealed, others
-            known = self._rows_now.get(key) or self._rows.get(key)
+            known = self._kept.rows_now.get(key) or self._kept.rows.get(key)
             if known is None:
                 part = row_candidates(row, self.pool.page_size, len(self.rules), self.array_of)
                 known = _KnownRow((row.settled, row.tail.pages), part)
                 new.append(row)
-            self._rows_now[key] = known
+            self._kept.rows_now[key] = known
             parts.append(known.candidates)
         self._summarise(policy, new)
-        kept = self._tables.get((policy, len(parts)))
+        kept = self._kept.tables.get((policy, len(parts)))
         if kept is None or any(one is not two for one, two in zip(kept.rows, parts, strict=True)):
             kept = CandidateTable(parts, self.pool.kv.device)
-            self._tables[policy, len(parts)] = kept
+            self._kept.tables[policy, len(parts)] = kept
         return kept
 
     def _summarise(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> None:
@@ -331,7 +350,7 @@ class Readings:
         for index, row in enumerate(rows):
             sealed = choosing[index].sealed if index in choosing else -1
             names += [row.settled, row.tail.pages, sealed]
-        kept = self._groups.get(key)
+        kept = self._kept.groups.get(key)
         if kept is None or not _same(kept[0], names):
             groups = self.group(others)
             for index, row in choosing.items():
@@ -343,7 +362,7 @@ class Readings:
                     assert index not in choosing, "a row chooses pages or reads by an index"
                     groups.items.append(Item([], _LAST, [Entry(index, row.position, 0)]))
             kept = names, groups
-            self._groups = {**self._groups, key: kept} if key else {key: kept}
+            self._kept.groups = {**self._kept.groups, key: kept} if key else {key: kept}
         return kept[1]
 
 

@@ -4,7 +4,7 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,13 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.apart import Apart, ApartStep
+from looseleaf.attention.apart import ApartStep
 from looseleaf.attention.calibration import OnLaunch, Shape, costs_of
 from looseleaf.attention.chunks import PrefillChunk, is_patched
 from looseleaf.attention.cost_model import CostModel
-from looseleaf.attention.groups import DecodeRow
+from looseleaf.attention.groups import DecodeRow, Groups
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.probe import DeviceProbe
+from looseleaf.attention.readings import SelectedRows
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.entering import Entering, enter_late, find_entering
 from looseleaf.engine.eviction import Tapped, find_taps
@@ -29,8 +30,16 @@ from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pace import ComputePace, count_read, passes_over
 from looseleaf.engine.pass_graphs import PassGraphs
 from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
+from looseleaf.engine.rows_apart import rows_apart
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.step_parts import logit_places, parted
+from looseleaf.engine.step_parts import (
+    joined_reads,
+    logit_places,
+    parted,
+    places_in_turns,
+    turn_of,
+    turns_of,
+)
 from looseleaf.engine.warming import warming
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
@@ -159,17 +168,31 @@ class Runner:
             return self._run_both(work, parts, previous)
         if not work.decode and not work.chunks:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
+        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
+        each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
+        turns = turns_of(each) if self.graphs is not None else []
+        if len(turns) > 1:
+            return self._run_in_turn(work, each, turns, previous)
+        return self._compute(work, each, previous)
+
+    def _compute(
+        self,
+        work: StepWork,
+        each: Sequence[Sequence[DecodeRow]],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> Float[Tensor, "rows vocab_size"]:
+        """`run` of all that is replayed or launched together; ``each`` has the rows of every output
+        that decodes."""
         placed_late = self.passes is not None and self.passes.has_units
         if not placed_late:
             self._place(work)
         awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
         new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
-        each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
         decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
         rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
         chunks = [chunk.prefill() for chunk in work.chunks]
         entering = find_entering(work.chunks, rows.num_rows - new_rows)
-        apart, taps = list(_rows_apart(work, decode, chunks)), find_taps(work, len(decode))
+        apart, taps = list(rows_apart(work, decode, chunks)), find_taps(work, len(decode))
         logits = None
         if not apart and not taps:
             logits = self._replay(rows, decode, chunks, previous, awaited, entering)
@@ -218,9 +241,30 @@ class Runner:
         previous: Int[Tensor, " sampled"] | None,
     ) -> Float[Tensor, "rows vocab_size"]:
         """Compute a step in its two parts."""
-        both = torch.cat([self.run(parts[0], previous), self.run(parts[1])])
-        places = torch.tensor(logit_places(work), dtype=torch.int64)
-        return both.index_select(0, to_device(places, both.device))
+        rest, attention = self.run(parts[0], previous), self.attention
+        reads = attention.groups, attention.selected
+        both = torch.cat([rest, self.run(parts[1])])
+        # nothing decodes in a pass
+        attention.groups, attention.selected = reads
+        return _ordered(both, logit_places(work))
+
+    def _run_in_turn(
+        self,
+        work: StepWork,
+        each: Sequence[Sequence[DecodeRow]],
+        turns: Sequence[Sequence[int]],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> Float[Tensor, "rows vocab_size"]:
+        """Compute a step whose outputs choose by several policies, those of each in turn."""
+        found, read = list[Tensor](), list[tuple[Sequence[int], Groups, Sequence[SelectedRows]]]()
+        for turn in turns:
+            part, rows = turn_of(work, turn, first=not found), [each[place] for place in turn]
+            # the next turn may replay the same graph
+            found.append(self._compute(part, rows, previous).clone())
+            read.append((turn, self.attention.groups, self.attention.selected))
+        self.attention.groups, self.attention.selected = joined_reads(read)
+        ending = sum(chunk.ends_prompt for chunk in work.chunks)
+        return _ordered(torch.cat(found), places_in_turns(turns, ending))
 
     def _place(self, work: StepWork) -> None:
         """Say where the keys of patches stand that are begun. A list in units says itself how much
@@ -264,6 +308,11 @@ class Runner:
         return logits
 
 
+def _ordered(logits: Tensor, places: Sequence[int]) -> Tensor:
+    """The logits at ``places``."""
+    return logits.index_select(0, to_device(torch.tensor(places), logits.device))
+
+
 def _book(work: StepWork) -> None:
     """What the launched step reads is seen by the rows of its windows."""
     for sequence in work.decode:
@@ -274,26 +323,6 @@ def _book(work: StepWork) -> None:
 def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
     own = sum(row.position + 1 for row in decode)
     return own + sum(map(count_read, chunks))
-
-
-def _rows_apart(
-    work: StepWork, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
-) -> Iterator[Apart]:
-    """The rows of a step that read their documents apart from text."""
-    found = []
-    for start, (sequence, row) in enumerate(zip(work.decode, decode, strict=False)):
-        if sequence.apart:
-            own = PrefillChunk([row.position], (*row.settled, row.tail))
-            found.append((start, sequence, own))
-    stop = len(decode)
-    for chunk, own in zip(work.chunks, chunks, strict=True):
-        start, stop = stop, stop + len(own.positions)
-        if chunk.sequence.apart and chunk.target is chunk.sequence.tail:
-            found.append((start, chunk.sequence, own))
-    for start, sequence, own in found:
-        fuse, rows = sequence.apart, range(start, start + len(own.positions))
-        assert fuse is not None
-        yield Apart(rows, own, sequence.spans_apart(), fuse.temperature, fuse.scale)
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:

@@ -1,12 +1,17 @@
-"""A step that is computed as two, each of which replays.
+"""A step that is computed in parts, each of which replays.
 
 A pass that blends has graphs of its own, which hold no rows that decode, and the graphs of steps
-hold no pass that blends. What is launched kernel by kernel takes the host longer than the device:
-with a pass of 416 rows and one that decodes 50 ms, where both replay in 22 (one H200)."""
+hold no pass that blends. The work list of a graph has one choice, so rows that choose by several
+policies are computed in turn. What is launched kernel by kernel takes the host longer than the
+device: with a pass of 416 rows and one that decodes 50 ms, where both replay in 22 (one H200)."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
+from looseleaf.attention.device_choice import ByVectors
+from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.readings import SelectedRows
+from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.engine import pass_graphs
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS
@@ -41,6 +46,70 @@ def logit_places(work: StepWork) -> list[int]:
         places.append(blended if is_pass else rest)
         rest, blended = rest + (not is_pass), blended + is_pass
     return places
+
+
+def turns_of(rows: Rows[Rows[DecodeRow]]) -> list[list[int]]:
+    """Which outputs of a step are computed together, by their places, where its decode ``rows`` are
+    those of each output, the newest first: one list unless they choose by several policies that all
+    replay. Who chooses nothing is in the first."""
+    by_policy: dict[PagePolicy | None, list[int]] = {None: []}
+    for place, (newest, *_) in enumerate(rows):
+        policy = newest.policy if isinstance(newest, SelectingRow) else None
+        by_policy.setdefault(policy, []).append(place)
+    dense, *turns = by_policy.values()
+    newest_rows = [some[0] for some in rows]
+    if len(turns) < 2 or not all(map(_replays, newest_rows)):
+        return [list(range(len(rows)))]
+    return [sorted(dense + turns[0]), *turns[1:]]
+
+
+def _replays(row: DecodeRow) -> bool:
+    """Whether a work list on the device can tell what the row reads."""
+    if not isinstance(row, SelectingRow):
+        return True
+    policy = row.policy
+    plain = isinstance(policy, ByVectors) and policy.vector_budget is not None
+    return plain and not row.measured
+
+
+def turn_of(work: StepWork, turn: Rows[int], first: bool) -> StepWork:
+    """The part of ``work`` in which the outputs at the places ``turn`` decode; its chunks are in
+    the ``first``."""
+    decode = [work.decode[place] for place in turn]
+    chunks = work.chunks if first else []
+    return replace(
+        work, decode=decode, chunks=chunks, admitted=[], preempted=[], refused=[], choosing=[]
+    )
+
+
+def places_in_turns(turns: Rows[Rows[int]], num_chunks: int) -> list[int]:
+    """Where the logits of a step stand among those of its turns, one behind the other, if
+    ``num_chunks`` of its chunks yield some."""
+    num_decode = sum(map(len, turns))
+    chunks = range(num_decode, num_decode + num_chunks)
+    order = [*turns[0], *chunks, *(place for turn in turns[1:] for place in turn)]
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def joined_reads(
+    reads: Rows[tuple[Rows[int], Groups, Rows[SelectedRows]]],
+) -> tuple[Groups, list[SelectedRows]]:
+    """How the outputs of all turns read, by their places in the step, of each turn's places, groups
+    and rows that chose."""
+    num_outputs = sum(len(turn) for turn, *_ in reads)
+    joined, selected = Groups([], [0] * num_outputs), list[SelectedRows]()
+    for turn, groups, chosen in reads:
+        place_of = dict(enumerate(turn))
+        for item in groups.items:
+            entries = [e._replace(row=place_of[e.row]) for e in item.entries if e.row in place_of]
+            joined.items.append(replace(item, entries=entries))
+        for row, place in place_of.items():
+            joined.tail_starts[place] = groups.tail_starts[row]
+        for some in chosen:
+            # rows behind the newest are revised ones, which count for nobody
+            places = [place_of.get(row, num_outputs + row) for row in some.places]
+            selected.append(replace(some, places=places))
+    return joined, selected
 
 
 def _num_rows(chunks: Rows[Chunk]) -> int:
