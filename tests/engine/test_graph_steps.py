@@ -241,8 +241,8 @@ def test_rows_of_several_policies_replay_in_turn_with_the_same_answers(checkpoin
             counts = [(o.select.chosen_steps, o.select.pages_held) for o in (one, two)]
             assert counts[0] == counts[1]
     graphs = engine.runner.graphs
-    # most steps have six policies
-    assert graphs.replays > 4 * engine.counters.steps
+    # ever more policies, up to six
+    assert graphs.replays > 3 * engine.counters.steps
 
 
 def test_what_no_list_tells_is_not_computed_in_turn(checkpoint: Folder) -> None:
