@@ -302,7 +302,7 @@ def partial_attention_triton(
             CHAINED=chained, WIDENED=k_pages.dtype is FP8, CHOSEN=tile.chosen,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
-            launch_pdl=chained, maxnreg=_most_registers(tile),
+            launch_pdl=chained, maxnreg=_most_registers(tile, k_pages, work),
         )  # fmt: skip
     return AttnState(out, lse)
 
@@ -323,9 +323,12 @@ def _launches(
     return [(tile, None, work.num_items, row_programs)]
 
 
-def _most_registers(tile: Tile) -> int | None:
+def _most_registers(tile: Tile, k_pages: Tensor, work: WorkList) -> int | None:
     """Registers of a thread with which as many programs as the tile counts on share a processor;
-    None where the compiler cannot take more."""
+    None where the compiler cannot take more, and where fewer programs with more of them are
+    quicker: keys of 16 bits and more, of rows that look nothing up."""
+    if k_pages.dtype is not FP8 and work.page_seen is None:
+        return None
     share = _REGISTERS // (tile.programs_per_processor * tile.num_warps * 32) // 8 * 8
     return share if share < 256 else None
 
