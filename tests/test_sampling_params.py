@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jaxtyping import config
 
-from looseleaf import SamplingParams
+from looseleaf import Grammar, SamplingParams
 from looseleaf.errors import InvalidOption
 
 
@@ -44,6 +44,14 @@ def unchecked() -> Iterator[None]:
         ({"n": None}, "n must be a whole number, not None"),
         ({"stop": [5]}, "stop must be strings"),
         ({"logit_bias": {3: float("nan")}}, "logit_bias values must be numbers"),
+        ({"logit_bias": {3: 1e300}}, "logit_bias values must be numbers up to"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias names tokens by their ids"),
+        ({"logit_bias": {3: "a"}}, "logit_bias has numbers as values"),
+        ({"logit_bias": [3]}, "logit_bias is a dict"),
+        ({"stop": 3}, "stop is a string or several"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids names tokens by their ids"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be positive"),
+        ({"grammar": "json"}, "grammar is a Grammar"),
     ],
     ids=str,
 )
@@ -70,3 +78,9 @@ def test_all_spellings_of_the_same_wish_are_equal() -> None:
 def test_a_tiny_temperature_is_greedy() -> None:
     assert SamplingParams(temperature=1e-6).greedy
     assert not SamplingParams(temperature=1e-3).greedy
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_grammar_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="unknown grammar 'yaml': use json_object"):
+        Grammar("yaml")  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
         CacheConfig,
         EngineConfig,
         Fuse,
+        IndexConfig,
+        Revise,
         SchedulerConfig,
         Select,
         TierConfig,
@@ -31,6 +33,7 @@ __all__ = [
     "Document",
     "Fuse",
     "Select",
+    "Revise",
     "SamplingParams",
     "Grammar",
     "RequestOutput",
@@ -40,6 +43,7 @@ __all__ = [
     "CacheConfig",
     "SchedulerConfig",
     "TierConfig",
+    "IndexConfig",
     "LooseleafError",
     "__version__",
 ]
@@ -50,6 +54,7 @@ _HOMES = {
     "Document": "looseleaf.engine.request",
     "Fuse": "looseleaf.config",
     "Select": "looseleaf.config",
+    "Revise": "looseleaf.config",
     "SamplingParams": "looseleaf.sampling_params",
     "Grammar": "looseleaf.sampling_params",
     "RequestOutput": "looseleaf.engine.outputs",
@@ -59,6 +64,7 @@ _HOMES = {
     "CacheConfig": "looseleaf.config",
     "SchedulerConfig": "looseleaf.config",
     "TierConfig": "looseleaf.config",
+    "IndexConfig": "looseleaf.config",
     "LooseleafError": "looseleaf.errors",
 }
 

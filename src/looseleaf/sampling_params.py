@@ -5,12 +5,16 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from looseleaf.errors import InvalidOption
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this one mean greedy decoding, as in vLLM."""
+
+# beyond these logits leave the range of fp32, and answers are no words
+_MOST_BIAS = 1e6
+_LEAST_PENALTY, _MOST_PENALTY = 1e-6, 1e6
 
 _NUMBERS = (
     *("temperature", "top_p", "min_p"),
@@ -32,6 +36,11 @@ class Grammar:
 
     kind: GrammarKind
     source: str = ""
+
+    def __post_init__(self) -> None:
+        known = get_args(GrammarKind)
+        _require(self.kind in known, f"unknown grammar {self.kind!r}: use {', '.join(known)}")
+        _require(isinstance(self.source, str), "a grammar's source is text")
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -120,15 +129,27 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias or ()).items()))
+        self._freeze()
         self._check_kinds()
         object.__setattr__(self, "top_k", max(self.top_k, 0) if self.top_k >= -1 else self.top_k)
         self._check_filters()
         self._check_penalties()
         self._check_ends()
+
+    def _freeze(self) -> None:
+        """Make tuples of what may be given as any collection."""
+        try:
+            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+            stop_token_ids = tuple(self.stop_token_ids or ())
+            bias = tuple(dict(self.logit_bias or ()).items())
+        except (TypeError, ValueError) as error:
+            raise InvalidOption(
+                "stop is a string or several, stop_token_ids are token ids, and logit_bias is a "
+                f"dict from token ids to numbers: {error}"
+            ) from error
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        object.__setattr__(self, "logit_bias", bias)
 
     @property
     def greedy(self) -> bool:
@@ -156,6 +177,17 @@ class SamplingParams:
             _require(fits, f"{name} must be a whole number, not {value!r}")
         stop = tuple(self.stop or ())
         _require(all(isinstance(s, str) for s in stop), f"stop must be strings, not {stop!r}")
+        bias = dict(self.logit_bias or ())
+        for name, ids in (("stop_token_ids", self.stop_token_ids or ()), ("logit_bias", bias)):
+            fits = all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids)
+            _require(fits, f"{name} names tokens by their ids, whole numbers, not {ids!r}")
+        fits = all(isinstance(value, Real) for value in bias.values())
+        _require(fits, f"logit_bias has numbers as values, not {bias!r}")
+        grammar = self.grammar
+        _require(
+            grammar is None or isinstance(grammar, Grammar),
+            f"grammar is a Grammar, as in Grammar.json_object(), not {type(grammar).__name__}",
+        )
 
     def _check_filters(self) -> None:
         _require(
@@ -165,9 +197,10 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, not {self.top_p}")
         _require(self.top_k >= 0, f"top_k must be 0 or -1 (off) or positive, not {self.top_k}")
         _require(0.0 <= self.min_p <= 1.0, f"min_p must be from 0 to 1, not {self.min_p}")
+        values = dict(self.logit_bias or ()).values()
         _require(
-            all(value < math.inf for value in dict(self.logit_bias or ()).values()),
-            "logit_bias values must be numbers, or -inf to forbid a token",
+            all(value == -math.inf or abs(value) <= _MOST_BIAS for value in values),
+            f"logit_bias values must be numbers up to {_MOST_BIAS:g}, or -inf to forbid a token",
         )
 
     def _check_penalties(self) -> None:
@@ -175,8 +208,9 @@ class SamplingParams:
             value = getattr(self, name)
             _require(-2.0 <= value <= 2.0, f"{name} must be from -2 to 2, not {value}")
         _require(
-            0.0 < self.repetition_penalty < math.inf,
-            f"repetition_penalty must be positive (1 is off), not {self.repetition_penalty}",
+            _LEAST_PENALTY <= self.repetition_penalty <= _MOST_PENALTY,
+            f"repetition_penalty must be positive (1 is off), from {_LEAST_PENALTY:g} to "
+            f"{_MOST_PENALTY:g}, not {self.repetition_penalty}",
         )
 
     def _check_ends(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from looseleaf import LLM, Document, SamplingParams
-from looseleaf.engine.request import Prompt, Request
+from looseleaf import LLM, Document, Fuse, Revise, SamplingParams, Select
+from looseleaf.engine.request import Policies, Prompt, Request, with_policies
 from looseleaf.errors import (
     CheckpointNotFound,
     EmptyDocument,
@@ -39,6 +39,7 @@ REFUSED: dict[str, tuple[Prompt, type[LooseleafError], str]] = {
     "half-a-pair": ("so \ud800", InvalidRequest, "surrogate pair at character 3"),
     "bare-ids": ([1, 2], InvalidRequest, "ids into a list of their own"),  # type: ignore[list-item]
     "no-part": ([LEAD, 3.5], InvalidRequest, "a string, a Document or a list"),  # type: ignore[list-item]
+    "message": ({"role": "user"}, InvalidRequest, "messages are for llm.chat"),  # type: ignore[dict-item]
 }
 
 
@@ -74,6 +75,23 @@ def test_what_is_no_prompt_and_no_conversation_is_refused(checkpoint: Folder) ->
             llm.chat("who?", GREEDY, system_prompt=system)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="surrogate"):
         llm.chat([{"role": "user", "content": ["\udfff", "?"]}], GREEDY)
+    with pytest.raises(InvalidRequest, match="a list of messages, not NoneType"):
+        llm.chat(None, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="a message's content is a string, or a list"):
+        llm.chat([{"role": "user", "content": 3}], GREEDY)
+    with pytest.raises(InvalidRequest, match="needs a string as its 'text'"):
+        llm.chat([{"role": "user", "content": [{"type": "text"}]}], GREEDY)
+    for work in (llm.register, llm.host):
+        with pytest.raises(InvalidRequest, match="only a Document can be computed ahead, not str"):
+            work("some text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="an index is an IndexConfig, not str"):
+        llm.host(A, index="graph")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="document_id must be a string, not 3"):
+        llm.register(A, document_id=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="a system prompt is a string, not int"):
+        llm.hold_system_prompt(3)  # type: ignore[arg-type]
+    llm.engine.check()
+    assert not llm.engine.has_work
 
 
 def test_prompts_may_come_from_an_iterator(llm: LLM) -> None:
@@ -109,6 +127,11 @@ def test_nothing_is_asked_of_one_that_is_closed(checkpoint: Folder) -> None:
         ({"num_pages": 5.5}, "num_pages must be a whole number, not 5.5"),
         ({"max_num_seqs": True}, "max_num_seqs must be a whole number, not True"),
         ({"disk_gib": "16"}, "disk_gib must be a number"),
+        ({"memory_gib": float("inf")}, "memory_gib must be a finite number"),
+        ({"host_gib": float("inf")}, "host_gib must be a finite number"),
+        ({"prefix_caching": "no"}, "prefix_caching must be True or False, not 'no'"),
+        ({"salt": 3}, "salt must be a string, not 3"),
+        ({"salt": "\ud800"}, "salt has half of a surrogate pair"),
         ({"num_pages": 10**12}, "lower memory_gib or num_pages"),
         ({"memory_gib": 1e9}, "lower memory_gib or num_pages"),
         ({"host_gib": 1e7}, "lower host_gib or staging_gib"),
@@ -231,3 +254,50 @@ def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="content part"):
         llm.chat([{"role": "user", "content": [{"type": "image"}]}])
     assert_idle(llm)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"fuse": "many"}, "unknown selector 'many'"),
+        ({"fuse": {"selector": "links"}}, "fuse is a looseleaf.Fuse, or the selector"),
+        ({"select": 3}, "select is a looseleaf.Select, or the policy"),
+        ({"select": "quest", "revise": "x"}, "revise is a looseleaf.Revise, or the window"),
+        ({"select": "quest", "revise": 99}, "1 to 9, not 99"),
+        ({"select": "quest", "revise": True}, "window must be a whole number"),
+        ({"salt": None}, "salt must be a string"),
+        ({"deadline": "1"}, "a deadline is a positive number"),
+        ({"sampling_params": {"temperature": 0}}, "a SamplingParams, not str"),
+    ],
+    ids=str,
+)
+def test_what_goes_with_a_prompt_is_refused_if_it_is_of_a_wrong_kind(
+    llm: LLM, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidOption, match=sentence):
+        llm.generate([[LEAD, A, "who?"]], **options)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"fuse": "links"}, {"fuse": Fuse("links")}),
+        ({"select": "quest"}, {"select": Select("quest")}),
+        ({"select": "quest", "revise": 3}, {"select": Select("quest"), "revise": Revise(3)}),
+    ],
+    ids=str,
+)
+def test_a_policy_may_be_given_by_its_first_field(
+    llm: LLM, given: Policies, meant: Policies
+) -> None:
+    request = Request("any", llm.engine.prompts.from_parts([LEAD, A, "who?"]), GREEDY)
+    assert with_policies(request, **given) == with_policies(request, **meant)
+    (short,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **given)
+    (long,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **meant)
+    assert (short.token_ids, short.select, short.reuse.fuse) == (
+        long.token_ids,
+        long.select,
+        long.reuse.fuse,
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from looseleaf.config.option import option, require, require_numbers
+from looseleaf.config.option import option, require, require_kinds
 from looseleaf.config.tiers import TierConfig
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -31,7 +31,7 @@ class CacheConfig:
     prefix_caching: bool = option(True, "keep full pages of text for requests that begin the same")
 
     def __post_init__(self) -> None:
-        require_numbers(self)
+        require_kinds(self)
         require(
             self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
         )
@@ -60,7 +60,7 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        require_numbers(self)
+        require_kinds(self)
         require(self.max_num_seqs > 0, "max_num_seqs must be positive")
         require(
             self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
@@ -109,7 +109,7 @@ class EngineConfig:
     tiers: TierConfig = field(default_factory=TierConfig)
 
     def __post_init__(self) -> None:
-        require_numbers(self)
+        require_kinds(self)
         require(
             self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive"
         )

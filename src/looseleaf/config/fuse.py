@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from looseleaf.config.option import require
+from looseleaf.config.option import require, require_kinds
 
 FuseSelector = Literal["none", "all", "first", "random", "deviation", "question", "links", "ape"]
 """Which tokens are computed again: none, all, the first of every document, a random control, those
@@ -31,6 +31,8 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 """What each selector can be told; at most one of the budgets at a time."""
 
 _MOST_TIMES = 1e6
+# beyond it scores leave the range of fp32, and answers are no words
+_APE_RANGE = (0.001, 100.0)
 _DEFAULT_RATIO = 0.15
 _DEFAULT_FIRST = 16
 
@@ -71,6 +73,7 @@ class Fuse:
     scale: float = 0.9
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         known = get_args(EvaluatedSelector)
         require(
             self.selector in known, f"unknown selector {self.selector!r}: use {', '.join(known)}"
@@ -107,7 +110,11 @@ class Fuse:
             all(1 <= b <= a <= _MOST_TIMES for a, b in pairwise((_MOST_TIMES, *factors))),
             f"check_factors never rise, since a token left out can't come back: not {factors}",
         )
-        require(self.temperature > 0 and self.scale > 0, "temperature and scale must be positive")
+        least, most = _APE_RANGE
+        require(
+            least <= self.temperature <= most and least <= self.scale <= most,
+            f"temperature and scale are from {least} to {most:g}",
+        )
         if not given and self.selector == "first":
             object.__setattr__(self, "tokens", _DEFAULT_FIRST)
         elif not given and "ratio" in takes:

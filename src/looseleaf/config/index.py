@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import option, require
+from looseleaf.config.option import option, require, require_kinds
 
 IndexKind = Literal["auto", "flat", "ivf", "graph"]
 IndexKeys = Literal["stored", "float32", "float16", "bfloat16", "int8"]
@@ -47,6 +47,7 @@ class IndexConfig:
     seed: int = option(0, "of the sampled queries and of k-means")
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         require(
             self.kind in ("auto", "flat", "ivf", "graph"),
             f"unknown index {self.kind!r}: use auto, flat, ivf or graph",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from looseleaf.config.option import require
+from looseleaf.config.option import require, require_kinds
 
 MAX_WINDOW = 9
 """The widest window: one byte says in which of the eight steps before this one a page was read."""
@@ -31,8 +31,9 @@ class Revise:
     local: Local = "exact"
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         require(
-            isinstance(self.window, int) and 1 <= self.window <= MAX_WINDOW,
+            1 <= self.window <= MAX_WINDOW,
             f"a window of revised rows is 1 to {MAX_WINDOW}, not {self.window}",
         )
         require(self.local in get_args(Local), f"local is 'exact' or 'stale', not {self.local!r}")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from looseleaf.config.option import require
+from looseleaf.config.option import require, require_kinds
 
 SelectPolicy = Literal[
     "all", "window", "quest", "representatives", "partial", "retrieval", "snapkv", "tova", "h2o"
@@ -78,6 +78,7 @@ class Select:
     recall_every: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         known = get_args(SelectPolicy)
         require(self.policy in known, f"unknown policy {self.policy!r}: use {', '.join(known)}")
         budget = [n for n in ("tokens", "ratio", "mass") if getattr(self, n) is not None]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import option, require
+from looseleaf.config.option import option, require, require_kinds
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ServerConfig:
     tracing: bool = option(False, "send OpenTelemetry traces, as the OTEL_ variables say")
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         require(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
         for name in (
             "requests_per_minute",

@@ -1,8 +1,9 @@
 """Where segments are kept besides the device pool, and how much there."""
 
+import os
 from dataclasses import dataclass
 
-from looseleaf.config.option import option, require, require_numbers
+from looseleaf.config.option import option, require, require_kinds
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class TierConfig:
     )
 
     def __post_init__(self) -> None:
-        require_numbers(self)
+        if isinstance(self.disk_path, os.PathLike):
+            object.__setattr__(self, "disk_path", os.fspath(self.disk_path))
+        require_kinds(self)
         require(self.host_gib >= 0, "host_gib must be 0 or more")
         for name in ("disk_gib", "tier_timeout", "staging_gib"):
             require(getattr(self, name) > 0, f"{name} must be positive")

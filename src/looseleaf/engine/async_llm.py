@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
@@ -26,6 +25,7 @@ from looseleaf.engine.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    with_policies,
 )
 from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
@@ -115,7 +115,7 @@ class AsyncLLM:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, **policies))
+        return self.stream(with_policies(request, **policies))
 
     def chat(
         self,
@@ -132,7 +132,7 @@ class AsyncLLM:
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(replace(request, **policies))
+        return self.stream(with_policies(request, **policies))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from looseleaf.config import IndexConfig
+from looseleaf.config.option import require_text
 from looseleaf.engine.hosted_pass import HostingJob
 from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import ReuseReport
@@ -128,6 +129,8 @@ class Documents:
         content and salt determine. To register it again changes nothing, but may add a context or
         pin it. Raises DocumentExists if the id has another text, PoolTooSmall if it can't be held.
         """
+        if document_id is not None:
+            require_text("document_id", document_id)
         tokens = next(part.tokens for part in parts if isinstance(part, DocumentPart))
         content = _content(self.keys.salted(salt), tokens)
         name = f"doc-{content.hex()[:24]}" if document_id is None else document_id

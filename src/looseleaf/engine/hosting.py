@@ -85,7 +85,7 @@ class Hosting:
         made = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
         tiers = config.tiers
         if tiers.disk_path is not None:
-            root = Path(tiers.disk_path) / "hosted"
+            root = Path(tiers.disk_path).expanduser() / "hosted"
             try:
                 books = int(tiers.disk_gib * 2**30), tiers.tier_ttl, tiers.tenant_share
                 made.tier = DiskTier(root, Ledger(*books))

@@ -21,6 +21,7 @@ from looseleaf.engine.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    with_policies,
 )
 from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import InvalidOption, InvalidRequest
@@ -110,6 +111,10 @@ class LLM:
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
         ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
         ``deadline``, ``policies`` and errors as in `generate`."""
+        if not isinstance(conversations, Sequence):
+            raise InvalidRequest(
+                f"chat takes a list of messages, not {type(conversations).__name__}"
+            )
         several = [c for c in conversations if not isinstance(c, dict)]
         if several and len(several) != len(conversations):
             raise InvalidRequest(
@@ -174,6 +179,8 @@ class LLM:
         much, from any thread. Raises as `Hosting.add` does, and what ended the work."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
+        if not isinstance(index, IndexConfig | None):
+            raise InvalidOption(f"an index is an IndexConfig, not {type(index).__name__}")
         hosting = self.engine.hosting
         with self._lock:
             job = hosting.add(parts, salt, index or IndexConfig(), on_progress)
@@ -196,7 +203,8 @@ class LLM:
 
         ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
         is there."""
-        request = Request(self._next_id(), parts, sampling_params or SamplingParams(), **policies)
+        request = Request(self._next_id(), parts, sampling_params or SamplingParams())
+        request = with_policies(request, **policies)
         with self._lock:
             progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
@@ -241,9 +249,9 @@ class LLM:
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
-                request = Request(self._next_id(), parts, one, salt, deadline, **policies)
+                request = Request(self._next_id(), parts, one, salt, deadline)
                 with self._lock:
-                    added.append(self.engine.add(request))
+                    added.append(self.engine.add(with_policies(request, **policies)))
             self._finish(*added)
         finally:
             # after an error or an interrupt nothing of this call may stay behind

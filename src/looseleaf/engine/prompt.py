@@ -7,7 +7,7 @@ application, so a document is still computed once; and it gives each document th
 model was trained to see, instead of one attention sink per document."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from looseleaf.engine.request import (
@@ -39,6 +39,11 @@ class PromptBuilder:
         Strings are template text, as in vLLM: markers in them are tokens. Documents never are.
         Raises InvalidRequest if the prompt is empty, ends with a document, or holds something else.
         """
+        if isinstance(prompt, Mapping | Set):
+            raise InvalidRequest(
+                f"a prompt is a string or a list of parts, not {type(prompt).__name__}: messages "
+                "are for llm.chat"
+            )
         parts: list[list[int] | Document] = []
         for part in [prompt] if isinstance(prompt, str) else prompt:
             if isinstance(part, Document):
@@ -84,6 +89,8 @@ class PromptBuilder:
         """The service's ``text`` as the beginning of a conversation.
 
         Raises InvalidRequest if it is empty, or if the chat template has no place for it."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a system prompt is a string, not {type(text).__name__}")
         if not text.strip():
             raise InvalidRequest("a system prompt must not be empty: leave it out instead")
         lead = self._chat_lead(text)
@@ -105,6 +112,11 @@ class PromptBuilder:
         ``system`` is the conversation's own system text, if it has any. For a model without a chat
         template the lead is what every text begins with. Raises InvalidRequest for a document whose
         context is the whole prompt, since that is not known yet."""
+        if not isinstance(document, Document):
+            raise InvalidRequest(
+                f"only a Document can be computed ahead, not {type(document).__name__}: make one "
+                "of the text, as in Document(text)"
+            )
         if document.context == "prompt":
             raise InvalidRequest(
                 "a document with context='prompt' is part of one prompt and can't be computed "

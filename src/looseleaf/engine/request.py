@@ -3,18 +3,22 @@
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict
+from numbers import Real
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from looseleaf.config import Fuse, Revise, Select
+from looseleaf.config import Fuse, FuseSelector, Revise, Select, SelectPolicy
+from looseleaf.config.option import require_text
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.sampling_params import SamplingParams
 
 DocumentContext = Literal["lead", "alone", "prompt"]
+Kind = TypeVar("Kind", Fuse, Select, Revise)
+_SHORT = {Fuse: "selector", Select: "policy", Revise: "window"}
 
 
 @dataclass(frozen=True)
@@ -124,11 +128,12 @@ class Policies(TypedDict, total=False):
     """How a request is computed, by name; what is left out changes nothing.
 
     ``fuse`` says which tokens of reused documents are computed again, ``select`` which keys
-    decoding reads, ``revise`` which of its earlier rows profit from that."""
+    decoding reads, ``revise`` which of its earlier rows profit from that. Each may be given by the
+    first of its fields alone: a selector, a policy, a window."""
 
-    fuse: Fuse | None
-    select: Select | None
-    revise: Revise | None
+    fuse: Fuse | FuseSelector | None
+    select: Select | SelectPolicy | None
+    revise: Revise | int | None
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,14 @@ class Request:
     canary: bool = False
 
     def __post_init__(self) -> None:
-        if self.deadline is not None and not 0.0 < self.deadline < math.inf:
+        if not isinstance(self.params, SamplingParams):
+            raise InvalidOption(
+                f"sampling parameters are a SamplingParams, not {type(self.params).__name__}"
+            )
+        require_text("salt", self.salt)
+        if self.deadline is not None and not (
+            isinstance(self.deadline, Real) and 0.0 < self.deadline < math.inf
+        ):
             raise InvalidOption(
                 f"a deadline is a positive number of seconds, or None, not {self.deadline}"
             )
@@ -178,3 +190,30 @@ class Request:
         for part in self.parts:
             ids += part.tokens
         return ids
+
+
+def with_policies(
+    request: Request,
+    *,
+    fuse: Fuse | FuseSelector | None = None,
+    select: Select | SelectPolicy | None = None,
+    revise: Revise | int | None = None,
+) -> Request:
+    """``request`` under policies, as `Policies` has them. Raises InvalidOption for what is none."""
+    return replace(
+        request,
+        fuse=_policy("fuse", Fuse, str, fuse),
+        select=_policy("select", Select, str, select),
+        revise=_policy("revise", Revise, int, revise),
+    )
+
+
+def _policy(name: str, kind: type[Kind], short: type, given: Any) -> Kind | None:
+    if given is None or isinstance(given, kind):
+        return given
+    if isinstance(given, short):
+        return kind(cast(Any, given))
+    raise InvalidOption(
+        f"{name} is a looseleaf.{kind.__name__}, or the {_SHORT[kind]} that it begins with, not "
+        f"{type(given).__name__}"
+    )

@@ -86,6 +86,11 @@ def _protect_message(message: Message, protector: Protector) -> dict[str, Any]:
 def _flatten(content: Any, protector: Protector) -> str | None:
     if content is None or isinstance(content, str):
         return None if content is None else protector.protect(content)
+    if not isinstance(content, list | tuple):
+        raise InvalidRequest(
+            "a message's content is a string, or a list of strings, documents and parts, not "
+            f"{type(content).__name__}"
+        )
     return "".join(_flatten_part(part, protector) for part in content)
 
 
@@ -93,7 +98,9 @@ def _flatten_part(part: Any, protector: Protector) -> str:
     if isinstance(part, str):
         return protector.protect(part)
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest("a content part of type 'text' needs a string as its 'text'")
         return protector.protect(part["text"])
     if kind == "document":
         return DOCUMENT_CUT

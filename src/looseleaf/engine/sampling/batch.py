@@ -9,6 +9,9 @@ from torch import Tensor
 from looseleaf.engine.sampling.state import SamplingState
 from looseleaf.sampling_params import SamplingParams
 
+# more than any vocabulary has, and no more than an index holds
+_MOST_TOKENS = 1 << 31
+
 
 class Option(NamedTuple):
     """One option of the rows that use it: ``rows`` int64 ``[used]``, ``values`` ``[used, 1]``."""
@@ -51,7 +54,7 @@ class SamplingBatch:
         self.random_rows = torch.tensor(self.random, dtype=torch.long, device=self.device)
         self.temperature = self._option(lambda p: p.temperature)
         self.min_p = self._option(lambda p: p.min_p or None)
-        self.top_k = self._option(lambda p: p.top_k or None)
+        self.top_k = self._option(lambda p: min(p.top_k, _MOST_TOKENS) or None)
         self.top_p = self._option(lambda p: p.top_p if p.top_p < 1.0 else None)
 
     def forbidden(self) -> tuple[list[int], list[int]]:

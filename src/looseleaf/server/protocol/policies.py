@@ -35,10 +35,13 @@ class FuseInput(Strict):
         None, description="Raise the budget to what can be computed while the documents load."
     )
     temperature: float | None = Field(
-        None, gt=0, le=100, description="For `ape`: what scores of document tokens are divided by."
+        None,
+        ge=0.001,
+        le=100,
+        description="For `ape`: what scores of document tokens are divided by.",
     )
     scale: float | None = Field(
-        None, gt=0, le=100, description="For `ape`: what their log-sum-exp is multiplied by."
+        None, ge=0.001, le=100, description="For `ape`: what their log-sum-exp is multiplied by."
     )
 
 
