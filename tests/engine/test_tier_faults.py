@@ -12,6 +12,7 @@ import pytest
 
 from looseleaf import LLM
 from looseleaf.engine.request import Request
+from looseleaf.tiers.disk import DiskReader
 from tests.engine.harness import Folder, assert_idle
 from tests.engine.tiered import (
     PARAMS,
@@ -152,6 +153,39 @@ def test_a_disk_that_is_full_now_and_then_changes_no_answer(
     assert llm.engine.tiers.counters["disk"].faults["full"] > 0
     assert all(wrong is None for _, wrong in _disk(llm).verify())
     assert list((tmp_path / "unfinished").iterdir()) == []
+    llm.close()
+
+
+@pytest.mark.parametrize("of", ["close", "observe"])
+def test_a_fault_at_the_end_of_a_load_stops_no_later_one(
+    checkpoint: Folder, tmp_path: Path, right: list[tuple[int, ...]], of: str
+) -> None:
+    llm = tiered(checkpoint(), tmp_path)
+    load_always(llm)
+    assert answers(llm, prompts()) == right
+    tiers = llm.engine.tiers
+    assert tiers is not None
+    loader = tiers._loaders["disk"]
+    left = [loader.num_threads]
+
+    def fail_first(*_: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError("planted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if of == "close":
+            patch.setattr(DiskReader, "close", lambda self: (os.close(self.file), fail_first()))
+        else:
+            patch.setattr(loader, "observe", fail_first)
+        while left[0]:
+            forget_pool(llm)
+            assert answers(llm, prompts()) == right
+    forget_pool(llm)
+    before = tiers.counters["disk"].loads
+    assert answers(llm, prompts()) == right
+    assert tiers.counters["disk"].loads > before
+    assert_idle(llm)
     llm.close()
 
 

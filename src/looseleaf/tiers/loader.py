@@ -128,24 +128,34 @@ class Loader:
 
     def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Sending | None]") -> None:
         while (job := waiting.get()) is not None:
-            if isinstance(job, _Sending):
-                begun, opened = job.begun, job.opened
-                num_bytes = job.num_bytes + sum(job.parcels)
-            else:
-                begun = time.perf_counter()
-                opened = [one for load in job if (one := self._open(load)) is not None]
-                num_bytes = self._read_all(opened)
-            for one in opened:
-                self._close(one)
-            well = [one for one in opened if one.load.state == "done"]
-            if well:
-                seconds = time.perf_counter() - begun
-                counters = self.guard.counters
-                counters.loads += len(well)
-                counters.bytes_read += num_bytes
-                counters.seconds += seconds
-                self.guard.breaker.book(well=True)
-                self.observe(num_bytes, seconds)
+            try:
+                self._bring(job)
+            except Exception as error:
+                # whatever it is: a thread that ends would leave all later loads waiting
+                self.guard.fail(error)
+                loads = [o.load for o in job.opened] if isinstance(job, _Sending) else job
+                for load in loads:
+                    load.fail()
+
+    def _bring(self, job: list[Load] | _Sending) -> None:
+        if isinstance(job, _Sending):
+            begun, opened = job.begun, job.opened
+            num_bytes = job.num_bytes + sum(job.parcels)
+        else:
+            begun = time.perf_counter()
+            opened = [one for load in job if (one := self._open(load)) is not None]
+            num_bytes = self._read_all(opened)
+        for one in opened:
+            self._close(one)
+        well = [one for one in opened if one.load.state == "done"]
+        if well:
+            seconds = time.perf_counter() - begun
+            counters = self.guard.counters
+            counters.loads += len(well)
+            counters.bytes_read += num_bytes
+            counters.seconds += seconds
+            self.guard.breaker.book(well=True)
+            self.observe(num_bytes, seconds)
 
     def _open(self, load: Load) -> _Opened | None:
         if self._given_up(load):
@@ -247,7 +257,10 @@ class Loader:
         if last is not None:
             last.synchronize()
         one.load.arrived()
-        one.reader.close()
+        try:
+            one.reader.close()
+        except Exception as error:
+            self.guard.fail(error)
         if one.run is not None:
             self.staging.give(one.run)
         if one.slot is not None and self.host is not None:
