@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from looseleaf.tiers import DiskTier, Ledger, RemoteTier
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier
 from tests.cli.conftest import Run
 from tests.tiers.records import key, put
 from tests.tiers.redis_server import redis_server, shared_redis
@@ -75,4 +75,35 @@ def test_what_can_not_be_done_is_one_sentence(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "0f" in arguments:
+        DiskTier(tmp_path, Ledger(1 << 20))
     assert said in run("cache", *arguments).sentence()
+
+
+@pytest.mark.parametrize("command", [["ls"], ["stat"], ["verify"], ["rm", "--all"]])
+def test_a_folder_that_is_no_tiers_is_left_as_it_is(
+    run: Run, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    said = run("cache", *command, "--disk-path", tmp_path).sentence()
+    assert "is no folder of a disk tier" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_hosted_documents_are_seen_and_deleted_with_the_others(run: Run, tmp_path: Path) -> None:
+    where = ["--disk-path", tmp_path]
+    put(DiskTier(tmp_path, Ledger(1 << 20)), 1)
+    put(DiskTier(tmp_path / HOSTED, Ledger(1 << 20)), 2, "red")
+    listed = run("cache", "ls", *where).out.splitlines()
+    assert [line.split()[0] for line in listed] == [key(1).hex(), key(2).hex()]
+    assert [line.endswith(" hosted") for line in listed] == [False, True]
+    said = run("cache", "stat", *where).out.splitlines()
+    assert said[0].startswith("2 documents") and said[1].startswith("of these hosted: 1 documents")
+    (path,) = (tmp_path / HOSTED).glob("*.segment")
+    path.write_bytes(path.read_bytes()[:-1])
+    damaged = run("cache", "verify", *where)
+    assert damaged.code == 1
+    assert damaged.out.startswith(f"hosted/{path.name}: the file is not as long as it says")
+    assert damaged.out.endswith("2 checked, 1 damaged\n")
+    assert run("cache", "rm", *where, "--all").out == "2 documents deleted\n"
+    assert run("cache", "ls", *where).out == "" and not path.exists()

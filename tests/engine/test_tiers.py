@@ -10,6 +10,7 @@ import torch
 
 from looseleaf import LLM, Fuse
 from looseleaf.errors import InvalidOption
+from looseleaf.tiers import HOSTED
 from tests.engine.harness import Folder, assert_idle, assert_same_answers, document, words
 from tests.engine.harness import ask as ask_with
 from tests.engine.tiered import (
@@ -370,4 +371,15 @@ def test_a_server_that_is_not_there_is_no_error(checkpoint: Folder, plain: list[
     assert_same_answers(ask(llm, prompts()), plain)
     assert llm.engine.tiers is not None
     assert llm.engine.tiers.counters["remote"].faults["unavailable"] > 0
+    llm.close()
+
+
+def test_a_folder_in_the_users_home_holds_hosted_documents_too(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    llm = tiered(checkpoint(), Path("~/kept"))
+    assert llm.engine.hosting.folder == tmp_path / "home" / "kept" / HOSTED / "indexing"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
     llm.close()

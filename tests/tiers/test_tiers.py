@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from looseleaf.errors import InvalidOption
-from looseleaf.tiers import DiskTier, HostTier, Ledger, RemoteTier, Tier, TierFault
+from looseleaf.tiers import (
+    DiskTier,
+    HostTier,
+    Ledger,
+    RemoteTier,
+    Tier,
+    TierCounters,
+    TierFault,
+)
+from looseleaf.tiers.guard import Guard
 from tests.tiers.records import RECORD_BYTES, content, key, numbers, put, read, record
 from tests.tiers.redis_server import RedisServer
 
@@ -252,3 +261,16 @@ def test_a_remote_record_without_a_header_is_written_anew(redis_server: RedisSer
 def test_a_url_that_can_not_be_read_is_refused_with_advice() -> None:
     with pytest.raises(InvalidOption, match="write redis://"):
         RemoteTier("http://somewhere")
+
+
+def test_a_tier_that_is_full_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(DiskTier(tmp_path, Ledger(1 << 20)), TierCounters())
+
+    def fill(_: Tier) -> bool:
+        raise TierFault("full", "disk: no space left on device")
+
+    for _ in range(3):
+        assert not guard.call(fill, False)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("the disk tier is full") and "no space left" in said
+    assert guard.counters.faults == {"full": 3} and not guard.breaker.is_open

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -32,28 +33,37 @@ def cache() -> None:
 @cache.command("ls")
 @_tier_options
 def list_records(disk_path: str | None, remote_url: str | None) -> None:
-    """One line a document: its key, size, tenant and age, those that go first first."""
-    with _opened(disk_path, remote_url) as tier:
-        for entry in tier.entries():
-            age = f"{(time.time() - entry.created) / 3600:.1f} h" if entry.created else "-"
-            size = f"{entry.num_bytes / _MIB:.2f} MiB"
-            click.echo(f"{entry.key.hex()}  {size:>12}  {entry.tenant or '-':16}  {age:>8}")
+    """One line a document: its key, size, tenant and age, those that go first first, and behind
+    them those that are hosted."""
+    with _opened(disk_path, remote_url) as places:
+        for place, tier in places.items():
+            for entry in tier.entries():
+                age = f"{(time.time() - entry.created) / 3600:.1f} h" if entry.created else "-"
+                size = f"{entry.num_bytes / _MIB:.2f} MiB"
+                line = f"{entry.key.hex()}  {size:>12}  {entry.tenant or '-':16}  {age:>8}"
+                click.echo(f"{line}  {place}".rstrip())
 
 
 @cache.command()
 @_tier_options
 def stat(disk_path: str | None, remote_url: str | None) -> None:
-    """Documents and bytes, in all and by tenant."""
-    with _opened(disk_path, remote_url) as tier:
-        entries: list[Entry] = list(tier.entries())
+    """Documents and bytes, in all, of hosted ones, and by tenant."""
+    from looseleaf.tiers import HOSTED
+
     count, size = Counter[str](), Counter[str]()
+    with _opened(disk_path, remote_url) as places:
+        held = {place: list(tier.entries()) for place, tier in places.items()}
+    entries: list[Entry] = [entry for some in held.values() for entry in some]
     for entry in entries:
         count[entry.tenant] += 1
         size[entry.tenant] += entry.num_bytes
     click.echo(f"{len(entries)} documents, {sum(size.values()) / _MIB:.2f} MiB")
-    for tenant, held in size.most_common():
+    if hosted := held.get(HOSTED):
+        num_bytes = sum(entry.num_bytes for entry in hosted)
+        click.echo(f"of these hosted: {len(hosted)} documents, {num_bytes / _MIB:.2f} MiB")
+    for tenant, num_bytes in size.most_common():
         name = tenant or "no tenant"
-        click.echo(f"{name}: {count[tenant]} documents, {held / _MIB:.2f} MiB")
+        click.echo(f"{name}: {count[tenant]} documents, {num_bytes / _MIB:.2f} MiB")
 
 
 @cache.command("rm")
@@ -71,18 +81,20 @@ def remove(
     """Delete documents by their KEYS, or the beginnings of these that tell them apart."""
     if sum((bool(keys), everything, tenant is not None)) != 1:
         raise InvalidOption("say what to delete: some KEYS, --tenant, or --all")
-    with _opened(disk_path, remote_url) as tier:
-        entries = list(tier.entries())
-        chosen = [e for e in entries if everything or (tenant is not None and e.tenant == tenant)]
+    with _opened(disk_path, remote_url) as places:
+        entries = [entry for tier in places.values() for entry in tier.entries()]
+        chosen = {
+            e.key for e in entries if everything or (tenant is not None and e.tenant == tenant)
+        }
         for beginning in keys:
-            matching = [e for e in entries if e.key.hex().startswith(beginning.lower())]
+            matching = {e.key for e in entries if e.key.hex().startswith(beginning.lower())}
             if len(matching) != 1:
                 raise InvalidOption(
                     f"{len(matching)} documents have a key that begins with {beginning!r}: "
                     "looseleaf cache ls shows them all"
                 )
-            chosen += matching
-        deleted = tier.delete([entry.key for entry in chosen])
+            chosen |= matching
+        deleted = sum(tier.delete(list(chosen)) for tier in places.values())
     click.echo(f"{deleted} documents deleted")
 
 
@@ -95,39 +107,53 @@ def verify(disk_path: str | None, remote_url: str | None, delete: bool) -> None:
     What is damaged costs an engine no answer: it is found out, deleted and computed again. At a
     server damaged documents are deleted as they are found."""
     checked, damaged = 0, []
-    with _opened(disk_path, remote_url) as tier:
-        for name, wrong in tier.verify():
-            checked += 1
-            if wrong is not None:
-                damaged.append(name)
-                click.echo(f"{name}: {wrong}")
-        if delete and damaged:
-            tier.discard(damaged)
+    with _opened(disk_path, remote_url) as places:
+        for place, tier in places.items():
+            harmed = []
+            for name, wrong in tier.verify():
+                checked += 1
+                if wrong is not None:
+                    harmed.append(name)
+                    click.echo(f"{Path(place) / name}: {wrong}")
+            if delete and harmed:
+                tier.discard(harmed)
+            damaged += harmed
     click.echo(f"{checked} checked, {len(damaged)} damaged")
     sys.exit(1 if damaged else 0)
 
 
 @contextmanager
-def _opened(disk_path: str | None, remote_url: str | None) -> "Iterator[DiskTier | RemoteTier]":
-    """The one tier that is named; what it can't do is one sentence."""
-    from pathlib import Path
-
-    from looseleaf.tiers import DiskTier, Ledger, RemoteTier, TierFault
+def _opened(
+    disk_path: str | None, remote_url: str | None
+) -> "Iterator[dict[str, DiskTier | RemoteTier]]":
+    """What is named, by place: the tier, and of a folder also that of its hosted documents. What
+    can't be done is one sentence."""
+    from looseleaf.tiers import RemoteTier, TierFault
 
     if (disk_path is None) == (remote_url is None):
         raise InvalidOption("name one tier: --disk-path FOLDER or --remote-url URL")
     try:
         if disk_path is not None:
-            folder = Path(disk_path).expanduser()
-            if not folder.is_dir():
-                raise InvalidOption(f"there is no folder {disk_path}")
-            # whatever it may hold, looking at it evicts nothing
-            yield DiskTier(folder, Ledger(sys.maxsize))
+            yield _of_folder(Path(disk_path).expanduser())
             return
         tier = RemoteTier(remote_url or "")
         try:
-            yield tier
+            yield {"": tier}
         finally:
             tier.close()
     except TierFault as fault:
         raise InvalidOption(f"the tier can't be used: {fault}") from fault
+
+
+def _of_folder(folder: Path) -> "dict[str, DiskTier | RemoteTier]":
+    from looseleaf.tiers import HOSTED, DiskTier, Ledger
+
+    if not folder.is_dir():
+        raise InvalidOption(f"there is no folder {folder}")
+    if not DiskTier.is_in(folder):
+        raise InvalidOption(
+            f"{folder} is no folder of a disk tier: give what serve, ask or LLM had as --disk-path"
+        )
+    places = [place for place in ("", HOSTED) if DiskTier.is_in(folder / place)]
+    # whatever it may hold, looking at it evicts nothing
+    return {place: DiskTier(folder / place, Ledger(sys.maxsize)) for place in places}

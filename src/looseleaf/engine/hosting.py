@@ -28,7 +28,7 @@ from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers import DiskTier, Ledger, Record, Tier, TierFault
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, Record, Tier, TierFault
 from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.files import dtype_name
 
@@ -85,7 +85,7 @@ class Hosting:
         made = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
         tiers = config.tiers
         if tiers.disk_path is not None:
-            root = Path(tiers.disk_path).expanduser() / "hosted"
+            root = Path(tiers.disk_path).expanduser() / HOSTED
             try:
                 books = int(tiers.disk_gib * 2**30), tiers.tier_ttl, tiers.tenant_share
                 made.tier = DiskTier(root, Ledger(*books))

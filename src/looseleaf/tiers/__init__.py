@@ -13,7 +13,7 @@ from looseleaf.tiers.base import (
     TierCounters,
     TierFault,
 )
-from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.disk import HOSTED, DiskTier
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import Load, LoadFailed
@@ -22,6 +22,7 @@ from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
 from looseleaf.tiers.writer import Keeping
 
 __all__ = [
+    "HOSTED",
     "Tiers",
     "TierState",
     "Wanted",

@@ -30,6 +30,9 @@ from looseleaf.tiers.files import (
 )
 from looseleaf.tiers.ledger import Ledger
 
+HOSTED = "hosted"
+"""The folder of hosted documents, a tier of their own, in that of the others."""
+
 RECORD, SIDECAR, UNFINISHED = ".segment", ".sidecar", "unfinished"
 
 
@@ -64,6 +67,11 @@ class DiskTier:
                 self.ledger.add(entry)
             # the folder may have been allowed more before
             self._make_room(0, "", SegmentKey(b""))
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a tier was made in ``folder``."""
+        return (folder / UNFINISHED).is_dir() or any(folder.glob(f"*{RECORD}"))
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
         """Which of the records have a file."""

@@ -91,6 +91,10 @@ class Guard:
         """Count a failure."""
         kind: Fault = error.kind if isinstance(error, TierFault) else "unavailable"
         self.counters.count_fault(kind)
+        if kind == "full" and self.counters.faults[kind] == 1:
+            _log.warning(
+                "the %s tier is full, so documents are not kept there: %s", self.name, error
+            )
         if not isinstance(error, TierFault):
             _log.error("a fault in the %s tier", self.name, exc_info=error)
         if kind in _OF_THE_TIER and self.breaker.book(well=False):
