@@ -121,6 +121,10 @@ def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
         (("--temperature", -1), "temperature"),
         (("--num-pages", 1), "enlarge the cache"),
         (("--max-model-len", 10), "max_model_len"),
+        (("--select", "quest", "--budget", "nan"), "--budget is a number of tokens"),
+        (("--select", "quest", "--budget", "inf"), "--budget is a number of tokens"),
+        (("--select", "quest", "--budget", -5), "--budget is a number of tokens"),
+        (("--ratio", 0.1), "first, random, deviation, question, links"),
     ],
     ids=str,
 )

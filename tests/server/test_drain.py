@@ -83,6 +83,15 @@ def test_sigterm_in_the_middle_of_streams_cuts_none_of_them() -> None:
         process.communicate()
 
 
+def test_ctrl_c_ends_a_server_in_peace() -> None:
+    process, _ = started()
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    events = [json.loads(line) for line in log.splitlines()]
+    assert [event["whole"] for event in events if event["event"] == "stopped"] == [True]
+
+
 def refused(*arguments: str, **environment: str) -> str:
     """The sentence with which ``looseleaf serve`` ends before it listens."""
     done = subprocess.run(

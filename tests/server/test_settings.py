@@ -63,7 +63,10 @@ def test_system_prompts_may_be_several_from_flags_and_from_a_file(
     assert serve(*given)[1].system_prompt == ("x.txt", "y=y.txt")
 
 
-@pytest.mark.parametrize("content", ["ports = 1", "port = [1]", "[server]\nport = 1", "port ="])
+@pytest.mark.parametrize(
+    "content",
+    ["ports = 1", "port = [1]", "[server]\nport = 1", "port =", "max_queue = 1.5", "port = true"],
+)
 def test_a_file_with_something_unknown_is_refused(
     serve: Serve, tmp_path: Path, content: str
 ) -> None:

@@ -39,5 +39,3 @@ def main() -> None:
     except LooseleafError as error:
         click.echo(f"looseleaf: {error}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(130)

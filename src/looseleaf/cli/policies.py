@@ -1,6 +1,7 @@
 """``--fuse`` and ``--ratio``: which tokens of reused documents are computed again; ``--select`` and
 ``--budget``: which keys an answer reads; ``--revise``: which of its tokens read on."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,6 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LAYERS = ("flat", "pyramid")
 _WITHOUT_RATIO = ("none", "all", "ape")
+_WITH_RATIO = tuple(name for name in get_args(FuseSelector) if name not in _WITHOUT_RATIO)
 # these look at keys, so a newer token may find what an older one missed
 _PAGED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
 _REVISED: tuple[SelectPolicy, ...] = (*_PAGED, "retrieval")
@@ -84,7 +86,7 @@ def take_fuses(options: dict[str, Any]) -> list[Fuse]:
     layers: Sequence[int] = options.pop("check_layers", ())
     free = [s for s in selectors if s not in _WITHOUT_RATIO]
     if ratios and not free:
-        raise InvalidOption("--ratio needs a --fuse that chooses by it: random, question or links")
+        raise InvalidOption(f"--ratio needs a --fuse that chooses by it: {', '.join(_WITH_RATIO)}")
     if shares and not {"question", "links"}.intersection(selectors):
         raise InvalidOption("--watched-share is for --fuse question and links")
     if layers and "deviation" not in selectors:
@@ -251,6 +253,8 @@ def take_select(options: dict[str, Any]) -> Select | None:
     spread: dict[str, Any] = {} if layers is None else {"layer_budgets": layers}
     if budget is None:
         return Select(policy, **spread)
+    if not 0 < budget < math.inf:
+        raise InvalidOption(f"--budget is a number of tokens, or a share below 1, not {budget:g}")
     if budget < 1:
         return Select(policy, ratio=budget, **spread)
     if budget != int(budget):

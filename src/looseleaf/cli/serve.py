@@ -29,11 +29,15 @@ def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> 
     except (OSError, ValueError) as error:
         raise InvalidOption(f"the configuration {path} can't be read: {error}") from error
     known = option_names()
+    # what a flag gives is checked as text; a file's numbers would lose their fractions
+    whole = {one.name for one in context.command.params if one.type is click.INT}
     for name, value in content.items():
         if name not in known:
             raise InvalidOption(f"{path}: unknown option {name!r}: looseleaf serve --help has all")
         if isinstance(value, dict) or (isinstance(value, list) and name != "system_prompt"):
             raise InvalidOption(f"{path}: {name} must be one value")
+        if isinstance(value, float | bool) and name in whole:
+            raise InvalidOption(f"{path}: {name} must be a whole number, not {value}")
     context.default_map = content
 
 

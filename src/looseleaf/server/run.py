@@ -81,6 +81,10 @@ def serve(service: Service) -> None:
     )
     try:
         server.run()
+    except KeyboardInterrupt:
+        # raised anew when all has ended as it was asked to
+        if not server.should_exit:
+            raise
     finally:
         service.llm.close()
         gc.unfreeze()
