@@ -6,7 +6,8 @@ LooseleafError
 │   ├── EmptyDocument       a document without tokens
 │   ├── PoolTooSmall        more pages than the device pool has
 │   ├── DocumentNotFound    no registered document of that id
-│   └── DocumentExists      another text is registered under that id
+│   ├── DocumentExists      another text is registered under that id
+│   └── TooManyDocuments    as many are registered as one salt may have
 ├── DeadlineExceeded    a request took longer than it was allowed to
 ├── EngineFault         a request ended by a fault inside the engine; others go on
 ├── EngineClosed        the engine takes no new requests
@@ -19,6 +20,7 @@ LooseleafError
 ├── EndpointFailed      a server that is evaluated did not answer
 ├── EvaluationFailed    a process of an evaluation ended by itself
 ├── NativeUnavailable   the C kernels can't be compiled here
+├── CalibrationFailed   what attention costs could not be measured
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
 
@@ -49,6 +51,10 @@ class DocumentNotFound(InvalidRequest):
 
 class DocumentExists(InvalidRequest):
     """Another text is registered under that id."""
+
+
+class TooManyDocuments(InvalidRequest):
+    """As many documents are registered under this salt as it may have."""
 
 
 class DeadlineExceeded(LooseleafError, TimeoutError):

@@ -1,7 +1,9 @@
 """Registered documents: computed ahead, used by id, pinned, deleted."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from looseleaf.server.protocol.documents import DocumentBody
-from tests.server.live import DOCUMENT, Live
+from tests.server.live import DOCUMENT, Live, live_server
 
 TEXT = f"{DOCUMENT} " * 20
 
@@ -101,3 +103,21 @@ def test_a_hosted_document_takes_no_page(live: Live) -> None:
     for wrong in ({"pinned": True}, {"hosted": False}):
         refused = live.post("/v1/documents", {**body, **wrong})
         assert refused.status_code in (400, 422)
+
+
+def test_no_more_documents_are_registered_than_are_allowed_however_many_come_at_once() -> None:
+    def register(name: int) -> int:
+        body = {"id": f"n{name}", "text": f"{TEXT} {name}.", "wait": False}
+        return live.post("/v1/documents", body).status_code
+
+    with live_server(config={"max_registered": 3}) as live:
+        with ThreadPoolExecutor(12) as threads:
+            statuses = list(threads.map(register, range(12)))
+        assert sorted(status // 100 for status in statuses) == [2] * 3 + [4] * 9
+        kept = live.client.get("/v1/documents").json()["data"]
+        assert len(kept) == 3
+        refused = live.post("/v1/documents", {"text": "One more."})
+        assert refused.json()["error"]["code"] == "too_many_documents"
+        # what is registered already is found again
+        same = int(kept[0]["id"].removeprefix("n"))
+        assert register(same) in (200, 201, 202)

@@ -181,6 +181,7 @@ class AsyncLLM:
         system: str | None = None,
         pinned: bool = False,
         hosted: IndexConfig | None = None,
+        most: int | None = None,
     ) -> AsyncGenerator[DocumentInfo, None]:
         """Compute a document ahead and keep it under an id; yields how far it is until it is ready.
 
@@ -194,7 +195,7 @@ class AsyncLLM:
         parts = await asyncio.to_thread(prompts.from_document, document, first, system)
         info = await self.call(
             lambda engine: engine.documents.register(
-                document, parts, document_id, salt, pinned=pinned, hosted=hosted
+                document, parts, document_id, salt, pinned=pinned, hosted=hosted, most=most
             ),
             new=True,
         )

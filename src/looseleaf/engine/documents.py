@@ -25,6 +25,7 @@ from looseleaf.errors import (
     DocumentNotFound,
     LooseleafError,
     PoolTooSmall,
+    TooManyDocuments,
     as_looseleaf_error,
 )
 from looseleaf.kv.keys import KeySpace, SegmentKey
@@ -121,13 +122,15 @@ class Documents:
         *,
         pinned: bool = False,
         hosted: IndexConfig | None = None,
+        most: int | None = None,
     ) -> DocumentInfo:
         """Keep ``document`` under an id, and begin to compute it as ``parts`` say: into the pool,
         or where it is ``hosted``, with such an index, outside of it.
 
         ``parts`` come from `PromptBuilder.from_document`. Without an id it gets one that its
         content and salt determine. To register it again changes nothing, but may add a context or
-        pin it. Raises DocumentExists if the id has another text, PoolTooSmall if it can't be held.
+        pin it. ``most`` is how many the salt may have. Raises DocumentExists if the id has another
+        text, TooManyDocuments, and PoolTooSmall if it can't be held.
         """
         if document_id is not None:
             require_text("document_id", document_id)
@@ -137,6 +140,7 @@ class Documents:
         entry = self._entries.get((salt, name))
         fresh = entry is None
         if entry is None:
+            self._check_number(salt, most)
             entry = _Entry(name, salt, replace(document, token_ids=tokens), content)
         elif entry.content != content:
             raise DocumentExists(
@@ -240,6 +244,13 @@ class Documents:
                     entry.computed += 1
                 elif not sequence.warms:
                     entry.hits += 1
+
+    def _check_number(self, salt: str, most: int | None) -> None:
+        held = 0 if most is None else sum(of == salt for of, _ in self._entries)
+        if most is not None and held >= most:
+            raise TooManyDocuments(
+                f"{held} documents are registered, but {most} are the most: delete some"
+            )
 
     def _entry(self, document_id: str, salt: str) -> _Entry:
         entry = self._entries.get((salt, document_id))

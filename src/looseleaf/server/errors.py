@@ -18,6 +18,7 @@ from looseleaf.errors import (
     LooseleafError,
     PoolTooSmall,
     PromptTooLong,
+    TooManyDocuments,
 )
 
 _KINDS = {
@@ -90,6 +91,7 @@ _STATUSES: Sequence[tuple[type[LooseleafError], int, str]] = (
     (PoolTooSmall, 400, "pool_too_small"),
     (DocumentNotFound, 404, "document_not_found"),
     (DocumentExists, 409, "document_exists"),
+    (TooManyDocuments, 400, "too_many_documents"),
     (InvalidRequest, 400, "invalid_request"),
     (InvalidOption, 400, "invalid_value"),
     (DeadlineExceeded, 408, "deadline_exceeded"),

@@ -11,7 +11,6 @@ from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone
-from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
 from looseleaf.server.protocol.answers import ERRORS
 from looseleaf.server.protocol.documents import (
@@ -42,7 +41,7 @@ async def register_document(
 
     The same text again is the same document. With `stream`, the answer is a stream of its state as
     it is computed; with `wait: false` it comes at once, and `GET` tells how far it is."""
-    progress = await _register(service, body, caller)
+    progress = _register(service, body, caller)
     if body.stream:
         first = await until_gone(request.receive, anext(progress))
         return EventStream(_told(first, progress, request))
@@ -87,18 +86,10 @@ async def delete_document(document_id: Id, service: TheService, caller: TheCalle
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
 
-async def _register(
+def _register(
     service: Service, body: RegisterRequest, caller: Caller
 ) -> AsyncIterator[DocumentInfo]:
     model = service.model(body.model or service.base_model.name)
-    held = await service.llm.documents(caller.salt)
-    most = service.config.max_registered
-    if len(held) >= most and body.id not in [info.id for info in held]:
-        raise ApiError(
-            400,
-            f"{len(held)} documents are registered, but {most} are the most: delete some",
-            code="too_many_documents",
-        )
     document = service.prompts(caller).render(body.title, body.text)
     return service.llm.register(
         document,
@@ -108,6 +99,7 @@ async def _register(
         system=body.system,
         pinned=body.pinned,
         hosted=IndexConfig(body.index) if body.hosted else None,
+        most=service.config.max_registered,
     )
 
 
