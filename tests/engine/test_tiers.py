@@ -70,7 +70,7 @@ def test_answers_are_the_same_wherever_the_documents_come_from(
     assert llm.engine.counters.document_tokens_loaded == sum(d.num_tokens for d in loaded)
     assert llm.engine.tiers is not None
     assert llm.engine.tiers.counters[name].loads == 4
-    assert llm.engine.tiers.counters[name].num_faults == 0
+    assert llm.engine.tiers.counters[name].faults == {}
     llm.close()
 
 

@@ -159,10 +159,6 @@ class TierCounters:
         """One more failure of that kind."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
-    @property
-    def num_faults(self) -> int:
-        return sum(self.faults.values())
-
 
 def check_name(name: str) -> str:
     """``name`` if it may name a side-car; raises ValueError."""
