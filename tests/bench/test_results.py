@@ -35,6 +35,12 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_file_that_can_not_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidOption, match="rows can't be written to"):
+        append_rows(tmp_path / "file" / "speed.csv", [{"name": "a"}], ORIGIN)
+
+
 def test_no_figure_can_hide_the_origin_of_its_row():
     figures = {"looseleaf", "transformers", "measurement", "model", "hit_ratio", "first_token_ms"}
     assert not figures & set(describe_origin())

@@ -121,3 +121,10 @@ def test_the_command_prints_a_table_proposes_and_writes_rows(tmp_path: Path) -> 
     assert ",causal,question," in rows[-1]
     both = CliRunner().invoke(calibrate, ["folder", *arguments])
     assert isinstance(both.exception, InvalidOption) and "not both" in str(both.exception)
+
+
+def test_a_selector_that_looks_at_no_layer_is_tried_at_the_ratios_asked_for_only(
+    calibration: Calibration,
+) -> None:
+    rows = calibration.sweep(["first"], [0.4])
+    assert [(fuse.selector, fuse.ratio) for fuse, _ in rows] == [("none", None), ("first", 0.4)]

@@ -13,22 +13,26 @@ Row = Mapping[str, str | int | float]
 def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> None:
     """Add rows to ``path``; all rows of a file have the same columns.
 
-    Raises InvalidOption if the file has other columns: results are never rewritten.
+    Raises InvalidOption if the file has other columns, since results are never rewritten, or can't
+    be written to.
     """
     names = [*origin, *rows[0]]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    if not new:
-        with path.open(newline="", encoding="utf-8") as file:
-            known = next(csv.reader(file), [])
-        if known != names:
-            raise InvalidOption(f"{path} has columns {known}, not {names}: choose another file")
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        if new:
-            writer.writeheader()
-        for row in rows:
-            writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        if not new:
+            with path.open(newline="", encoding="utf-8") as file:
+                known = next(csv.reader(file), [])
+            if known != names:
+                raise InvalidOption(f"{path} has columns {known}, not {names}: choose another file")
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            if new:
+                writer.writeheader()
+            for row in rows:
+                writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
+    except OSError as error:
+        raise InvalidOption(f"rows can't be written to {path}: {error.strerror}") from error
 
 
 def show_table(rows: Sequence[Row], title: str, columns: Sequence[str]) -> None:

@@ -17,6 +17,9 @@ from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
 from looseleaf.errors import InvalidOption
 
+# what is drawn from, and what is left out by a 0
+_MAY_BE_NOTHING = ("--seed", "--batches")
+
 
 @click.group()
 def bench() -> None:
@@ -97,6 +100,8 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
 
     if requests < 10:
         raise InvalidOption("--requests must be at least 10: a fifth of them only fill the cache")
+    if sizes["per_request"] > documents:
+        raise InvalidOption("--per-request is more than the --documents that there are")
     config = ReuseConfig(
         reference_model(),
         "reference",
@@ -227,3 +232,9 @@ def _require_transformers() -> None:
 
 for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)
+
+for _command in bench.commands.values():
+    for _option in _command.params:
+        if _option.type is click.INT and _option.opts[0] not in _MAY_BE_NOTHING:
+            # of nothing there is nothing to measure
+            _option.type = click.IntRange(min=1)

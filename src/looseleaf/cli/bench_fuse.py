@@ -30,7 +30,7 @@ from looseleaf.cli.bench_report import OUTPUT, collect
 @click.option("--batches", default=22, show_default=True, help="batches of it; 0: none")
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="where the disk tier writes [default: the system's folder for temporary files]",
 )
 @OUTPUT

@@ -17,7 +17,13 @@ from looseleaf.cli.bench_report import OUTPUT, collect
     help="[default: all three]",
 )
 @click.option("--index", "names", multiple=True, help="indexes to measure [default: all]")
-@click.option("--keys", default=65536, show_default=True, help="keys of a made layer")
+@click.option(
+    "--keys",
+    default=65536,
+    show_default=True,
+    type=click.IntRange(min=1024),
+    help="keys of a made layer",
+)
 @click.option("--tokens", default=4096, show_default=True, help="tokens that the model reads")
 @click.option("--queries", default=500, show_default=True, help="queries that are answered")
 @click.option("--seed", default=0, show_default=True)

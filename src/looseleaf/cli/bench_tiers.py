@@ -21,7 +21,7 @@ from looseleaf.errors import InvalidOption
 @click.option("--repetitions", default=5, show_default=True)
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="where the disk tier writes [default: the system's folder for temporary files]",
 )
 @OUTPUT

@@ -1,6 +1,7 @@
 """``looseleaf calibrate``: which tokens to compute again, for a model and one's own documents."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,15 +72,20 @@ def calibrate(
     from looseleaf.bench.results import append_rows
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.loading import reference_model
-    from looseleaf.evals.calibration import Calibration, as_rows, propose
+    from looseleaf.evals.calibration import Calibrated, Calibration, propose
 
     name = Path(model).name if model else checkpoint or "reference"
     llm = LLM(reference_model(checkpoint) if checkpoint else model, **given(options))
     calibration = Calibration(llm, name, documents, asked)
     click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
-    rows = calibration.sweep(selectors, ratios, _show)
-    if output is not None:
-        append_rows(output, as_rows(rows), describe_origin())
+    origin = describe_origin()
+
+    def keep(row: Calibrated) -> None:
+        _show(row)
+        if output is not None:
+            append_rows(output, [asdict(row)], origin)
+
+    rows = calibration.sweep(selectors, ratios, keep)
     chosen = propose(rows, tolerance)
     if chosen is None:
         click.echo(f"nothing stays within {tolerance:.0%}: take full prefill, or a higher --ratio")

@@ -2,7 +2,7 @@
 to take: the cheapest whose answers agree often enough."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from looseleaf.config import Fuse
 from looseleaf.engine.llm import LLM
@@ -102,8 +102,10 @@ class Calibration:
 
         take(Fuse("none"))
         for selector in selectors:
-            tried = [(take(fuse), fuse) for fuse in self._layer_choices(selector)]
-            best = min(tried, key=lambda pair: _worth(pair[0]))[1]
+            choices = list(self._layer_choices(selector))
+            best = choices[0]
+            if len(choices) > 1:
+                best = min(choices, key=lambda fuse: _worth(take(fuse)))
             for ratio in ratios:
                 fuse = replace(best, ratio=ratio)
                 if fuse not in [known for known, _ in rows]:
@@ -194,8 +196,3 @@ def propose(
     equally cheap ones that with the least divergence. None if there is none."""
     fit = [pair for pair in rows if pair[1].agreement >= 1 - tolerance - 1e-9]
     return min(fit, key=lambda pair: (pair[1].cost, pair[1].kl), default=None)
-
-
-def as_rows(rows: Sequence[tuple[Fuse, Calibrated]]) -> list[dict[str, str | int | float]]:
-    """Rows for a file of results."""
-    return [asdict(row) for _, row in rows]
