@@ -211,6 +211,12 @@ def test_a_request_id_of_the_caller_is_in_every_answer(live: Live) -> None:
         assert response.headers["x-request-id"].startswith("mine-1-")
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_load_balancer_may_ask_by_head(live: Live, path: str) -> None:
+    answer = live.client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_a_template_places_titles_and_leaves_their_line_out_without_one() -> None:
     with live_server(config={"document_template": "Title: {title}\n{text}"}) as live:
         engine = live.service.llm.engine

@@ -2,15 +2,16 @@
 
 import io
 import json
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from looseleaf.config import ServerConfig
-from looseleaf.server.logs import make_log
+from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.tracing import ProviderTracer, Tracer, make_tracer
 from tests.server.live import DOCUMENT, Live
 
@@ -76,3 +77,26 @@ def test_tracing_exports_over_otlp() -> None:
     tracer = make_tracer(True)
     assert isinstance(tracer, ProviderTracer)
     tracer.close()
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_what_python_loggers_say_is_a_line_of_the_log(
+    form: Literal["json", "console"],
+) -> None:
+    stream, other = io.StringIO(), logging.getLogger("looseleaf.tiers.guard")
+    with taking_over(make_log(ServerConfig(log_format=form), stream)):
+        other.warning("the %s tier is full", "disk")
+        other.log(37, "odd")
+        try:
+            raise ValueError("planted")
+        except ValueError:
+            other.exception("a fault")
+    said = stream.getvalue()
+    assert "planted" in said and "the disk tier is full" in said
+    if form == "json":
+        first, odd, fault = (json.loads(line) for line in said.splitlines())
+        assert (first["level"], first["logger"]) == ("warning", other.name)
+        assert (odd["text"], fault["level"]) == ("odd", "error")
+    assert not [
+        h for h in logging.getLogger().handlers if type(h).__module__.startswith("looseleaf")
+    ]

@@ -1,6 +1,9 @@
 """The log: one line an event, with the request's id, on standard error."""
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -30,3 +33,26 @@ def make_log(config: ServerConfig, stream: Any = None) -> Any:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
         cache_logger_on_first_use=True,
     )
+
+
+@contextmanager
+def taking_over(log: Any) -> Iterator[None]:
+    """What the engine and the web server say by Python's own loggers is an event of ``log``: by
+    itself it would be lines of another form between those of the log."""
+    handler, root = _Forwarder(log), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+class _Forwarder(logging.Handler):
+    def __init__(self, log: Any) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = min(50, max(10, record.levelno // 10 * 10))
+        more = {"exc_info": record.exc_info} if record.exc_info else {}
+        self._log.log(level, "message", logger=record.name, text=record.getMessage(), **more)

@@ -8,6 +8,7 @@ import uvicorn
 
 from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
+from looseleaf.server.logs import taking_over
 from looseleaf.server.service import Service
 
 
@@ -80,7 +81,8 @@ def serve(service: Service) -> None:
         tenants=len(service.keys.tenants),
     )
     try:
-        server.run()
+        with taking_over(service.log):
+            server.run()
     except KeyboardInterrupt:
         # raised anew when all has ended as it was asked to
         if not server.should_exit:

@@ -16,7 +16,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
 from looseleaf.server.limits import KeyLimits, Queue
-from looseleaf.server.logs import make_log
+from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.tracing import Tracer, make_tracer
@@ -119,7 +119,8 @@ def make_service(
     # the engine's thread tells the metrics of its steps, and these ask the engine for counts
     metrics = ServerMetrics(lambda: llm.snapshot())
     told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
-    llm = AsyncLLM(model, warm_up=config.warm_up, **told, **(options or {}))
+    with taking_over(log):
+        llm = AsyncLLM(model, warm_up=config.warm_up, **told, **(options or {}))
     engine = llm.engine
     return Service(
         config=config,

@@ -71,6 +71,7 @@ async def metrics(service: TheService) -> Response:
     return Response(content, media_type=service.metrics.content_type)
 
 
+@open_router.head("/health", include_in_schema=False)
 @open_router.get("/health", response_model=StateBody, tags=["server"])
 async def health(service: TheService) -> Response:
     """Whether the process is alive and its engine runs."""
@@ -78,6 +79,7 @@ async def health(service: TheService) -> Response:
     return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
 
 
+@open_router.head("/ready", include_in_schema=False)
 @open_router.get(
     "/ready", response_model=StateBody, responses={503: {"model": StateBody}}, tags=["server"]
 )
