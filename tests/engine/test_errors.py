@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Document, Fuse, Revise, SamplingParams, Select
-from looseleaf.engine.request import Policies, Prompt, Request, with_policies
+from looseleaf.engine.request import GivenPolicies, Prompt, Request, with_policies
 from looseleaf.errors import (
     CheckpointNotFound,
     EmptyDocument,
@@ -290,7 +290,7 @@ def test_what_goes_with_a_prompt_is_refused_if_it_is_of_a_wrong_kind(
     ids=str,
 )
 def test_a_policy_may_be_given_by_its_first_field(
-    llm: LLM, given: Policies, meant: Policies
+    llm: LLM, given: GivenPolicies, meant: GivenPolicies
 ) -> None:
     request = Request("any", llm.engine.prompts.from_parts([LEAD, A, "who?"]), GREEDY)
     assert with_policies(request, **given) == with_policies(request, **meant)

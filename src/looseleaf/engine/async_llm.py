@@ -19,8 +19,8 @@ from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import (
     Document,
+    GivenPolicies,
     Message,
-    Policies,
     Prompt,
     PromptParts,
     Request,
@@ -110,7 +110,7 @@ class AsyncLLM:
         *,
         salt: str = "",
         deadline: float | None = None,
-        **policies: Unpack[Policies],
+        **policies: Unpack[GivenPolicies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         parts = self.engine.prompts.from_parts(prompt)
@@ -126,7 +126,7 @@ class AsyncLLM:
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        **policies: Unpack[Policies],
+        **policies: Unpack[GivenPolicies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
         first = system_prompt or self.system_prompt

@@ -15,8 +15,8 @@ from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import (
     Document,
+    GivenPolicies,
     Message,
-    Policies,
     Prompt,
     PromptParts,
     Request,
@@ -71,7 +71,7 @@ class LLM:
         *,
         salt: str = "",
         deadline: float | None = None,
-        **policies: Unpack[Policies],
+        **policies: Unpack[GivenPolicies],
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
@@ -104,7 +104,7 @@ class LLM:
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        **policies: Unpack[Policies],
+        **policies: Unpack[GivenPolicies],
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the checkpoint's chat template.
 
@@ -197,7 +197,7 @@ class LLM:
         parts: PromptParts,
         sampling_params: SamplingParams | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
-        **policies: Unpack[Policies],
+        **policies: Unpack[GivenPolicies],
     ) -> Iterator[RequestOutput]:
         """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
 
@@ -238,7 +238,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         salt: str,
         deadline: float | None,
-        policies: Policies,
+        policies: GivenPolicies,
     ) -> list[RequestOutput]:
         params = sampling_params or SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)

@@ -128,8 +128,16 @@ class Policies(TypedDict, total=False):
     """How a request is computed, by name; what is left out changes nothing.
 
     ``fuse`` says which tokens of reused documents are computed again, ``select`` which keys
-    decoding reads, ``revise`` which of its earlier rows profit from that. Each may be given by the
-    first of its fields alone: a selector, a policy, a window."""
+    decoding reads, ``revise`` which of its earlier rows profit from that."""
+
+    fuse: Fuse | None
+    select: Select | None
+    revise: Revise | None
+
+
+class GivenPolicies(TypedDict, total=False):
+    """`Policies` as a caller may give them: each by the first of its fields alone, a selector, a
+    policy, a window."""
 
     fuse: Fuse | FuseSelector | None
     select: Select | SelectPolicy | None
@@ -199,7 +207,7 @@ def with_policies(
     select: Select | SelectPolicy | None = None,
     revise: Revise | int | None = None,
 ) -> Request:
-    """``request`` under policies, as `Policies` has them. Raises InvalidOption for what is none."""
+    """``request`` under policies, as `GivenPolicies` has them. Raises InvalidOption for others."""
     return replace(
         request,
         fuse=_policy("fuse", Fuse, str, fuse),
