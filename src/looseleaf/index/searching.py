@@ -22,7 +22,7 @@ from looseleaf.index.native import KeysPointer, try_native
 from looseleaf.types import AttnState
 
 # candidates of a graph that are looked behind at once, as in walk.h
-_WIDE = 4
+_WIDE = 2
 _SEARCH = np.dtype(
     [
         ("index", np.uintp),

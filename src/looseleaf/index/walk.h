@@ -75,7 +75,7 @@ static void make_room(Met *met, int64_t more) {
 /* Candidates whose links are followed at once: one alone leaves the memory idle while it waits for
    the links. Those after them will mostly be next, so their links are called for too. Codes that are
    on their way while others are compared. */
-enum { WIDE = 4, NEXT = 4, AHEAD = 32 };
+enum { WIDE = 2, NEXT = 4, AHEAD = 32 };
 
 /* Links that were not seen before. `seen` has 32 vertices a word. */
 static int64_t follow(const int32_t *links, int64_t count, uint32_t *seen, int32_t *fresh) {
