@@ -5,9 +5,10 @@ of the segment's own prefill say which keys belong together: each finds its exac
 found together are joined (RoarGraph's projection). Two things differ from the published rule, which
 finds nothing on such data: a key's candidates come from *all* queries that found it, up to four,
 not from the last whose nearest it was; and the search begins at the key that is most often the
-nearest, not at the one nearest to the mean, and at one key of every part that can't be reached from
-there. And of the edges back to a key's choosers, for which there is no room for all, those to the
-keys that most queries found are kept: what was found often is found again.
+nearest, not at the one nearest to the mean, at one key of every part that can't be reached from
+there, and at keys that many queries found. And of the edges back to a key's choosers, for which
+there is no room for all, those to the keys that most queries found are kept: what was found often
+is found again.
 
 What joins the graph is named anew, in the order in which a search meets it, and has a code: a
 search walks by codes, a quarter of a key's bytes, and reads the keys of the best that it met."""
@@ -21,6 +22,7 @@ from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import CPU, Arrays, KVIndex, require_queries
 from looseleaf.index.codes import encode
+from looseleaf.index.entries import covering
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.projection import entries_of, order_of, project
 from looseleaf.ops.host_memory import host_zeros
@@ -73,8 +75,12 @@ class GraphIndex(KVIndex):
         readers = readers_of(lists, len(keys), config.readers).cpu()
         firsts, found = (_count(some, len(keys)) for some in (lists[:, 0], lists))
         width = _width(config)
-        links = project(keys, lists.cpu(), readers, found, config.degree, width, threads)
-        index.arrange(links, entries_of(keys, links, firsts), sampled, device)
+        lists = lists.cpu()
+        links = project(keys, lists, readers, found, config.degree, width, threads)
+        begin = covering(lists, len(keys))
+        reach = entries_of(keys, links, firsts)
+        entries = torch.cat((begin, reach[~torch.isin(reach, begin)]))
+        index.arrange(links, entries, sampled, device)
         return index
 
     def arrange(
