@@ -110,7 +110,9 @@ class _Place:
         controller = self.engine.tiering.controller
         assert controller is not None, "an engine over tiers"
         self.own = controller
-        self.always = _Always(controller.tiers, controller.pace, controller.num_layers)
+        self.always = _Always(
+            controller.tiers, controller.pace, controller.num_layers, controller.replayed_rows
+        )
 
     @property
     def salt(self) -> str:

@@ -15,13 +15,18 @@ from looseleaf.types import Attend
 class Following:
     """``attend`` behind what is ``awaited``, layer by layer; ``waited`` counts the seconds that the
     host waited for it. On a GPU, if it is to be ``timed``, ``waits`` are when its stream began to
-    wait, and when it had what it waited for."""
+    wait, and when it had what it waited for; and what is awaited hears that it comes beside
+    launches."""
 
     attend: Attend
     awaited: Sequence[Arriving]
     timed: bool = False
     waited: float = 0.0
     waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for arriving in self.awaited if self.timed else ():
+            arriving.beside_launches()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         begun, since = time.perf_counter(), _now() if self.timed else None

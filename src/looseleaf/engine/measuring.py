@@ -35,7 +35,9 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
     if tiers is None:
         return Tiering(store, measured_pace=measured)
     tiers.measure()
-    controller = LoadingController(tiers, measured(), runner.model.config.num_layers)
+    controller = LoadingController(
+        tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
+    )
     return Tiering(store, tiers, controller, measured)
 
 

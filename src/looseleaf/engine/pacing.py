@@ -4,7 +4,11 @@ CacheBlend (arXiv 2405.16444, section 5.1) balances two times, per layer, since 
 while the next one loads: ``T_load``, what a tier takes for the documents, and ``T_recompute(r)``,
 what the model takes for a share r of their tokens. A smaller r than where they are equal saves
 nothing, so r is raised to it; a tier is worth asking if loading from it is quicker than computing
-the documents. Both times are measured, none is assumed."""
+the documents. Both times are measured, none is assumed.
+
+``T_load`` is not the same for every r: passes of few rows are replayed, those of more are launched
+kernel by kernel, and threads that load wait for the interpreter then. Where that costs more than a
+twentieth, r is raised as far as passes replay."""
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
@@ -21,16 +25,22 @@ from looseleaf.tiers import Tiers
 
 # a tier that is too slow is tried again after so many documents were computed instead
 _TRY_AGAIN = 16
+# so many times as long may loads take for a larger budget
+_WORTH = 1.05
 
 
 @dataclass(eq=False)
 class LoadingController:
-    """Decides for one engine, whose model has ``num_layers``."""
+    """Decides for one engine, whose model has ``num_layers``, and whose passes behind loads replay
+    up to so many rows; ``replayed_rows`` is None where launching a pass takes nothing from
+    loads."""
 
     tiers: Tiers
     pace: ComputePace
     num_layers: int
+    replayed_rows: int | None = None
     _passed_over: dict[str, int] = field(default_factory=dict)
+    _held_back: dict[str, int] = field(default_factory=dict)
 
     def choose(
         self,
@@ -45,7 +55,9 @@ class LoadingController:
         chosen = self._places(lengths, found)
         load = self.load_seconds(lengths, chosen)
         compute = self._encoding_seconds(uses)
-        rest = self._pass_seconds(sequence)
+        rows, rest = self._own_pass(sequence)
+        if load is not None and not self._replays(rows):
+            load *= self._slowdown(chosen.values())
         total = None if load is None or rest is None else piped(load, rest, self.num_layers)
         instead = None if compute is None or rest is None else compute + rest
         if total and instead and self.passes_over(total, instead, chosen.values()):
@@ -66,10 +78,16 @@ class LoadingController:
         nothing and has not been admitted."""
         uses = [use for use in sequence.documents if use.key in found]
         coming = {use.key: use.num_tokens for use in uses}
-        load = self.load_seconds(coming, self._places(coming, found)) or 0.0
+        places = self._places(coming, found)
+        load = self.load_seconds(coming, places) or 0.0
         own, encoding = pass_seconds(fuse, sequence, self.pace), self._encoding_seconds(uses)
         if own is not None and encoding is not None and load > encoding + own:
-            load = 0.0
+            return afforded(fuse, sequence, 0.0, self.pace)
+        replays = self._replays(pass_rows(fuse, sequence))
+        if replays and self._holds_back(places.values()):
+            return afforded(fuse, sequence, load, self.pace, self.replayed_rows)
+        if self.replayed_rows is not None:
+            load *= self._slowdown(places.values())
         return afforded(fuse, sequence, load, self.pace)
 
     def load_seconds(
@@ -101,8 +119,8 @@ class LoadingController:
         each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
         return self.pace.predict(rows, count_pairs(each))
 
-    def _pass_seconds(self, sequence: Sequence) -> float | None:
-        """How long the sequence's own rows take, once its documents are there."""
+    def _own_pass(self, sequence: Sequence) -> tuple[int, float | None]:
+        """The sequence's own rows, and how long they take once its documents are there."""
         text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
         rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
         blends = False
@@ -112,20 +130,39 @@ class LoadingController:
             pairs += round(num_chosen * middle)
             pairs += _patch_pairs(num_chosen, among, sum(r.num_tokens for r in fusion.runs))
             rows, blends = rows + num_chosen, 0 < num_chosen < among
-        return self.pace.predict(rows, pairs, blends=blends)
+        return rows, self.pace.predict(rows, pairs, blends=blends)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
         """Whether documents are computed though tiers of these ``names`` have them, by what either
         is expected to take."""
-        return loading > computing and not self._try_again(names)
+        return loading > computing and not _try_again(self._passed_over, names)
 
-    def _try_again(self, names: Iterable[str]) -> bool:
-        again = False
-        for name in dict.fromkeys(names):
-            passed = self._passed_over.get(name, 0) + 1
-            again = again or passed >= _TRY_AGAIN
-            self._passed_over[name] = 0 if passed >= _TRY_AGAIN else passed
-        return again
+    def _replays(self, rows: int) -> bool:
+        return self.replayed_rows is None or rows <= self.replayed_rows
+
+    def _slowdown(self, names: Iterable[str]) -> float:
+        """How many times as long loads from tiers of these ``names`` take beside launches, as far
+        as is known."""
+        return max((self.tiers.slowdown(name) or 1.0 for name in names), default=1.0)
+
+    def _holds_back(self, names: Iterable[str]) -> bool:
+        """Whether a pass that replays stays one that does: loads beside others take longer, or
+        nobody knows yet how long those beside this one take."""
+        used = set(names)
+        if any(self.tiers.slowdown(name) is None for name in used):
+            return True
+        return self._slowdown(used) > _WORTH and not _try_again(self._held_back, used)
+
+
+def _try_again(passed: dict[str, int], names: Iterable[str]) -> bool:
+    """Whether one of ``names`` was ``passed`` over so often that it is to be tried again; counts
+    that once more."""
+    again = False
+    for name in dict.fromkeys(names):
+        times = passed.get(name, 0) + 1
+        again = again or times >= _TRY_AGAIN
+        passed[name] = 0 if times >= _TRY_AGAIN else times
+    return again
 
 
 def places_of(
@@ -149,17 +186,24 @@ def places_of(
 
 
 def afforded(
-    fuse: Fuse, sequence: Sequence, seconds: float, pace: ComputePace
+    fuse: Fuse,
+    sequence: Sequence,
+    seconds: float,
+    pace: ComputePace,
+    most_rows: int | None = None,
 ) -> tuple[Fuse, float]:
     """``fuse`` with the largest budget whose tokens, and the sequence's text, can be computed in so
-    many seconds, or its own if that is larger; and the share of tokens that this is, of those that
-    it may choose from.
+    many seconds and are ``most_rows``, or its own if that is larger; and the share of tokens that
+    this is, of those that it may choose from.
 
     ``sequence`` blends nothing and has not been admitted."""
     lengths = [use.num_tokens for use in candidates(sequence)]
 
     def fits(share: float) -> bool:
-        predicted = pass_seconds(raised(fuse, share, lengths), sequence, pace)
+        larger = raised(fuse, share, lengths)
+        if most_rows is not None and pass_rows(larger, sequence) > most_rows:
+            return False
+        predicted = pass_seconds(larger, sequence, pace)
         return predicted is not None and predicted <= seconds
 
     # of what is replaced as a whole nothing is read: all may be cheaper than nearly all
@@ -178,6 +222,12 @@ def candidates(sequence: Sequence) -> Rows[DocumentUse]:
     return uses[next((n for n, use in enumerate(uses) if not is_exact(use)), len(uses)) :]
 
 
+def pass_rows(fuse: Fuse, sequence: Sequence) -> int:
+    """Rows of a sequence's text and of the tokens that ``fuse`` computes again, at most."""
+    chosen = again(fuse, [use.num_tokens for use in candidates(sequence)])
+    return chosen + sum(run.num_tokens for run in sequence.runs)
+
+
 def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | None:
     """How long a sequence's text takes with the tokens that ``fuse`` computes again; None if that
     is not known. It blends nothing yet."""
@@ -189,8 +239,7 @@ def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | N
     text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
     behind = sum(run.num_tokens for run in sequence.runs if uses and run.start > uses[0].start)
     pairs = count_pairs(text) + round(chosen * middle) + _patch_pairs(chosen, total, behind)
-    rows = chosen + sum(num_rows for num_rows, _ in text)
-    return pace.predict(rows, pairs, blends=0 < chosen < total)
+    return pace.predict(pass_rows(fuse, sequence), pairs, blends=0 < chosen < total)
 
 
 def _patch_pairs(chosen: int, candidates: int, text_rows: int) -> int:

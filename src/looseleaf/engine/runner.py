@@ -28,7 +28,7 @@ from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pace import ComputePace, count_read, passes_over
-from looseleaf.engine.pass_graphs import PassGraphs
+from looseleaf.engine.pass_graphs import MAX_ROWS, PassGraphs
 from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
 from looseleaf.engine.rows_apart import rows_apart
 from looseleaf.engine.scheduler import StepWork
@@ -134,6 +134,13 @@ class Runner:
     def num_graphs(self) -> int:
         """Graphs captured so far."""
         return sum(held.num_captured for held in (self.graphs, self.passes) if held is not None)
+
+    @property
+    def replayed_rows(self) -> int | None:
+        """Up to how many rows passes behind loads replay; None where nothing is launched."""
+        if not self.runs_ahead:
+            return None
+        return 0 if self.passes is None else MAX_ROWS
 
     def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Compile all kernels and capture the graphs of usual steps; ``on_progress`` hears how much

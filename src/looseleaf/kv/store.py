@@ -25,6 +25,10 @@ class Arriving(Protocol):
         None; raises if it will not come."""
         ...
 
+    def beside_launches(self) -> None:
+        """A pass follows on a GPU whose kernels are launched one by one."""
+        ...
+
     def cancel(self) -> None:
         """Write nothing more to the pages."""
         ...

@@ -56,6 +56,9 @@ class Load:
         self._events: list[torch.cuda.Event] = []
         # whether somebody has waited for a layer
         self.followed = False
+        # whether that was a pass whose kernels are launched one by one, by a thread that needs the
+        # interpreter as those do that load
+        self.launched = False
         self.fence = fence
         self.changed = threading.Condition()
 
@@ -85,6 +88,10 @@ class Load:
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
             return self._events[layer] if self._events else None
+
+    def beside_launches(self) -> None:
+        """A pass follows on a GPU whose kernels are launched one by one."""
+        self.launched = True
 
     def wait_for_end(self, seconds: float) -> bool:
         """Wait until it has ended or failed, for that long at most; whether it has."""

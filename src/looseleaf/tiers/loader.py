@@ -66,14 +66,15 @@ class _Sending:
 @dataclass(eq=False)
 class Loader:
     """Threads that load from one tier. What comes from below the host's memory is kept there too,
-    if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded."""
+    if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded, and whether that
+    was beside a pass whose kernels were launched one by one."""
 
     guard: Guard
     copy: PoolCopy
     staging: Arena
     host: HostTier | None
     timeout: float
-    observe: Callable[[int, float], None]
+    observe: Callable[[int, float, bool], None]
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
@@ -155,7 +156,7 @@ class Loader:
             counters.bytes_read += num_bytes
             counters.seconds += seconds
             self.guard.breaker.book(well=True)
-            self.observe(num_bytes, seconds)
+            self.observe(num_bytes, seconds, any(one.load.launched for one in well))
 
     def _open(self, load: Load) -> _Opened | None:
         if self._given_up(load):

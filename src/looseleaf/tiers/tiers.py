@@ -83,7 +83,7 @@ class Tiers:
                 self.staging,
                 self.host,
                 config.tier_timeout,
-                self.speeds[guard.name].observe,
+                self.speeds[guard.name].observe_load,
                 num_threads,
             )
             for guard in self.guards
@@ -194,6 +194,12 @@ class Tiers:
         """How many seconds it takes to load segments of these sizes from a tier together; None if
         nothing is known of it."""
         return self.speeds[tier].predict(self._loaders[tier].largest_share(num_bytes))
+
+    def slowdown(self, tier: str) -> float | None:
+        """How many times as long loads from a tier take beside a pass whose kernels are launched
+        one by one, 1 until there was such a load; None before there was one without."""
+        speed = self.speeds[tier]
+        return (speed.slowdown or 1.0) if speed.proven else None
 
     def load(self, wanted: Sequence[Wanted], tier: str) -> list[Load]:
         """Begin to load segments into their pages, in the order of ``wanted``."""
