@@ -59,6 +59,8 @@ class Load:
         # whether that was a pass whose kernels are launched one by one, by a thread that needs the
         # interpreter as those do that load
         self.launched = False
+        # how many threads load at the same time for the same request
+        self.hands = 1
         self.fence = fence
         self.changed = threading.Condition()
 

@@ -66,15 +66,15 @@ class _Sending:
 @dataclass(eq=False)
 class Loader:
     """Threads that load from one tier. What comes from below the host's memory is kept there too,
-    if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded, and whether that
-    was beside a pass whose kernels were launched one by one."""
+    if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded, whether that
+    was beside a pass whose kernels were launched one by one, and how many threads loaded."""
 
     guard: Guard
     copy: PoolCopy
     staging: Arena
     host: HostTier | None
     timeout: float
-    observe: Callable[[int, float, bool], None]
+    observe: Callable[[int, float, bool, int], None]
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
@@ -86,6 +86,9 @@ class Loader:
         about = self.copy, self.guard, self.timeout, self.copy.fence()
         loads = [Load(record, pages, *about) for record, pages in wanted]
         shares = self._shares([load.record.layer_bytes for load in loads])
+        hands = sum(map(bool, shares))
+        for load in loads:
+            load.hands = hands
         for share, waiting in zip(shares, self._queues, strict=True):
             mine = [loads[n] for n in share]
             if mine and self._by_copies:
@@ -94,9 +97,12 @@ class Loader:
                 waiting.put(mine)
         return loads
 
-    def largest_share(self, num_bytes: Sequence[int]) -> int:
-        """Of records of these sizes, how much comes one behind the other at most."""
-        return max(sum(num_bytes[n] for n in share) for share in self._shares(num_bytes))
+    def largest_share(self, num_bytes: Sequence[int]) -> tuple[int, int]:
+        """Of records of these sizes, how much comes one behind the other at most, and how many
+        threads bring some."""
+        shares = self._shares(num_bytes)
+        most = max(sum(num_bytes[n] for n in share) for share in shares)
+        return most, max(1, sum(map(bool, shares)))
 
     def _shares(self, sizes: Sequence[int]) -> list[list[int]]:
         """Which of records of these sizes each thread brings."""
@@ -156,7 +162,8 @@ class Loader:
             counters.bytes_read += num_bytes
             counters.seconds += seconds
             self.guard.breaker.book(well=True)
-            self.observe(num_bytes, seconds, any(one.load.launched for one in well))
+            launched = any(one.load.launched for one in well)
+            self.observe(num_bytes, seconds, launched, well[0].load.hands)
 
     def _open(self, load: Load) -> _Opened | None:
         if self._given_up(load):

@@ -12,6 +12,7 @@ import torch
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Record, Tier
 from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.speed import Probe
 
 _SIZES = (1 << 18, 1 << 22)
 # what a GPU takes is told by more than that only
@@ -23,13 +24,13 @@ _LONGEST = 0.2
 _LONGEST_START = 10.0
 
 
-def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[tuple[int, float]]:
-    """Bytes and seconds of some reads to ``device``, as long as they are quick. Raises TierFault.
+def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[Probe]:
+    """Some reads to ``device``, as long as they are quick. Raises TierFault.
 
-    So many ``hands`` read at the same time, as the threads of a load do, each a record of its own:
-    bytes of one, and seconds until the last is done. They have read it once before, which is not
-    counted: the first call of a thread to a GPU takes longer than some megabytes do. From a disk
-    nothing is read that the system still has in memory, if that can be helped."""
+    So many ``hands`` read at the same time, as the threads of a load do, each a record of its own,
+    and then one of them alone. They have read it once before, which is not counted: the first call
+    of a thread to a GPU takes longer than some megabytes do. From a disk nothing is read that the
+    system still has in memory, if that can be helped."""
     sizes = (*_SIZES, _LARGEST // hands) if device.type == "cuda" else _SIZES
     with ThreadPoolExecutor(hands, "looseleaf-probe") as pool:
         for size in sizes:
@@ -43,11 +44,12 @@ def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[tuple[int, f
                 seconds = _together(pool, reads)
                 if seconds is not None and seconds <= _LONGEST:
                     seconds = _together(pool, reads)
+                alone = _together(pool, reads[:1])
             finally:
                 tier.delete(keys)
-            if seconds is None:
+            if seconds is None or alone is None:
                 return
-            yield layers.numel(), seconds
+            yield Probe(layers.numel(), alone, seconds, hands)
             if seconds > _LONGEST:
                 return
 

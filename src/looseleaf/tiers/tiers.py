@@ -30,7 +30,7 @@ from looseleaf.tiers.loader import Loader
 from looseleaf.tiers.pool_copy import PoolCopy
 from looseleaf.tiers.probe import probe
 from looseleaf.tiers.remote import RemoteTier
-from looseleaf.tiers.speed import TierSpeed
+from looseleaf.tiers.speed import Probe, TierSpeed
 from looseleaf.tiers.writer import Keeping, Writer
 
 _GIB = 1 << 30
@@ -178,8 +178,11 @@ class Tiers:
 
             def act(tier: Tier) -> None:
                 hands = self._loaders[tier.name].num_hands
-                for num_bytes, seconds in probe(tier, self.copy.pool.kv.device, hands):
-                    self.speeds[tier.name].observe(num_bytes, seconds)
+                probes: list[Probe] = []
+                try:
+                    probes.extend(probe(tier, self.copy.pool.kv.device, hands))
+                finally:
+                    self.speeds[tier.name].observe_probes(probes)
 
             guard.call(act, None)
             # what was only written to be measured is nobody's record
@@ -193,7 +196,7 @@ class Tiers:
     def predict(self, tier: str, num_bytes: Sequence[int]) -> float | None:
         """How many seconds it takes to load segments of these sizes from a tier together; None if
         nothing is known of it."""
-        return self.speeds[tier].predict(self._loaders[tier].largest_share(num_bytes))
+        return self.speeds[tier].predict(*self._loaders[tier].largest_share(num_bytes))
 
     def slowdown(self, tier: str) -> float | None:
         """How many times as long loads from a tier take beside a pass whose kernels are launched
