@@ -61,7 +61,8 @@ class TierSpeed:
                 # no less than one: what comes that soon beside a pass comes as soon without
                 now, before = max(1.0, seconds / expected), self.slowdown
                 self.slowdown = now if before is None else _MEMORY * before + (1 - _MEMORY) * now
-                seconds /= self.slowdown
+                # it would not have taken longer without the pass
+                seconds = max(seconds / self.slowdown, min(seconds, expected))
             self.proven = self.proven or not launched
             self.observe(num_bytes, seconds, hands)
 
