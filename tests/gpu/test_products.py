@@ -10,7 +10,7 @@ from torch.nn import functional
 from looseleaf.ops.gated_linear import gated_linear, serves
 from looseleaf.ops.merge_states import kernel, merge_states
 from looseleaf.ops.rms_norm import rms_norm
-from looseleaf.ops.split_linear import split_linear
+from looseleaf.ops.split_linear import serves_whole, split_linear, whole_linear
 from looseleaf.testing.budget import assert_within_budget
 from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState
@@ -104,6 +104,46 @@ def test_cut_products_wait_for_their_rows_and_replay(rows: int, inner: int) -> N
         found.zero_()
         graph.replay()
         assert torch.equal(found, expected)
+
+
+@hopper
+@pytest.mark.parametrize("rows", [1, 24, 64])
+def test_whole_products_wait_for_their_rows_and_replay(rows: int) -> None:
+    """Queries, keys and values of a layer, behind a norm and before what reads them."""
+    x, weight = drawn(rows, 6144, 4096, torch.bfloat16)
+    weight, norm = weight / 64, torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    assert serves_whole(x, weight)
+
+    def once() -> Tensor:
+        rows_of_it = whole_linear(rms_norm(x.clone(), norm, 1e-5).normed, weight, "triton")
+        return rms_norm(rows_of_it, norm.repeat(2)[:6144], 1e-5).normed
+
+    truth = rms_norm(x.double(), norm.double(), 1e-5, None, "reference").normed
+    plain = functional.linear(truth.bfloat16(), weight)
+    found = whole_linear(truth.bfloat16(), weight, "triton")
+    assert_within_budget(found, truth @ weight.double().T, plain, torch.bfloat16)
+    expected = once()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = once()
+    for _ in range(5):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+
+
+@hopper
+def test_products_that_another_does_better_are_left_alone() -> None:
+    def served(rows: int, features: int, inner: int, dtype: torch.dtype) -> bool:
+        sizes = (rows, inner), (features, inner)
+        return serves_whole(*(torch.empty(size, dtype=dtype, device="cuda") for size in sizes))
+
+    assert served(64, 6144, 4096, torch.bfloat16)
+    assert not served(65, 6144, 4096, torch.bfloat16)
+    assert not served(8, 28_672, 4096, torch.bfloat16)
+    assert not served(8, 1024, 4096, torch.bfloat16)
+    assert not served(8, 6144, 4000, torch.bfloat16)
+    assert not served(8, 6144, 4096, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

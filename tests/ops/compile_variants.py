@@ -37,7 +37,11 @@ from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
 from looseleaf.ops.select_pages.kernel import _select_pages_kernel, select_pages_triton
 from looseleaf.ops.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.split_linear import num_parts
-from looseleaf.ops.split_linear.kernel import _split_linear_kernel, split_linear_triton
+from looseleaf.ops.split_linear.kernel import (
+    _split_linear_kernel,
+    split_linear_triton,
+    whole_linear_triton,
+)
 from looseleaf.ops.store_kv import NewRows
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
 from looseleaf.testing.build import SceneBuilder
@@ -145,6 +149,8 @@ def _compile_layer(dtype: torch.dtype) -> None:
     silu_mul_triton(stream)
     parts = num_parts(stream, weight, 132)
     delta = split_linear_triton(stream, weight, parts, (64, 128)) if parts else stream.clone()
+    if parts:
+        whole_linear_triton(stream, weight, (64, 128))
     rms_norm_triton(stream, weight[0], 1e-5, delta)
 
 

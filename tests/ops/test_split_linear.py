@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from looseleaf.ops.split_linear import MAX_ROWS, num_parts, split_linear
+from looseleaf.ops.split_linear import (
+    MAX_ROWS,
+    num_parts,
+    serves_whole,
+    split_linear,
+    whole_linear,
+)
 from looseleaf.testing.budget import assert_within_budget
 from looseleaf.testing.poison import poisoned
 
@@ -38,6 +44,22 @@ def test_the_kernels_parts_add_up_within_the_budget(
     truth = x.double() @ weight.double().T
     plain = (x.float() @ weight.float().T).to(dtype)
     assert_within_budget(summands.sum(0), truth, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 33, 64])
+def test_the_whole_product_is_within_the_budget(dtype: torch.dtype, rows: int) -> None:
+    x, weight = drawn(rows, 128, 768, dtype)
+    with poisoned():
+        product = whole_linear(x, weight, "triton")
+    assert (product.shape, product.dtype) == ((rows, 128), dtype)
+    truth = x.double() @ weight.double().T
+    assert_within_budget(product, truth, whole_linear(x, weight, "reference"), dtype)
+
+
+def test_no_cpu_has_the_whole_product() -> None:
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (8, 6144))
+    assert not serves_whole(x, weight)
 
 
 @pytest.mark.parametrize(("features", "inner"), [(4096, 4096), (4096, 14_336), (896, 4864)])

@@ -19,6 +19,7 @@ from looseleaf.models.layers import (
     add_projected,
     apply_gated,
     apply_norm,
+    project_heads,
 )
 from looseleaf.models.linear import project
 from looseleaf.rope import query_scale
@@ -109,7 +110,7 @@ class Decoder:
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, config = normed.shape[0], self.config
-        heads = project(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
+        heads = project_heads(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)

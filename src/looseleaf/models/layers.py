@@ -17,7 +17,7 @@ from looseleaf.models.linear import Projection, add_project, add_project_, proje
 from looseleaf.ops.gated_linear import gated_linear, serves
 from looseleaf.ops.rms_norm import rms_norm
 from looseleaf.ops.silu_mul import silu_mul
-from looseleaf.ops.split_linear import num_parts, split_linear
+from looseleaf.ops.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
 # on a GPU the product of more rows hides the traffic of the stream that it is added to; that of
 # fewer rows is best cut along its inner dim, and adds up what it was cut into on its own
@@ -92,6 +92,13 @@ def _summands(hidden: Tensor, projection: Projection) -> Tensor:
     properties = torch.cuda.get_device_properties(hidden.device)
     parts = num_parts(hidden, weight, properties.multi_processor_count) if bias is None else 0
     return split_linear(hidden, weight, parts) if parts else project(hidden, projection)
+
+
+def project_heads(normed: Tensor, qkv: Projection) -> Tensor:
+    """Queries, keys and values ``[rows, features]`` of an attention layer's normed input."""
+    if qkv.bias is None and serves_whole(normed, qkv.weight):
+        return whole_linear(normed, qkv.weight)
+    return project(normed, qkv)
 
 
 def apply_norm(stream: Stream, norm: Norm, config: ModelConfig) -> tuple[Tensor, Stream]:

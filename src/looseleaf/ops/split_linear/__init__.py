@@ -2,13 +2,17 @@
 
 Such a product takes as long as its matrix takes to be read, if only all of the device reads. The
 outputs alone are too few to give every processor a share; so each takes a part of the inner dim,
-and the summands are left to whoever reads them next, `looseleaf.ops.rms_norm`."""
+and the summands are left to whoever reads them next, `looseleaf.ops.rms_norm`.
 
+Where the outputs alone are enough, the same kernel takes the inner dim whole. It begins to read its
+matrix while the kernel before it still runs, as other products can't."""
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
-from looseleaf.ops.split_linear.reference import split_linear_reference
+from looseleaf.ops.split_linear.reference import split_linear_reference, whole_linear_reference
 
 MAX_ROWS = 64
 """More rows are not worth it: they have work for all processors without a cut."""
@@ -42,3 +46,28 @@ def split_linear(
 
         return split_linear_triton(x, weight, parts, (_TILE_FEATURES, _TILE_INNER))
     return split_linear_reference(x, weight, parts)
+
+
+def serves_whole(x: Tensor, weight: Tensor) -> bool:
+    """Whether `whole_linear` is the better product of such rows on their device: one that starts
+    kernels early, if tiles of all features are one for most of its processors."""
+    (rows, inner), features = x.shape, weight.shape[0]
+    if not x.is_cuda or rows > MAX_ROWS or x.itemsize != 2 or x.dtype != weight.dtype:
+        return False
+    properties = torch.cuda.get_device_properties(x.device)
+    tiles, processors = features // _TILE_FEATURES, properties.multi_processor_count
+    fit = features % _TILE_FEATURES == 0 and inner % _TILE_INNER == 0 and weight.is_contiguous()
+    return fit and properties.major >= 9 and processors <= 2 * tiles <= 2 * processors
+
+
+def whole_linear(
+    x: Float[Tensor, "rows inner"],
+    weight: Float[Tensor, "features inner"],
+    implementation: Implementation = "auto",
+) -> Float[Tensor, "rows features"]:
+    """``x @ weight.T``, summed in fp32, rounded once. Rows are contiguous."""
+    if choose(implementation, x) == "triton":
+        from looseleaf.ops.split_linear.kernel import whole_linear_triton
+
+        return whole_linear_triton(x, weight, (_TILE_FEATURES, _TILE_INNER))
+    return whole_linear_reference(x, weight)

@@ -1,4 +1,5 @@
-"""The cut product on the device: one program a stretch of outputs and a part of the inner dim.
+"""The product of few rows on the device: one program a stretch of outputs and a part of the inner
+dim.
 
 The matrix does not depend on the kernel before, which may leave the memory idle (attention does).
 So a program that was started early asks for its first part of the matrix before it waits.
@@ -69,14 +70,29 @@ def split_linear_triton(
     tile: tuple[int, int],
 ) -> Float[Tensor, "parts rows features"]:
     """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
-    (rows, inner), features = x.shape, weight.shape[0]
+    out = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
+    _launch(x, weight, out, tile)
+    return out
+
+
+def whole_linear_triton(
+    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "features inner"], tile: tuple[int, int]
+) -> Float[Tensor, "rows features"]:
+    """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
+    out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
+    _launch(x, weight, out[None], tile)
+    return out
+
+
+def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: tuple[int, int]) -> None:
+    """The product, in as many parts as ``out`` has room for."""
+    (rows, inner), (parts, _, features) = x.shape, out.shape
     assert rows <= _BLOCK_M, "a program has all rows"
     block_n, block_k = tile
     assert features % block_n == 0 and inner % (parts * block_k) == 0, "tiles must fit"
     assert x.stride(1) == 1 and weight.is_contiguous(), "inner dims must be contiguous"
-    out = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
     if not rows:
-        return out
+        return
     chained, length = chains(x), inner // parts
     _split_linear_kernel[(features // block_n, parts)](
         x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
@@ -84,4 +100,3 @@ def split_linear_triton(
         BLOCK_M=_BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
-    return out
