@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
+from looseleaf.ops.hopper_entries.kernel import angles_of, queries_of, turn_entries
 from looseleaf.ops.hopper_fetch.kernel import (
     fetch,
     num_slots_of,
@@ -99,6 +100,36 @@ def _bounds(
 
 
 @gluon.jit
+def _turn_item(
+    q_halves, place, lists, unit, queries, rotation,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, AWAITED: gl.constexpr,
+):  # fmt: skip
+    """64 packed rows of an item, turned to its frame, to shared memory; waits for the queries."""
+    first, local, num_packed, kv_head = unit
+    q, stride_row, stride_head, stride_d, scale = queries
+    if BY_HEADS:
+        angles = angles_of(lists, first, local, num_packed, scale, rotation, GROUP, ROTARY_DIM > 0)
+        where = queries_of(lists, first, local, num_packed, kv_head, queries, GROUP)
+        if not AWAITED:
+            gdc_wait()
+        turn_entries(q_halves, place, where, angles, stride_d)
+    else:
+        m_q, place_q, row_q, head_q = rows_of(
+            lists, first, local, num_packed, kv_head, True, GROUP, ROWS, gl.SliceLayout(1, PACKED)
+        )
+        vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
+        # a row before the frame sees nothing in it, and has no angle there
+        position = gl.maximum(gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0), 0)
+        if not AWAITED:
+            gdc_wait()
+        turn_rows(
+            q_halves, place, vector, stride_d, position, m_q, scale, rotation,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _compute(
     data,
     WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
@@ -109,7 +140,6 @@ def _compute(
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
-    q, stride_row, stride_head, stride_d, scale = queries
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     HALVES: gl.constexpr = HEAD_DIM // HALF
@@ -135,26 +165,18 @@ def _compute(
             acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout=O_LAYOUT)
             state = acc, peak, total
             if DECODE:
-                m_q, place_q, row_q, head_q = rows_of(
-                    lists, first, local, num_packed, kv_head, DECODE, GROUP, ROWS,
-                    gl.SliceLayout(1, PACKED),
-                )  # fmt: skip
-                vector = q + row_q.to(gl.int64) * stride_row + head_q * stride_head
-                position = gl.load(lists[3] + place_q * 4 + 1, mask=m_q, other=0)
-                if not AWAITED:
-                    gdc_wait()
                 first_page, num_pages, num_slots = num_slots_of(
                     lists, begin, first, last, DECODE, MASKED, PAGE_SIZE
                 )
+                bound, plain_end, last_bound = _bounds(
+                    lists, begin, place_s, m_s, num_pages, first, last, block,
+                    GROUP, WORKERS, PAGE_SIZE,
+                )  # fmt: skip
+                _turn_item(
+                    q_halves, WORKER * HALVES, lists, (first, local, num_packed, kv_head), queries,
+                    rotation, GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, AWAITED,
+                )  # fmt: skip
                 if num_slots > 0:
-                    bound, plain_end, last_bound = _bounds(
-                        lists, begin, place_s, m_s, num_pages, first, last, block,
-                        GROUP, WORKERS, PAGE_SIZE,
-                    )  # fmt: skip
-                    turn_rows(
-                        q_halves, WORKER * HALVES, vector, stride_d, gl.maximum(position, 0),
-                        m_q, scale, rotation, HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
-                    )  # fmt: skip
                     fence_async_shared()
                     wait_for_group()
                     state, count = fold_span(
