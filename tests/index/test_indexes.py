@@ -19,7 +19,7 @@ from looseleaf.index import (
 from looseleaf.index.choosing import recall_of
 from looseleaf.index.graph import readers_of
 from looseleaf.index.native import load_index_library
-from looseleaf.index.projection import entries_of
+from looseleaf.index.projection import entries_of, project
 from looseleaf.ops.nearest_keys import nearest_keys
 from tests.index.vectors import layer
 
@@ -100,11 +100,32 @@ def test_c_and_numpy_project_the_same_edges(dtype: str, monkeypatch: pytest.Monk
     assert fast.structure()["order"][0] == slow.structure()["order"][0]
 
 
+def test_edges_go_back_to_what_most_queries_found() -> None:
+    """Where there is no room for all who chose a key, those with the most favour have edges from
+    it, of equals those with lower numbers."""
+    keys, queries = layer(500, 400)
+    vectors, degree, room = KeyVectors.create(keys), 6, 3
+    lists = nearest_keys(queries, keys, 20).ids
+    readers = readers_of(lists, 500, 4)
+    favour = lists.flatten().long().bincount(minlength=500)
+    chosen = project(vectors, lists, readers, favour, degree, degree).tolist()
+    both = project(vectors, lists, readers, favour, degree, degree + room).tolist()
+    short = 0
+    for key, row in enumerate(both):
+        by = [other for other in range(500) if key in chosen[other] and other not in chosen[key]]
+        by.sort(key=lambda other: (-int(favour[other]), other))
+        own = [other for other in chosen[key] if other >= 0]
+        free = degree + room - len(own)
+        assert [other for other in row if other >= 0] == own + by[:free]
+        short += len(by) > free
+    assert short > 50
+
+
 def edges(index: KVIndex) -> np.ndarray:
     """The neighbours of each key, by the keys' own numbers, ended by -1."""
     assert isinstance(index, GraphIndex)
     order = np.append(index.order.numpy(), -1)
-    named = np.full((len(index), 12), -1, dtype=np.int32)
+    named = np.full((len(index), 16), -1, dtype=np.int32)
     named[order[:-1], : index.links.shape[1]] = order[index.links.numpy()]
     return named
 

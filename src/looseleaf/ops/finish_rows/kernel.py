@@ -35,15 +35,18 @@ _REGISTERS = 128
 
 @triton.jit
 def _with_states(b_out, b_lse, acc, peak, total):
-    """The running state of heads [G, D] with states [S, G, D] in it."""
+    """The running state of heads [G, D] with states [G, S, D] in it.
+
+    Heads come first since warps are dealt out by the first dim: a thread has all states of some
+    numbers and sums them up alone."""
     b_lse = b_lse * LOG2_E
-    new_peak = tl.maximum(peak, tl.max(b_lse, 0))
+    new_peak = tl.maximum(peak, tl.max(b_lse, 1))
     pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weight, shrink = tl.exp2(b_lse - pivot[None, :]), tl.exp2(peak - pivot)
+    weight, shrink = tl.exp2(b_lse - pivot[:, None]), tl.exp2(peak - pivot)
     # an empty state's output may be anything
     b_out = tl.where((b_lse > float("-inf"))[:, :, None], b_out, 0.0)
-    acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * b_out, 0)
-    return acc, new_peak, total * shrink + tl.sum(weight, 0)
+    acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * b_out, 1)
+    return acc, new_peak, total * shrink + tl.sum(weight, 1)
 
 
 @triton.jit
@@ -68,8 +71,8 @@ def _finish_rows_kernel(
     m_d, m_head = (o_d < HEAD_DIM)[None, :], o_g < GROUP
     frame_position = tl.load(row_positions + row) - offset + tl.zeros_like(o_g)
     head = kv_head * GROUP + o_g
-    p_lse = states_lse + head[None, :]
-    p_states = states_out + (head * stride_state_head)[None, :, None] + o_d[None, None, :]
+    p_lse = states_lse + head[:, None]
+    p_states = states_out + (head * stride_state_head)[:, None, None] + o_d[None, None, :]
     # who started this kernel early had waited for queries and keys: the states alone are awaited
     if not EARLY:
         await_previous(CHAINED)
@@ -114,11 +117,11 @@ def _finish_rows_kernel(
     await_previous(CHAINED)
     for first in range(start, stop, BLOCK_S):
         state = (first + o_s).to(tl.int64)
-        m_state = (state < stop)[:, None] & m_head[None, :]
-        p_some = p_lse + (state * stride_lse_state)[:, None]
+        m_state = m_head[:, None] & (state < stop)[None, :]
+        p_some = p_lse + (state * stride_lse_state)[None, :]
         b_lse = tl.load(p_some, mask=m_state, other=float("-inf"))
         m_out = m_state[:, :, None] & m_d[None, :, :]
-        b_out = tl.load(p_states + (state * stride_state)[:, None, None], mask=m_out, other=0.0)
+        b_out = tl.load(p_states + (state * stride_state)[None, :, None], mask=m_out, other=0.0)
         acc, peak, total = _with_states(b_out, b_lse, acc, peak, total)
 
     empty = total == 0.0
