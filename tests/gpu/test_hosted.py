@@ -1,5 +1,7 @@
 """Hosted documents read by a CUDA device: beside dense decoding, and beside the CPU's engine."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -90,3 +92,20 @@ def test_rows_with_and_without_hosted_documents_share_a_step() -> None:
     while engine.has_work:
         engine.step()
     assert [one.outputs[0].token_ids for one in added] == [list(a) for a in alone]
+
+
+def test_what_a_step_reads_and_writes_is_there_until_it_has() -> None:
+    llm = make("cuda")
+    llm.host(TEXT, index=IndexConfig("flat"))
+    llm.generate([prompt()], GREEDY, select=ALL)
+    hosted = llm.engine.runner.attention.hosted
+    stream, idle = torch.cuda.current_stream(), []
+    for work in hosted._works.values():  # type: ignore[union-attr]
+        weakref.finalize(work.host, lambda: idle.append(stream.query()))
+    # a step that takes its time, and an engine that nobody holds any more
+    torch.cuda._sleep(200_000_000)
+    del llm, hosted, work
+    gc.collect()
+    # what its end was told of is collected behind it
+    gc.collect()
+    assert idle and all(idle)

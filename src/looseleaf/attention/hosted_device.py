@@ -7,7 +7,9 @@ both, and all of it can be captured in a graph. Prompts read the keys themselves
 """
 
 import ctypes
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -66,6 +68,9 @@ class HostedDevice:
                     torch.zeros(16, dtype=torch.int64, pin_memory=True),
                     partial(torch.cuda.synchronize, self.device),
                 )
+                # threads and device know nothing of Python's references: what they read and write
+                # stays until they have
+                weakref.finalize(self, _settled, self.device, self._works)
                 self._rotation = host
                 self._side = torch.cuda.Stream(self.device)
             q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
@@ -153,6 +158,14 @@ class DeviceWork:
         return AttnState(
             self.states[:out].view(rows, heads, dim), self.states[out:].view(rows, heads)
         )
+
+
+def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:
+    """Let go of works, once the device has done what it was sent."""
+    # a device that failed asks for nothing any more
+    with suppress(RuntimeError):
+        torch.cuda.synchronize(device)
+    works.clear()
 
 
 @cache
