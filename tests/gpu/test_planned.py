@@ -152,6 +152,7 @@ def test_a_list_at_fixed_addresses_is_read_as_it_is(new: int) -> None:
     wanted = prefill_attention(q, *args)
     for _ in range(2):
         buffer.load(spans)
+        buffer.fetch()
         with poisoned():
             got = prefill_attention(padded, *args[:2], buffer.spans, *args[3:])
         assert torch.equal(got.out[:new], wanted.out)

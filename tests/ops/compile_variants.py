@@ -14,6 +14,7 @@ from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
     attention_received_triton,
 )
+from looseleaf.ops.fetch_numbers.kernel import _fetch_numbers_kernel, fetch_numbers_triton
 from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
@@ -71,6 +72,7 @@ SHAPES = {
 }
 KERNELS = (
     _attention_received_kernel,
+    _fetch_numbers_kernel,
     _finish_rows_kernel,
     _merge_states_kernel,
     _page_bounds_kernel,
@@ -152,6 +154,8 @@ def _compile_layer(dtype: torch.dtype) -> None:
     if parts:
         whole_linear_triton(stream, weight, (64, 128))
     rms_norm_triton(stream, weight[0], 1e-5, delta)
+    numbers = torch.zeros(300, dtype=torch.int32)
+    fetch_numbers_triton(numbers, numbers.clone())
 
 
 def compiled_fp8(shape: Shape) -> Iterator[Compiled]:

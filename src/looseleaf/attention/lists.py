@@ -40,15 +40,15 @@ def indptr_of(counts: Sized) -> IntArray:
 def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tensor]:
     """The arrays as tensors on ``device``, in one copy."""
     sizes = {name: len(array) for name, array in arrays.items()}
-    flat = np.zeros(_places(sizes)[1], dtype=np.int32)
-    host = torch.from_numpy(_filled(flat, arrays, sizes))
+    flat = np.zeros(places(sizes)[1], dtype=np.int32)
+    host = torch.from_numpy(filled(flat, arrays, sizes))
     if device.type == "cuda":
         # from pinned memory the copy waits for no kernel, and the host not for the copy
         host = host.pin_memory()
-    return _views(host.to(device, non_blocking=True), sizes)
+    return views(host.to(device, non_blocking=True), sizes)
 
 
-def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Where each array begins, and how long they are together."""
     starts, end = {}, 0
     for name, size in sizes.items():
@@ -57,15 +57,17 @@ def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     return starts, end
 
 
-def _filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, int]) -> IntArray:
-    starts, _ = _places(sizes)
+def filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, int]) -> IntArray:
+    """``flat`` with ``arrays`` where `places` says."""
+    starts, _ = places(sizes)
     for name, array in arrays.items():
         flat[starts[name] : starts[name] + len(array)] = array
     return flat
 
 
-def _views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    starts, _ = _places(sizes)
+def views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """The arrays in ``flat`` where `places` says."""
+    starts, _ = places(sizes)
     return {name: flat[starts[name] : starts[name] + size] for name, size in sizes.items()}
 
 
@@ -223,8 +225,7 @@ def host_work(
     """The arrays for ``pieces`` of ``flat``; ``classes`` are tiles and how many pieces each has.
 
     The states of a row stand by the offset and place of what they read, not by the grouping; those
-    of pieces of a finishing tile stand behind all of them.
-    """
+    of pieces of a finishing tile stand behind all of them."""
     finishing = sum(count for tile, count in classes if tile.finishing)
     pages = pieces.stop_page - pieces.first_page
     page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + ramp(pages)
@@ -345,12 +346,11 @@ class IntBuffer:
     """Int32 arrays of fixed sizes at fixed addresses on a device, brought there in one copy.
 
     Two staging areas are used in turn, so that numbers can be loaded while the device still reads
-    those before. ``tensors`` are always the same objects.
-    """
+    those before. ``tensors`` are always the same objects."""
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
         self.sizes = sizes
-        self._starts, length = _places(sizes)
+        _, length = places(sizes)
         self._flat = torch.zeros(length, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
         self._staging = [
@@ -358,7 +358,7 @@ class IntBuffer:
         ]
         self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
         self._turn = 0
-        self.tensors = _views(self._flat, sizes)
+        self.tensors = views(self._flat, sizes)
 
     def load(self, arrays: Mapping[str, IntArray]) -> None:
         """Send ``arrays``, none of which is longer than its size; what is behind a shorter one is
@@ -367,7 +367,7 @@ class IntBuffer:
         self._turn = 1 - self._turn
         if sent is not None:
             sent.synchronize()
-        _filled(staging.numpy(), arrays, self.sizes)
+        filled(staging.numpy(), arrays, self.sizes)
         self._flat.copy_(staging, non_blocking=True)
         if sent is not None:
             sent.record()

@@ -1,4 +1,4 @@
-"""A span list at fixed addresses, for graphs: loaded anew for every pass, in one copy."""
+"""A span list at fixed addresses, for graphs: written anew for every pass, and fetched by it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from looseleaf.attention.lists import IntArray, IntBuffer
+from looseleaf.attention.fetched import FetchedInts
+from looseleaf.attention.lists import IntArray
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 
@@ -104,19 +105,20 @@ class SpanCapacity:
 
 @dataclass(eq=False)
 class SpanBuffer:
-    """``spans`` is always the same object; rows past those loaded are in no tile."""
+    """``spans`` is always the same object; rows past those loaded are in no tile. As of
+    `FetchedInts`, who loads waits until what was loaded before has been fetched."""
 
     capacity: SpanCapacity
     device: torch.device
     spans: SpanList = field(init=False)
 
     def __post_init__(self) -> None:
-        self._buffer = IntBuffer(self.capacity.sizes(), self.device)
+        self._buffer = FetchedInts(self.capacity.sizes(), self.device)
         told, states = self._buffer.tensors, self.capacity.states
         self.spans = SpanList(**told, parts=self.capacity.parts, complete=False, num_states=states)
 
     def load(self, spans: HostSpans) -> None:
-        """Send ``spans``, which the capacity holds."""
+        """Write ``spans``, which the capacity holds."""
         assert self.capacity.holds(spans), "the list does not fit"
         arrays = dict(spans.arrays)
         if self.capacity.units:
@@ -125,3 +127,7 @@ class SpanBuffer:
             padding = self.capacity.rows + 1 - len(states)
             arrays["row_state_indptr"] = np.pad(states, (0, padding), mode="edge")
         self._buffer.load(arrays)
+
+    def fetch(self) -> None:
+        """Bring to the device what is loaded when it comes to this."""
+        self._buffer.fetch()

@@ -4,7 +4,7 @@ are still arriving.
 A graph is a stretch of layers, so that the first ones are computed while the documents of the next
 are on their way. The stretches are short at first, since the device has nothing else to do, and at
 the end, since they are what is left when the last layer has come. As in `StepGraphs`, what differs
-from pass to pass is data on the device."""
+from pass to pass is data, which the first graph fetches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,10 +102,13 @@ class PassGraphs:
     replays: int = 0
     _passes: dict[_PassKey, _Pass] = field(default_factory=dict)
     _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
+    # when the latest pass has fetched its numbers: those of the next are written behind it
+    _fetched: torch.cuda.Event | None = None
 
     def __post_init__(self) -> None:
         self._rows = RowBuffer(MAX_ROWS, self.model.device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._fetched = torch.cuda.Event()
 
     @property
     def num_captured(self) -> int:
@@ -137,6 +140,7 @@ class PassGraphs:
         if not capacity.holds(spans):
             return None
         captured = self._pass_for(_PassKey(capacity, layers[0] if layers else None))
+        self._await_fetch()
         self._load(rows.table, rows.wanted, entering)
         captured.buffer.load(spans)
         self._replay(captured, awaited)
@@ -159,6 +163,7 @@ class PassGraphs:
         if not key.rows.holds(spans) or not key.watched.holds(watched):
             return None
         captured = self._watched_for(key)
+        self._await_fetch()
         self._load(table, ())
         captured.buffer.load(spans)
         # blocks of keys are dealt span by span: those that are not there have none
@@ -213,12 +218,18 @@ class PassGraphs:
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
             follow(awaited, stop)
             graph.replay()
+            if graph is captured.graphs[0] and self._fetched is not None:
+                self._fetched.record()
         self.replays += 1
+
+    def _await_fetch(self) -> None:
+        if self._fetched is not None:
+            self._fetched.synchronize()
 
     def _load(
         self, table: IntArray, wanted: Sequence[int], entering: Sequence[Entering] = ()
     ) -> None:
-        """Bring the rows to the device, and the states of those that enter late."""
+        """Write the numbers of the rows, and bring the states of those that enter late."""
         self._rows.load(table, wanted, [some.rows for some in entering])
         for some in entering:
             rows = to_device(torch.from_numpy(some.rows), self.model.device)
@@ -240,6 +251,8 @@ class PassGraphs:
         buffer = SpanBuffer(key.rows, self.model.device)
 
         def run(within: Within) -> Tensor:
+            self._rows.fetch()
+            buffer.fetch()
             return self._forward(buffer, key.enters, within)
 
         logits, graphs, stops = self._cut(run, self.model.config.num_layers)
@@ -252,6 +265,8 @@ class PassGraphs:
         before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
 
         def run(within: Within) -> Tensor:
+            for numbers in (self._rows, *buffers):
+                numbers.fetch()
             return self._watch(key, buffers, (weight, before), within)
 
         received, graphs, stops = self._cut(run, key.depth)
@@ -262,6 +277,7 @@ class PassGraphs:
     ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
         """Capture ``run``, a pass through the first ``depth`` layers, in stretches."""
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        self._await_fetch()
         self._rows.clear()
         starts = stretches(depth)
         side, cutting = torch.cuda.Stream(self.model.device), _Cutting(starts[1:], self._pool)

@@ -84,7 +84,9 @@ class Tiering:
                 continue
             del self._arriving[segment]
             if state != "cancelled":
-                load.settle()
+                # of one that is done the last layer has come, as its state says
+                if state == "failed":
+                    load.settle()
                 segment.arriving = None
                 ended.append((segment, state == "done"))
         return ended

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from jaxtyping import UInt8
@@ -23,9 +24,10 @@ from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy
 
-# how much is copied to a GPU at a time: at once when loads begin, then about so much of a document,
-# and of all of them; and how many such copies are asked for ahead
-_FIRST_BYTES = 48 << 20
+# how much is copied to a GPU at a time: so much of all documents, and so often, when loads begin;
+# then so much of one, and of all of them; and how many such copies are asked for ahead
+_FIRST_BYTES = 26 << 20
+_AT_ONCE = 3
 _PARCEL_BYTES = 4 << 20
 _TOGETHER_BYTES = 12 << 20
 _AHEAD = 2
@@ -55,9 +57,11 @@ class _Opened:
 @dataclass
 class _Sending:
     """Loads whose layers are copied to a GPU, from ``begun`` on: each of ``parcels`` is asked for
-    when it is taken from there, and yields its bytes, ``num_bytes`` so far."""
+    when it is taken from there, and yields its bytes, ``num_bytes`` so far. Those ``apart`` are
+    read behind them."""
 
     opened: list[_Opened]
+    apart: list[_Opened]
     parcels: Iterator[int]
     begun: float
     num_bytes: int = 0
@@ -79,6 +83,8 @@ class Loader:
     threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
     _closing: bool = False
+    # for what is read in place
+    _no_room: Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.uint8))
 
     def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
         """Load records into pages, all of them layer by layer together."""
@@ -147,7 +153,7 @@ class Loader:
     def _bring(self, job: list[Load] | _Sending) -> None:
         if isinstance(job, _Sending):
             begun, opened = job.begun, job.opened
-            num_bytes = job.num_bytes + sum(job.parcels)
+            num_bytes = job.num_bytes + sum(job.parcels) + self._read_all(job.apart)
         else:
             begun = time.perf_counter()
             opened = [one for load in job if (one := self._open(load)) is not None]
@@ -182,12 +188,12 @@ class Loader:
         if reader is None:
             load.fail()
             return None
+        if isinstance(reader, HostReader):
+            return _Opened(load, reader, None, None, self._no_room)
         size, slot, run = load.record.layer_bytes, None, None
         if self.host is not None and self.guard.name != self.host.name:
             slot = self.host.reserve(reader.record)
-        if isinstance(reader, HostReader):
-            size = 0
-        elif slot is None:
+        if slot is None:
             run = self.staging.take(2 * size)
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
         return _Opened(load, reader, slot, run, scratch.view(2, size))
@@ -221,12 +227,6 @@ class Loader:
         both would wait for the interpreter."""
         begun = time.perf_counter()
         opened = [one for load in loads if (one := self._open(load)) is not None]
-        parcels = self._send(opened)
-        return _Sending(opened, parcels, begun, next(parcels))
-
-    def _send(self, opened: list[_Opened]) -> Iterator[int]:
-        """Bring all layers of loads from the host's memory to a GPU, in few copies that are asked
-        for a little ahead; yields their bytes, at least once."""
         runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
@@ -234,13 +234,20 @@ class Loader:
             for one in opened
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
+        sending = _Sending(opened, apart, self._send(sources), begun)
+        sending.num_bytes = sum(islice(sending.parcels, _AT_ONCE))
+        return sending
+
+    def _send(self, sources: dict[Load, tuple[range, int]]) -> Iterator[int]:
+        """Bring all layers of loads from the host's memory, each to a run of pages from an address,
+        to a GPU, in few copies; yields their bytes. The first are not waited for, the others are
+        asked for a little ahead."""
         under_way: deque[torch.cuda.Event] = deque()
-        if not sources:
-            yield 0
-        for layers, some in _parcels(list(sources)):
+        for nth, (layers, some) in enumerate(_parcels(list(sources))):
             # copies of another stream may wait as long as there is any of these: until a step
-            # follows, whose plan is copied before, they are asked for one by one
-            while len(under_way) > (_AHEAD if some[0].followed else 0):
+            # follows, before which some may be asked for, it is one by one
+            ahead = _AHEAD if some[0].followed else 0
+            while nth >= _AT_ONCE and len(under_way) > ahead:
                 under_way.popleft().synchronize()
             some = [load for load in some if not self._given_up(load)]
 
@@ -258,7 +265,6 @@ class Loader:
                 continue
             under_way += [] if event is None else [event]
             yield sum(load.record.layer_bytes for load in sent) * len(layers)
-        yield self._read_all(apart)
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -293,15 +299,17 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
 def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
     """Layers and loads that are sent together, in the order in which a step wants them.
 
-    A copy costs its asking, so of short documents several layers go at a time. The first ones are
-    asked for at once; the last go one by one, since a step still has to compute them."""
-    start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
+    A copy costs its asking, so of short documents several layers go at a time. The first few are
+    asked for at once, and a step waits for them; the last layers go one by one, since a step still
+    has to compute them."""
+    start, nth, num_layers = 0, 0, max((load.record.num_layers for load in loads), default=0)
     sizes = [load.record.layer_bytes for load in loads] or [1]
     while start < num_layers:
-        most = _PARCEL_BYTES // max(sizes) if start else _FIRST_BYTES // sum(sizes)
+        soon, nth = nth < _AT_ONCE, nth + 1
+        most = _FIRST_BYTES // sum(sizes) if soon else _PARCEL_BYTES // max(sizes)
         layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
         at_a_time = max(1, _TOGETHER_BYTES // (max(sizes) * len(layers)))
-        at_a_time = len(loads) if most and not start else at_a_time
+        at_a_time = len(loads) if most and soon else at_a_time
         for first in range(0, len(loads), at_a_time):
             yield layers, list(loads[first : first + at_a_time])
         start = layers.stop
