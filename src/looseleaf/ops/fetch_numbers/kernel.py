@@ -23,5 +23,6 @@ def fetch_numbers_triton(source: Tensor, target: Tensor) -> None:
     assert source.is_contiguous() and target.is_contiguous(), "both must be contiguous"
     count = target.numel()
     if count:
-        blocks = triton.cdiv(count, _BLOCK)
-        _fetch_numbers_kernel[(blocks,)](source, target, count, BLOCK=_BLOCK, num_warps=4)
+        _fetch_numbers_kernel[(triton.cdiv(count, _BLOCK),)](
+            source, target, count, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True
+        )
