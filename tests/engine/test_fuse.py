@@ -208,7 +208,7 @@ def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
         ),
         (
             {"selector": "deviation", "check_layers": (1, 2), "check_factors": (math.nan, 1.0)},
-            "never rise",
+            "finite number",
         ),
         ({"selector": "question", "check_factors": (1.0,)}, "not check_factors"),
     ],
