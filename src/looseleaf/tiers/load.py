@@ -108,6 +108,8 @@ class Load:
         """Nothing is written to the pages any more."""
         with self.changed:
             self._end("cancelled")
+            # one that had come or failed, and nobody had looked yet, is nobody's now
+            self._state = "cancelled"
         self.settle()
 
     def settle(self) -> None:
