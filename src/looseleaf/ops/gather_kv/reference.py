@@ -1,0 +1,29 @@
+"""Gather and rotate, written as the two assignments that they are."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from looseleaf.ops.page_dtypes import to_pages, widened
+from looseleaf.ops.rotate.reference import turn
+from looseleaf.types import Rotation
+
+
+def gather_kv_reference(
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    slots: Int[Tensor, " keys"],
+    turns: Int[Tensor, " keys"],
+    rotation: Rotation,
+    k_gathered: Float[Tensor, "gathered kv_heads gathered_size head_dim"],
+    v_gathered: Float[Tensor, "gathered kv_heads gathered_size head_dim"],
+) -> None:
+    """See `looseleaf.ops.gather_kv`."""
+    there = (slots >= 0)[:, None, None]
+    page, slot = slots.clamp(min=0) // k_pages.shape[2], slots.clamp(min=0) % k_pages.shape[2]
+    key = torch.arange(len(slots), device=slots.device)
+    to, at = key // k_gathered.shape[2], key % k_gathered.shape[2]
+    k = turn(widened(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
+    v = widened(v_pages[page, :, slot])
+    k_gathered[to, :, at] = to_pages(torch.where(there, k, 0.0), k_gathered.dtype)
+    v_gathered[to, :, at] = to_pages(torch.where(there, v, 0.0), v_gathered.dtype)
