@@ -44,14 +44,56 @@ class TileCost:
 
 
 @dataclass(frozen=True)
+class GatherCost:
+    """What gathering keys before they are read by spans costs, in microseconds: ``launch``, and
+    ``per_key`` of a KV head; and what is won by it: ``border`` where a unit would go on from one
+    span to the next, and of the time in which keys are read the share ``paged`` (tiles come in one
+    copy) and, where some are replaced, ``masked``."""
+
+    launch: float
+    per_key: float
+    border: float
+    paged: float
+    masked: float
+
+
+@dataclass(frozen=True)
+class ReadBySpans:
+    """What new rows read: ``units`` (tiles and KV heads) that read ``unit_keys`` keys and cross
+    ``unit_borders`` borders of spans each, in the mean, of ``keys`` in all; whether some of these
+    are replaced."""
+
+    units: int
+    unit_keys: float
+    unit_borders: float
+    keys: int
+    masked: bool
+
+
+@dataclass(frozen=True)
 class CostModel:
     """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
-    costs, ``per_state`` what the merge takes for a state of one row and KV head."""
+    costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
+    where keys are read in place."""
 
     narrow: TileCost
     wide: TileCost
     launch: float
     per_state: float
+    gather: GatherCost | None = None
+
+    def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
+        """Whether keys had better be gathered before rows read them."""
+        cost = self.gather
+        if cost is None:
+            return False
+        # few units are cut in parts, which are in flight at a time
+        rounds = read.units / self.wide.programs
+        share = cost.paged + (cost.masked if read.masked else 0.0)
+        won = rounds * (
+            share * read.unit_keys * self.wide.per_key + cost.border * read.unit_borders
+        )
+        return won > cost.launch + cost.per_key * read.keys * num_kv_heads
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
         """What the wide tile saves over narrow ones, for rows that read the same keys."""
@@ -121,9 +163,11 @@ def default_cost_model(
         programs = tile.programs_per_processor * num_processors
         return TileCost(tile, programs, start, per_key * scale, alone * scale)
 
-    return CostModel(
-        cost(narrow, *narrow_costs), cost(wide, *wide_costs), launch=4.0, per_state=0.00025
-    )
+    gather = None
+    if hopper and _on_hopper(head_dim, itemsize):
+        gather = GatherCost(3.0, 0.00027 * scale, 2.5, 0.02, 0.2)
+    tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
+    return CostModel(*tiles, launch=4.0, per_state=0.00025, gather=gather)
 
 
 def _on_hopper(head_dim: int, itemsize: int) -> bool:

@@ -42,6 +42,7 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.finish_rows import finish_rows
+from looseleaf.ops.hopper_attention import serves
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
@@ -129,6 +130,7 @@ class PagedAttention:
             costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize),
             batch_invariant=self.batch_invariant,
             finishing=not self.batch_invariant and all(rule.is_plain for rule in self.rules),
+            gathering=all(serves(self.pool.layer(0)[0], rule) for rule in self.rules),
         )
         self._cpu = None
         asked = self.implementation

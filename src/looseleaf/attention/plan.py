@@ -21,6 +21,13 @@ from looseleaf.attention.chunks import (
     with_units,
 )
 from looseleaf.attention.cost_model import CostModel, TileCost
+from looseleaf.attention.gathered import (
+    MOST_GATHERED,
+    GatheredChunks,
+    gather_chunks,
+    gathered_spans,
+    read_by_spans,
+)
 from looseleaf.attention.groups import (
     DecodeRow,
     Groups,
@@ -88,7 +95,7 @@ class AttentionPlan:
 @dataclass
 class PlanCounters:
     """What the plan chose, summed over steps: items that read settled pages, and how many of them
-    serve several rows at once; pieces read by narrow and by wide tiles."""
+    serve several rows at once; pieces read by narrow and by wide tiles; keys gathered a layer."""
 
     items: int = 0
     grouped_items: int = 0
@@ -96,6 +103,7 @@ class PlanCounters:
     refused_groups: int = 0
     narrow_pieces: int = 0
     wide_pieces: int = 0
+    gathered_keys: int = 0
 
 
 @dataclass(eq=False)
@@ -104,6 +112,7 @@ class Planner:
 
     ``batch_invariant``: a row's answer has the same bits whoever is in the batch and whether or not
     rows are grouped: one tile shape, cuts at fixed places, a fixed order of the merge.
+    ``gathering``: its kernels read gathered keys sooner (`CostModel.worth_gathering` says when).
     ``finishing``: behind what a wide tile reads, rows read the little that is theirs when they
     are merged; for plain rules only. ``launched`` is when a plan first went to the device, on the
     clock `time.perf_counter`, since it was None.
@@ -116,6 +125,7 @@ class Planner:
     costs: CostModel
     batch_invariant: bool = False
     finishing: bool = False
+    gathering: bool = False
     counters: PlanCounters = field(default_factory=PlanCounters)
     launched: float | None = None
     _pages: dict[int, tuple[Sequence[int], IntArray]] = field(default_factory=dict)
@@ -215,6 +225,9 @@ class Planner:
 
     def host_spans(self, chunks: Sequence[PrefillChunk]) -> HostSpans:
         """The same on the host."""
+        if (gathered := self._gathered(chunks)) is not None:
+            self.counters.gathered_keys += len(gathered.slots)
+            return with_units(gathered_spans(gathered, self.tile_rows), *self._units)
         parts = 1
         if is_patched(chunks) and not self.batch_invariant:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
@@ -223,9 +236,23 @@ class Planner:
         spans = host_spans(chunks, self.tile_rows, parts, self.page_array)
         if self.device.type != "cuda":
             return spans
-        # in batch-invariant mode every tile is whole, whatever else is in the step
-        costs = None if self.batch_invariant else unit_costs(self.costs)
-        return with_units(spans, self.num_kv_heads, costs)
+        return with_units(spans, *self._units)
+
+    @property
+    def _units(self) -> tuple[int, UnitCosts | None]:
+        """KV heads, and what units cost; in batch-invariant mode every tile is whole, whatever
+        else is in the step."""
+        return self.num_kv_heads, None if self.batch_invariant else unit_costs(self.costs)
+
+    def _gathered(self, chunks: Sequence[PrefillChunk]) -> GatheredChunks | None:
+        """``chunks`` over gathered keys, if that pays; never in batch-invariant mode, since whether
+        it pays depends on all of them."""
+        if not self.gathering or self.batch_invariant or not chunks:
+            return None
+        read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
+        if read.keys > MOST_GATHERED or not self.costs.worth_gathering(read, self.num_kv_heads):
+            return None
+        return gather_chunks(chunks, self.page_size, self.page_array)
 
     def _num_programs(self, chunks: Sequence[PrefillChunk]) -> int:
         tiles = sum(-(-len(chunk.positions) // self.tile_rows) for chunk in chunks)

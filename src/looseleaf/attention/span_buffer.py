@@ -9,6 +9,7 @@ import torch
 
 from looseleaf.attention.fetched import FetchedInts
 from looseleaf.attention.lists import IntArray
+from looseleaf.ops.gather_kv import UNUSED
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 
@@ -46,12 +47,18 @@ class HostSpans(NamedTuple):
         """0 for a list without units."""
         return len(self.arrays.get("unit_numbers", ())) // UNIT_NUMBERS
 
+    @property
+    def num_gathered(self) -> int:
+        """Slots of the gathered pages, 0 if they are read where they are."""
+        return len(self.arrays.get("source_slots", ()))
+
 
 @dataclass(frozen=True)
 class SpanCapacity:
     """How much a `SpanBuffer` holds. Without ``mask_words`` it is for lists without patches; with
     them, for those that say how much of a patch each row sees; without ``units`` for lists that
-    have none, and without ``states`` for those whose tiles are whole."""
+    have none, without ``states`` for those whose tiles are whole, and without ``gathered`` slots
+    for those whose keys are read where they are."""
 
     rows: int
     tiles: int
@@ -62,6 +69,7 @@ class SpanCapacity:
     parts: int
     units: int = 0
     states: int = 0
+    gathered: int = 0
 
     def holds(self, spans: HostSpans) -> bool:
         """Whether ``spans`` fit, and launch the same kernels."""
@@ -79,6 +87,8 @@ class SpanCapacity:
             and bool(spans.num_units) == bool(self.units)
             and spans.num_states <= self.states
             and bool(spans.num_states) == bool(self.states)
+            and spans.num_gathered <= self.gathered
+            and bool(spans.num_gathered) == bool(self.gathered)
         )
 
     def sizes(self) -> dict[str, int]:
@@ -100,6 +110,8 @@ class SpanCapacity:
         if self.units:
             sizes |= {"num_units": 1, "unit_numbers": UNIT_NUMBERS * self.units}
             sizes["row_state_indptr"] = self.rows + 1
+        if self.gathered:
+            sizes |= {"source_slots": self.gathered, "source_turns": self.gathered}
         return sizes
 
 
@@ -126,6 +138,10 @@ class SpanBuffer:
             states = arrays["row_state_indptr"]
             padding = self.capacity.rows + 1 - len(states)
             arrays["row_state_indptr"] = np.pad(states, (0, padding), mode="edge")
+        if self.capacity.gathered:
+            padding = self.capacity.gathered - spans.num_gathered
+            slots = arrays["source_slots"]
+            arrays["source_slots"] = np.pad(slots, (0, padding), constant_values=UNUSED)
         self._buffer.load(arrays)
 
     def fetch(self) -> None:

@@ -14,12 +14,17 @@ from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv.reference import gather_kv_reference
 from looseleaf.types import Rotation
 
+GATHERED_SIZE = 128
+"""Slots of a page that keys are gathered to: those of a tile, so that a tile is one copy."""
+UNUSED = -2
+"""The source of a slot that is left alone."""
+
 
 @dataclass(frozen=True)
 class KeySources:
     """Where the key of each slot of the gathered pages comes from: ``slots`` are flat (``page *
-    page_size + slot``) slots of the pages that are read, negative where there is none, and
-    ``turns`` the Δ of the frame in which that key is stored."""
+    page_size + slot``) slots of the pages that are read, -1 where there is none, and ``turns`` the
+    Δ of the frame in which that key is stored."""
 
     slots: Int[Tensor, " keys"]
     turns: Int[Tensor, " keys"]
@@ -38,8 +43,8 @@ def gather_kv(
     gathered pages, in place.
 
     Turning is done in fp32 and adds up: a key stored at ``p`` of a frame at Δ comes out as one
-    stored at ``Δ + p``, rounded once more. Slots without a source become zeros; slots past the
-    sources are left alone."""
+    stored at ``Δ + p``, rounded once more. Slots without a source become zeros; those whose source
+    is `UNUSED` and those past the sources are left alone."""
     if choose(implementation, k_pages) == "triton":
         from looseleaf.ops.gather_kv.kernel import gather_kv_triton
 

@@ -28,14 +28,15 @@ def _gather_kv_kernel(
     head = tl.program_id(1).to(tl.int64)
     key = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_key = key < num_keys
-    flat = tl.load(slots + key, mask=m_key, other=-1).to(tl.int64)
+    flat = tl.load(slots + key, mask=m_key, other=-2).to(tl.int64)
     turn = tl.load(turns + key, mask=m_key, other=0)
+    # -1 becomes zeros, -2 is left alone
     m_there = flat >= 0
     page, slot = flat // PAGE_SIZE, flat % PAGE_SIZE
     to, at = key // GATHERED_SIZE, key % GATHERED_SIZE
     o_d = tl.arange(0, BLOCK_D)
     m_x = m_there[:, None] & (o_d < HEAD_DIM)[None, :]
-    m_out = m_key[:, None] & (o_d < HEAD_DIM)[None, :]
+    m_out = (flat >= -1)[:, None] & (o_d < HEAD_DIM)[None, :]
     p_v = v_pages + page * stride_v_page + slot * stride_v_slot + head * stride_v_head
     b_v = tl.load(p_v[:, None] + (o_d * stride_v_d)[None, :], mask=m_x, other=0.0)
     b_k = load_rotated(

@@ -19,9 +19,10 @@ def gather_kv_reference(
     v_gathered: Float[Tensor, "gathered kv_heads gathered_size head_dim"],
 ) -> None:
     """See `looseleaf.ops.gather_kv`."""
+    key = torch.nonzero(slots >= -1)[:, 0]
+    slots, turns = slots[key], turns[key]
     there = (slots >= 0)[:, None, None]
     page, slot = slots.clamp(min=0) // k_pages.shape[2], slots.clamp(min=0) % k_pages.shape[2]
-    key = torch.arange(len(slots), device=slots.device)
     to, at = key // k_gathered.shape[2], key % k_gathered.shape[2]
     k = turn(widened(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
     v = widened(v_pages[page, :, slot])

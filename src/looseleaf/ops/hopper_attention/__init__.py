@@ -17,7 +17,7 @@ def serves(k_pages: Tensor, rule: ScoreRule) -> bool:
         and torch.cuda.get_device_capability(k_pages.device)[0] == 9
         and k_pages.itemsize == 2
         and k_pages.shape[3] in (64, 128)
-        and k_pages.shape[2] in (16, 32, 64)
+        and k_pages.shape[2] in (16, 32, 64, 128)
         and k_pages.is_contiguous()
         and rule.is_plain
     )

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources, gather_kv
+from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.reference import prefill_attention_reference
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -32,6 +34,9 @@ def prefill_attention(
     its mask bit is clear, and ``row_position - Δ - p < window`` when the rule has one. A row
     without keys: ``(0, -inf)``."""
     chosen = choose(implementation, q, cpu="cpu")
+    if spans.source_slots is not None:
+        k_pages, v_pages = _gathered(k_pages, v_pages, spans, rotation, q, chosen)
+        slot_positions = None
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
 
@@ -41,3 +46,19 @@ def prefill_attention(
 
         return prefill_attention_cpu(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
+
+
+def _gathered(
+    k_pages: Tensor, v_pages: Tensor, spans: SpanList, rotation: Rotation, q: Tensor, chosen: str
+) -> tuple[Tensor, Tensor]:
+    """The pages of a list whose keys are gathered; e4m3 is widened to the dtype of the rows."""
+    slots, turns = spans.source_slots, spans.source_turns
+    assert slots is not None
+    assert turns is not None
+    heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+    like = q if k_pages.dtype is FP8 else k_pages
+    k, v = like.new_empty((2, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
+    sources = KeySources(slots, turns)
+    how: Implementation = "triton" if chosen == "triton" else "reference"
+    gather_kv(k_pages, v_pages, sources, rotation, k, v, how)
+    return k, v

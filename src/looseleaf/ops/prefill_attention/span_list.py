@@ -36,6 +36,9 @@ class SpanList:
     Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time. In
     a ``complete`` list every row is in a tile, so that nothing need be cleared for the others.
 
+    With ``source_slots`` and ``source_turns``, as in `looseleaf.ops.gather_kv.KeySources`, the
+    pages of the list are those of `GATHERED_SIZE` slots into which these are gathered first.
+
     A list that the kernel of the Hopper generation reads tells it its units
     (`looseleaf.ops.prefill_attention.units`): ``num_units[0]`` of them, eight ``unit_numbers``
     each, the longest first. If some tiles are cut, units leave ``num_states`` states at most, of
@@ -60,3 +63,5 @@ class SpanList:
     unit_numbers: Int[Tensor, " eight_a_unit"] | None = None
     row_state_indptr: Int[Tensor, " rows_plus_one"] | None = None
     num_states: int = 0
+    source_slots: Int[Tensor, " keys"] | None = None
+    source_turns: Int[Tensor, " keys"] | None = None
