@@ -19,6 +19,8 @@ from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_tr
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_many
+from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources
+from looseleaf.ops.gather_kv.kernel import _gather_kv_kernel, gather_kv_triton
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
@@ -74,6 +76,7 @@ KERNELS = (
     _attention_received_kernel,
     _fetch_numbers_kernel,
     _finish_rows_kernel,
+    _gather_kv_kernel,
     _merge_states_kernel,
     _page_bounds_kernel,
     _page_scores_kernel,
@@ -106,6 +109,7 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         rotate_triton(scene.q, positions, scene.rotation)
         k = scene.q[:, : shape.num_kv_heads]
         store_kv_triton(k, k, positions, positions, scene.rotation, scene.k_pages, scene.v_pages)
+        _compile_gather(scene, scene.k_pages, shape.dtype)
 
         scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
         rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
@@ -115,6 +119,15 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         _compile_layer(shape.dtype)
         _compile_selection(shape)
     yield from kernels
+
+
+def _compile_gather(scene: Scene, pages: torch.Tensor, dtype: torch.dtype) -> None:
+    """Keys of some slots, as rows of this dtype read them."""
+    numbers = torch.zeros(GATHERED_SIZE, dtype=torch.int32)
+    heads, head_dim = pages.shape[1], pages.shape[3]
+    gathered = torch.empty(1, heads, GATHERED_SIZE, head_dim, dtype=dtype)
+    sources = KeySources(numbers, numbers)
+    gather_kv_triton(pages, pages, sources, scene.rotation, gathered, gathered.clone())
 
 
 def _compile_received(scene: Scene, spans: SpanList, k_pages: torch.Tensor) -> None:
@@ -168,6 +181,7 @@ def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
         partial_attention_triton(scene.q, *pages, work_list(scene), *rest)
         positions, k = torch.arange(len(scene.q)), scene.q[:, : shape.num_kv_heads]
         store_kv_triton(k, k, positions, positions, scene.rotation, *pages)
+        _compile_gather(scene, pages[0], shape.dtype)
         scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
         rest = scene.rotation, scene.rule, scene.slot_positions if shape.patches else None
         pages = to_pages(scene.k_pages, FP8), to_pages(scene.v_pages, FP8)
@@ -190,7 +204,7 @@ def compiled_gated() -> Iterator[Compiled]:
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
-    two, also of rows with patches."""
+    two, also of rows with patches and over gathered keys."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -204,6 +218,8 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
             (10, Grid(1, 2)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
+        gathered = scene.k_pages.new_empty((1, shape.num_kv_heads, GATHERED_SIZE, head_dim))
+        launch(scene.q, (gathered, gathered.clone()), (numbers,) * 8, *rest, Grid(1, 2))
     yield from kernels
 
 

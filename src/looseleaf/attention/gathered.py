@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from looseleaf.attention.chunks import PageArray, PrefillChunk, host_spans, is_patched
 from looseleaf.attention.cost_model import ReadBySpans
@@ -14,10 +16,22 @@ from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.lists import IntArray, int32
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.gather_kv import GATHERED_SIZE
+from looseleaf.ops.hopper_attention import serves
+from looseleaf.ops.page_dtypes import FP8
+from looseleaf.types import ScoreRule
 
 MOST_GATHERED = 65536
 """Keys that are gathered at most, of one layer at a time: 256 MiB of 8 KV heads of 128 in bf16."""
 Sources = tuple[IntArray, IntArray]
+
+
+def reads_gathered(kv: Tensor, row_dtype: torch.dtype, rules: Sequence[ScoreRule]) -> bool:
+    """Whether rows of this dtype read the pool ``kv`` by a kernel that gathered keys are laid out
+    for, in every layer."""
+    if kv.dtype not in (row_dtype, FP8):
+        return False
+    pages = kv.new_empty((0, kv.shape[3], GATHERED_SIZE, kv.shape[5]), dtype=row_dtype)
+    return all(serves(pages, rule) for rule in rules)
 
 
 class GatheredChunks(NamedTuple):

@@ -24,6 +24,7 @@ from looseleaf.attention.device_choice import (
     choosing_on_device,
     count_on_device,
 )
+from looseleaf.attention.gathered import reads_gathered
 from looseleaf.attention.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
@@ -42,7 +43,6 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.finish_rows import finish_rows
-from looseleaf.ops.hopper_attention import serves
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
@@ -130,7 +130,7 @@ class PagedAttention:
             costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize),
             batch_invariant=self.batch_invariant,
             finishing=not self.batch_invariant and all(rule.is_plain for rule in self.rules),
-            gathering=all(serves(self.pool.layer(0)[0], rule) for rule in self.rules),
+            gathering=reads_gathered(kv, self._row_dtype, self.rules),
         )
         self._cpu = None
         asked = self.implementation
