@@ -60,6 +60,7 @@ def flat_chunks(
         np.concatenate(entries, axis=1),
         indptr_of([e.shape[1] for e in entries]),
         none[:0],
+        none,
     )
 
 
@@ -84,6 +85,7 @@ def flat_tails(
         np.array(numbers, dtype=np.int32),
         np.arange(len(rows) + 1, dtype=np.int32),
         mask_words,
+        np.zeros(len(rows), np.int32),
     )
 
 

@@ -7,12 +7,13 @@ which tails have room.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
-from looseleaf.attention.lists import make_work_list, split_at_multiples, split_item
+from looseleaf.attention.lists import make_work_list
 
 # pages by which a tail can grow before the lists are written anew
 _ROOM = 16
@@ -36,7 +37,7 @@ class DecodeLists:
     ) -> None:
         self.groups = groups
         most = split_keys // page_size
-        split = split_at_multiples if invariant else split_item
+        split = _split_at_multiples if invariant else _split_item
         settled = [part for item in groups.items for part in split(item, most)]
         tails = [split(item, most) for item in tail_items(rows, groups)]
         items = [*settled, *(part for tail in tails for part in tail)]
@@ -76,6 +77,28 @@ class DecodeLists:
         self._positions[:] = [row.position for row in rows]
         self._tail_bounds[:] = np.asarray(lengths)[self._tail_row]
         return True
+
+
+def _split_item(item: Item, max_pages: int) -> list[Item]:
+    """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
+    pages = len(item.pages)
+    parts = -(-pages // max_pages)
+    if parts <= 1:
+        return [item]
+    bounds = [pages * n // parts for n in range(parts + 1)]
+    return [
+        replace(item, pages=item.pages[a:b], first_page=item.first_page + a)
+        for a, b in pairwise(bounds)
+    ]
+
+
+def _split_at_multiples(item: Item, step: int) -> list[Item]:
+    """``item`` cut where its segment has read a multiple of ``step`` pages, whatever part of the
+    segment it is."""
+    start, stop = item.first_page, item.first_page + len(item.pages)
+    inner = range((start // step + 1) * step, stop, step)
+    bounds = [0, *(place - start for place in inner), len(item.pages)]
+    return [replace(item, pages=item.pages[a:b], first_page=start + a) for a, b in pairwise(bounds)]
 
 
 def _last_places(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:

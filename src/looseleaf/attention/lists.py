@@ -4,8 +4,7 @@ What is built here is numpy; `HostArrays.to` makes tensors of it for one step, `
 tensors of fixed capacity for a captured graph and fills them anew for every step."""
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +72,8 @@ def views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class FlatItems:
-    """Items side by side: the pages and the entries of all of them, in CSR form."""
+    """Items side by side: the pages and the entries of all of them, in CSR form. Of those that are
+    ``final`` no step writes a key while its rows read them."""
 
     pages: IntArray
     page_indptr: IntArray
@@ -82,9 +82,12 @@ class FlatItems:
     entries: IntArray  # [4, entries]: row, offset, bound, where its bitmap begins or -1
     entry_indptr: IntArray
     mask_words: IntArray
+    final: IntArray
 
     @classmethod
-    def create(cls, items: Sequence[Item], pages: Sequence[IntArray]) -> "FlatItems":
+    def create(
+        cls, items: Sequence[Item], pages: Sequence[IntArray], *, final: bool = False
+    ) -> "FlatItems":
         """``items``, whose pages are given as arrays."""
         entries = [entry for item in items for entry in item.entries]
         explicit = int32([item.explicit for item in items])
@@ -101,6 +104,7 @@ class FlatItems:
             np.array(numbers, dtype=np.int32).reshape(-1, 4).T,
             indptr_of([len(item.entries) for item in items]),
             mask_words,
+            np.full(len(items), int(final), np.int32),
         )
 
     @classmethod
@@ -118,6 +122,7 @@ class FlatItems:
             entries,
             indptr_of(np.concatenate([np.diff(p.entry_indptr) for p in parts])),
             np.concatenate([p.mask_words for p in parts]),
+            np.concatenate([p.final for p in parts]),
         )
 
     @property
@@ -177,10 +182,12 @@ def ramp(counts: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class HostWork:
-    """The arrays of a `WorkList` on the host; ``tiles`` as there."""
+    """The arrays of a `WorkList` on the host; ``tiles`` as there, ``final`` as in `FlatItems`, of
+    no item if it is None."""
 
     arrays: dict[str, IntArray]
     tiles: tuple[Tile, ...] = ()
+    final: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -205,7 +212,7 @@ class HostWork:
 
     def to(self, device: torch.device) -> WorkList:
         """A work list of exactly these arrays."""
-        numbers = unit_numbers(self.arrays) if device.type == "cuda" else {}
+        numbers = unit_numbers(self.arrays, self.final) if device.type == "cuda" else {}
         return _work_list(send({**self.arrays, **numbers}, device), self.tiles)
 
 
@@ -269,29 +276,8 @@ def host_work(
             "tile_indptr": indptr_of([count for _, count in classes]),
         },
         tuple(tile for tile, _ in classes),
+        flat.final[pieces.item],
     )
-
-
-def split_item(item: Item, max_pages: int) -> list[Item]:
-    """``item`` cut along its keys into near-equal runs of at most ``max_pages`` pages."""
-    pages = len(item.pages)
-    parts = -(-pages // max_pages)
-    if parts <= 1:
-        return [item]
-    bounds = [pages * n // parts for n in range(parts + 1)]
-    return [
-        replace(item, pages=item.pages[a:b], first_page=item.first_page + a)
-        for a, b in pairwise(bounds)
-    ]
-
-
-def split_at_multiples(item: Item, step: int) -> list[Item]:
-    """``item`` cut where its segment has read a multiple of ``step`` pages, whatever part of the
-    segment it is."""
-    start, stop = item.first_page, item.first_page + len(item.pages)
-    inner = range((start // step + 1) * step, stop, step)
-    bounds = [0, *(place - start for place in inner), len(item.pages)]
-    return [replace(item, pages=item.pages[a:b], first_page=start + a) for a, b in pairwise(bounds)]
 
 
 def make_work_list(
@@ -396,5 +382,5 @@ class WorkBuffer:
         padding = np.ones(self.capacity.rows - work.num_rows, np.int32)
         states = np.concatenate([states, padding * states[-1]])
         own = np.concatenate([own, np.zeros(OWN_NUMBERS * len(padding), np.int32)])
-        numbers = unit_numbers(work.arrays)
+        numbers = unit_numbers(work.arrays, work.final)
         self._buffer.load({**work.arrays, **numbers, "row_state_indptr": states, "row_own": own})

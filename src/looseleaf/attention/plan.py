@@ -265,7 +265,8 @@ class Planner:
         return self._settled[1]
 
     def _flat(self, items: Sequence[Item]) -> FlatItems:
-        return FlatItems.create(items, [self.page_array(item.pages) for item in items])
+        pages = [self.page_array(item.pages) for item in items]
+        return FlatItems.create(items, pages, final=True)
 
     def page_array(self, pages: Sequence[int]) -> IntArray:
         """``pages`` as an array, kept from step to step: lists of pages only grow."""

@@ -122,6 +122,18 @@ def _fetch_pages(
 
 
 @gluon.jit
+def _waited(waiting, needed, SIDE: gl.constexpr):
+    """Wait for the kernels before this one where that is still to do and ``needed``; what is still
+    to do then."""
+    if (waiting & needed) != 0:
+        gdc_wait()
+        # started no sooner, the next kernel need not wait for what this one has waited for
+        if SIDE == 0:
+            gdc_launch_dependents()
+    return waiting & (1 - needed)
+
+
+@gluon.jit
 def fetch(
     data,
     SIDE: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
@@ -136,11 +148,12 @@ def fetch(
     pages = seen_as(tiles, STAGES * HALVES * RUN, PAGE_SIZE, SHARED)
     count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
-    if not AWAITED:
-        gdc_wait()
-    # started no sooner, the next kernel need not wait for what this one has waited for
-    if SIDE == 0:
-        gdc_launch_dependents()
+    waiting = 1
+    if AWAITED:
+        if SIDE == 0:
+            gdc_launch_dependents()
+    elif not DECODE:
+        waiting = _waited(waiting, 1, SIDE)
     for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         kv_head, first, num_packed, begin, end, skip, before = unit_of(
             lists, unit, DECODE, NUM_KV_HEADS, GROUP
@@ -148,6 +161,10 @@ def fetch(
         for block in range(0, num_packed, WORKERS * ROWS):
             last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP
             for span in range(begin, end):
+                written = 1
+                if DECODE:
+                    # what nobody writes any more may come before the wait, as far as the ring goes
+                    written = 1 - gl.load(lists[2] + span * 8 + 7)
                 first_page, num_pages, num_slots = num_slots_of(
                     lists, span, first, last, DECODE, MASKED, PAGE_SIZE
                 )
@@ -155,6 +172,9 @@ def fetch(
                 num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
                 for start in range(start_slot, num_slots, KEYS):
                     stage, phase = count % STAGES, (count // STAGES) & 1
+                    if DECODE and not AWAITED:
+                        needed = written | (count == STAGES).to(gl.int32)
+                        waiting = _waited(waiting, needed, SIDE)
                     rows = _rows_of_tile(
                         page_indices + first_page, start, num_pages, kv_head,
                         NUM_KV_HEADS, PAGE_SIZE, RUN,
@@ -164,6 +184,8 @@ def fetch(
                         desc, pages, full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
                     )
                     count += 1
+    if DECODE and not AWAITED:
+        _waited(waiting, 1, SIDE)
     if AWAITED:
         # who waits for this kernel must not find the one before it unfinished
         gdc_wait()

@@ -2,8 +2,9 @@
 cost a latency each before the first key is read.
 
 For an item eight numbers: first page, pages, first entry, entries, KV head (or -1), positions of
-its first and last page, and one unused; for an entry four: row, position of the row in the frame,
-bound and state.
+its first and last page, and 1 if no key of it is written while it is read, so that a kernel may
+fetch it before it waits for the one in front; for an entry four: row, position of the row in the
+frame, bound and state.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,11 @@ def number_sizes(items: int, entries: int) -> dict[str, int]:
     return {"item_numbers": 8 * items, "entry_numbers": 4 * entries}
 
 
-def unit_numbers(arrays: Mapping[str, IntArray]) -> dict[str, IntArray]:
-    """``item_numbers`` and ``entry_numbers`` of the arrays of a work list."""
+def unit_numbers(
+    arrays: Mapping[str, IntArray], final: IntArray | None = None
+) -> dict[str, IntArray]:
+    """``item_numbers`` and ``entry_numbers`` of the arrays of a work list, whose ``final`` items
+    are 1; of None none is."""
     pages, entries = arrays["item_page_indptr"], arrays["item_entry_indptr"]
     items = len(arrays["item_kv_head"])
     first, stop = pages[:items], pages[1 : items + 1]
@@ -30,7 +34,8 @@ def unit_numbers(arrays: Mapping[str, IntArray]) -> dict[str, IntArray]:
     first_entry = entries[:items]
     of_items = (
         first, stop - first, first_entry, entries[1 : items + 1] - first_entry,
-        arrays["item_kv_head"], positions[ends[0]], positions[ends[1]], np.zeros_like(first),
+        arrays["item_kv_head"], positions[ends[0]], positions[ends[1]],
+        np.zeros_like(first) if final is None else final,
     )  # fmt: skip
     row, at = arrays["entry_row"], arrays["row_positions"]
     frame_position = at[np.clip(row, 0, len(at) - 1)] - arrays["entry_offset"]
