@@ -31,7 +31,7 @@ def reads_gathered(kv: Tensor, row_dtype: torch.dtype, rules: Sequence[ScoreRule
     if kv.dtype not in (row_dtype, FP8):
         return False
     pages = kv.new_empty((0, kv.shape[3], GATHERED_SIZE, kv.shape[5]), dtype=row_dtype)
-    return all(serves(pages, rule) for rule in rules)
+    return all(serves(pages, rule, spans=True) for rule in rules)
 
 
 class GatheredChunks(NamedTuple):

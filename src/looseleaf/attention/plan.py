@@ -219,13 +219,17 @@ class Planner:
         long = len(spans) > 2 and sum(span.length for span in spans) >= _LONG_KEYS
         return long and 2 * self._num_programs(chunks) <= self.costs.wide.programs
 
-    def span_list(self, chunks: Sequence[PrefillChunk]) -> SpanList:
-        """The span list of ``chunks``, in parts where its tiles would leave processors idle."""
-        return _sent(self.host_spans(chunks), self.device)
+    def span_list(self, chunks: Sequence[PrefillChunk], *, gather: bool | None = None) -> SpanList:
+        """The span list of ``chunks``, in parts where its tiles would leave processors idle.
 
-    def host_spans(self, chunks: Sequence[PrefillChunk]) -> HostSpans:
+        Keys are gathered if that pays, or as ``gather`` says, where they can be."""
+        return _sent(self.host_spans(chunks, gather=gather), self.device)
+
+    def host_spans(
+        self, chunks: Sequence[PrefillChunk], *, gather: bool | None = None
+    ) -> HostSpans:
         """The same on the host."""
-        if (gathered := self._gathered(chunks)) is not None:
+        if (gathered := self._gathered(chunks, gather)) is not None:
             self.counters.gathered_keys += len(gathered.slots)
             return with_units(gathered_spans(gathered, self.tile_rows), *self._units)
         parts = 1
@@ -244,13 +248,16 @@ class Planner:
         else is in the step."""
         return self.num_kv_heads, None if self.batch_invariant else unit_costs(self.costs)
 
-    def _gathered(self, chunks: Sequence[PrefillChunk]) -> GatheredChunks | None:
-        """``chunks`` over gathered keys, if that pays; never in batch-invariant mode, since whether
-        it pays depends on all of them."""
-        if not self.gathering or self.batch_invariant or not chunks:
+    def _gathered(
+        self, chunks: Sequence[PrefillChunk], gather: bool | None
+    ) -> GatheredChunks | None:
+        """``chunks`` over gathered keys; never in batch-invariant mode, since whether it pays
+        depends on all of them."""
+        if not self.gathering or self.batch_invariant or not chunks or gather is False:
             return None
         read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
-        if read.keys > MOST_GATHERED or not self.costs.worth_gathering(read, self.num_kv_heads):
+        pays = gather or self.costs.worth_gathering(read, self.num_kv_heads)
+        if read.keys > MOST_GATHERED or not pays:
             return None
         return gather_chunks(chunks, self.page_size, self.page_array)
 

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from looseleaf.attention.calibration import Shape, costs_of
 from looseleaf.attention.cost_model import CostModel, cost_model_of
+from looseleaf.attention.gathered import reads_gathered
 from looseleaf.attention.plan import AttentionPlan, Planner
 from looseleaf.attention.probe import DeviceProbe
 from looseleaf.bench.attention_cases import (
     AttentionShape,
     Case,
+    as_one_span,
     behind_documents,
     causal,
     private,
@@ -110,6 +112,7 @@ class Bench:
             self.device,
             costs,
             finishing=True,
+            gathering=reads_gathered(self.pools[0][None], shape.dtype, [self.rule]),
         )
         # the same kernels without frames: as if queries came rotated
         self.flat = Rotation(self.rotation.cos[:, :0], self.rotation.sin[:, :0])
@@ -139,11 +142,18 @@ class Bench:
         grouping: bool = True,
         invariant: bool = False,
         costs: CostModel | None = None,
+        gathering: bool = True,
     ) -> AttentionPlan:
         """The step as the engine would plan it."""
         costs = costs or self.planner.costs
-        finishing = not invariant
-        planner = replace(self.planner, batch_invariant=invariant, costs=costs, finishing=finishing)
+        finishing, gathering = not invariant, gathering and self.planner.gathering
+        planner = replace(
+            self.planner,
+            batch_invariant=invariant,
+            costs=costs,
+            finishing=finishing,
+            gathering=gathering,
+        )
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks, finish=True)
 
@@ -268,6 +278,11 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
         "looseleaf": bench.arm(q, plan),
         "without frames": bench.arm(q, plan, bench.flat),
     }
+    if len(case.chunks) == 1 and len(case.chunks[0].spans) > 1:
+        in_place = bench.plan(case, gathering=False)
+        arms["keys in place"] = bench.arm(q, in_place)
+        arms["keys in place, without frames"] = bench.arm(q, in_place, bench.flat)
+        arms["as one span"] = bench.arm(q, bench.plan(as_one_span(case), gathering=False))
     if case.rows:
         layers = range(bench.shape.layers)
         # tiles of other pages, as the engine plans them

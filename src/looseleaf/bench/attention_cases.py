@@ -3,7 +3,7 @@ plan them, with the work that they cannot do without."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -149,6 +149,16 @@ def causal(shape: AttentionShape, tokens: int) -> Case:
     chunk = PrefillChunk(range(tokens), (pages.span(tokens, 0, settled=False),))
     name = f"prefill, {tokens} tokens, causal"
     return Case(name, (), (chunk,), pages.num_pages, (1, tokens, tokens), causal=True)
+
+
+def as_one_span(case: Case) -> Case:
+    """The same new tokens behind the same keys, as if all had been encoded in their place: one
+    span of whole pages."""
+    (chunk,) = case.chunks
+    pages = [page for span in chunk.spans for page in span.pages]
+    keys = sum(span.length for span in chunk.spans)
+    whole = PrefillChunk(chunk.positions, (ReadSpan(pages, 0, keys, 0),))
+    return replace(case, chunks=(whole,))
 
 
 def behind_documents(shape: AttentionShape, tokens: int, documents: int, length: int) -> Case:

@@ -5,7 +5,7 @@ A kernel is compiled when it is launched for the first time, seconds in which al
 graph is captured in a tenth of a second. Nothing is read or written meanwhile: the rows of a
 capture are padding, and those of the pass that is launched go to pages that nobody has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ import torch
 from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import Bitmap, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
-from looseleaf.attention.watched import Watch
+from looseleaf.attention.watched import ChunkStep, Watch
 from looseleaf.blend import Budget, Question
 from looseleaf.config import Fuse
 from looseleaf.engine.graphs import StepGraphs
@@ -71,14 +71,39 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         patch = ReadSpan(pages[: -(-len(again) // pool.page_size)], 0, len(again), 0, places=again)
         pool.place(patch.pages, again)
         asked, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
-        for spans in ((whole,), (replace(whole, hidden=_bitmap(again, rows)), patch)):
+        slots += at % pool.page_size
+        replaced = replace(whole, hidden=_bitmap(again, rows)), patch
+        for spans in ((whole,), replaced):
             chunk = PrefillChunk(range(rows), spans)
-            step = StepRows([], [chunk], slots + at % pool.page_size, at, [rows - 1])
+            step = StepRows([], [chunk], slots, at, [rows - 1])
             model.logits(model.forward(tokens, attention.step(step), asked=asked))
+        if on_gpu:
+            _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
         shape = model.config.num_kv_heads, model.config.head_dim
         rotate(torch.zeros(rows, *shape, dtype=model.dtype, device=device), at, attention.rotation)
     finally:
         pool.free(pages)
+
+
+def _launch_spans(
+    attention: PagedAttention,
+    numbers: Sequence[int],
+    variants: Sequence[tuple[ReadSpan, ...]],
+    slots: torch.Tensor,
+) -> None:
+    """What reads spans in place and gathered, whole and in parts: which of them a pass takes is
+    chosen by its size."""
+    planner, kv, total = attention.planner, attention.pool.kv, len(slots)
+    like = kv.new_empty(0, dtype=attention.row_dtype or kv.dtype)
+    for rows in numbers:
+        q = like.new_zeros((rows, attention.num_qo_heads, kv.shape[5]))
+        k = like.new_zeros((rows, kv.shape[3], kv.shape[5]))
+        at = torch.arange(total - rows, total, device=kv.device)
+        for spans in variants:
+            chunk = PrefillChunk(range(total - rows, total), spans)
+            for gather in (False, True) if planner.gathering else (False,):
+                listed = planner.span_list([chunk], gather=gather)
+                ChunkStep(attention, listed, slots[-rows:], at).state(0, q, k, k)
 
 
 def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:

@@ -188,7 +188,11 @@ def prefill_attention_triton(
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     patched = slot_positions is not None or spans.mask_words.numel() > 0
     known = not patched or spans.row_patch_bounds is not None
-    if known and spans.unit_numbers is not None and hopper_attention.serves(k_pages, rule):
+    if (
+        known
+        and spans.unit_numbers is not None
+        and hopper_attention.serves(k_pages, rule, spans=True)
+    ):
         return _by_units(q, (k_pages, v_pages), spans, rotation, rule)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
