@@ -47,13 +47,14 @@ class TileCost:
 class GatherCost:
     """What gathering keys before they are read by spans costs, in microseconds: ``launch``, and
     ``per_key`` of a KV head; and what is won by it: ``border`` where a unit would go on from one
-    span to the next, and of the time in which keys are read the share ``paged`` (tiles come in one
-    copy) and, where some are replaced, ``masked``."""
+    span to the next, and the share ``paged`` of the time in which keys are read (tiles come in one
+    copy); where some keys are replaced, ``masked_border`` and ``masked`` instead."""
 
     launch: float
     per_key: float
     border: float
     paged: float
+    masked_border: float
     masked: float
 
 
@@ -89,10 +90,10 @@ class CostModel:
             return False
         # few units are cut in parts, which are in flight at a time
         rounds = read.units / self.wide.programs
-        share = cost.paged + (cost.masked if read.masked else 0.0)
-        won = rounds * (
-            share * read.unit_keys * self.wide.per_key + cost.border * read.unit_borders
-        )
+        border, share = cost.border, cost.paged
+        if read.masked:
+            border, share = cost.masked_border, cost.masked
+        won = rounds * (share * read.unit_keys * self.wide.per_key + border * read.unit_borders)
         return won > cost.launch + cost.per_key * read.keys * num_kv_heads
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
@@ -167,7 +168,7 @@ def default_cost_model(
     if hopper and _on_hopper(head_dim, 2):
         # pages of e4m3 are left to another kernel, but for those that are widened first
         paged = 0.02 if itemsize == 2 else 0.45
-        gather = GatherCost(3.0, 0.00027 * scale, 2.5, paged, 0.2)
+        gather = GatherCost(3.0, 0.00027 * scale, 2.8, paged, 4.2, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
     return CostModel(*tiles, launch=4.0, per_state=0.00025, gather=gather)
 
