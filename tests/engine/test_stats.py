@@ -162,6 +162,7 @@ def test_what_the_planner_chose_is_counted_and_exported(checkpoint: Folder) -> N
         ("refused_groups_total", sums.refused_groups),
         ('work_pieces_total{tile="narrow"}', sums.narrow_pieces),
         ('work_pieces_total{tile="wide"}', sums.wide_pieces),
+        ("gathered_keys_total", sums.gathered_keys),
     ):
         assert f"looseleaf_{name} {float(count)}" in shown
     chosen = {f.name: getattr(plan, f.name) for f in fields(plan)}

@@ -42,6 +42,11 @@ class GatheredChunks(NamedTuple):
     slots: IntArray
     turns: IntArray
 
+    @property
+    def num_keys(self) -> int:
+        """Keys of all chunks."""
+        return sum(span.length for chunk in self.chunks for span in chunk.spans)
+
 
 def gather_chunks(
     chunks: Sequence[PrefillChunk], page_size: int, page_array: PageArray = int32

@@ -95,7 +95,7 @@ class AttentionPlan:
 @dataclass
 class PlanCounters:
     """What the plan chose, summed over steps: items that read settled pages, and how many of them
-    serve several rows at once; pieces read by narrow and by wide tiles; keys gathered a layer."""
+    serve several rows at once; pieces read by narrow and by wide tiles; keys gathered."""
 
     items: int = 0
     grouped_items: int = 0
@@ -230,7 +230,7 @@ class Planner:
     ) -> HostSpans:
         """The same on the host."""
         if (gathered := self._gathered(chunks, gather)) is not None:
-            self.counters.gathered_keys += len(gathered.slots)
+            self.counters.gathered_keys += gathered.num_keys
             return with_units(gathered_spans(gathered, self.tile_rows), *self._units)
         parts = 1
         if is_patched(chunks) and not self.batch_invariant:

@@ -77,6 +77,7 @@ class Books:
         counters.grouped_rows = plan.grouped_rows
         counters.refused_groups = plan.refused_groups
         counters.narrow_pieces, counters.wide_pieces = plan.narrow_pieces, plan.wide_pieces
+        counters.gathered_keys = plan.gathered_keys
         if work.decode:
             shared = self._shared_keys.of(self.attention.groups, len(work.decode))
             reads = self._reads(work)

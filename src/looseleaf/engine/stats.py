@@ -25,8 +25,10 @@ class EngineCounters:
     ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
     serve several rows, ``grouped_rows`` how many; ``refused_groups`` are stretches that rows have
     in common and read alone, since that is faster. On a GPU what is read is cut: ``narrow_pieces``
-    for tiles of few rows, ``wide_pieces`` for tiles of many. Rows of requests that choose what they
-    read read ``pages_read`` of the ``pages_held``, counted once a layer and KV head.
+    for tiles of few rows, ``wide_pieces`` for tiles of many; ``gathered_keys`` were laid out in the
+    order of a prompt before its new rows read them, counted once for all layers. Rows of requests
+    that choose what they read read ``pages_read`` of the ``pages_held``, counted once a layer and
+    KV head.
     """
 
     steps: int = 0
@@ -58,6 +60,7 @@ class EngineCounters:
     refused_groups: int = 0
     narrow_pieces: int = 0
     wide_pieces: int = 0
+    gathered_keys: int = 0
     pages_read: int = 0
     pages_held: int = 0
 

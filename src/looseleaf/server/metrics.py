@@ -220,6 +220,11 @@ def _plan_sums(sums: EngineCounters) -> Iterator[Metric]:
     pieces.add_metric(["narrow"], sums.narrow_pieces)
     pieces.add_metric(["wide"], sums.wide_pieces)
     yield pieces
+    yield CounterMetricFamily(
+        "looseleaf_gathered_keys",
+        "Keys laid out in the order of a prompt before its new rows read them; on a GPU.",
+        sums.gathered_keys,
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
