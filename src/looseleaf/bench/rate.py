@@ -38,9 +38,10 @@ _RATES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 
 @dataclass(frozen=True)
 class RateConfig:
-    """A request takes ``per_request`` of ``documents``. ``arrivals`` requests at each of ``rates``,
-    answers of ``output`` tokens. A map call writes ``summary`` tokens. Documents are computed again
-    by ``selectors`` at ``ratio``. ``batches`` come at once."""
+    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ``hold``
+    seconds, and for ``arrivals`` requests at least, answers of ``output`` tokens. A map call writes
+    ``summary`` tokens. Documents are computed again by ``selectors`` at ``ratio``. ``batches`` come
+    at once."""
 
     shape: str = "llama-3.1-8b"
     device: str = "cuda"
@@ -54,6 +55,7 @@ class RateConfig:
     selectors: tuple[str, ...] = ("deviation", "question")
     rates: tuple[float, ...] = _RATES
     arrivals: int = 20
+    hold: float = 1.0
     batches: tuple[int, ...] = (2, 4, 8)
     repetitions: int = 5
 
@@ -71,6 +73,10 @@ class RateConfig:
         # no request takes a document twice
         alone = [(c, 1) for c in others if c.per_request <= c.documents]
         return alone + [(self, batch) for batch in self.batches]
+
+    def arriving(self, rate: float) -> int:
+        """How many requests arrive at a rate: a queue must have the time to grow."""
+        return max(self.arrivals, round(rate * self.hold))
 
     def policies(self) -> dict[str, Fuse]:
         """The fuse policies by the names of their arms. Raises InvalidOption for a selector that
@@ -270,7 +276,7 @@ def _mapped(service: Service, *, reduced: bool) -> float:
 def _first_tokens(service: Service, arm: Arm, rate: float) -> Repeated:
     """What requests wait for their first token when so many a second arrive."""
     config = service.config
-    prompts = [arm.make(service.draw()) for _ in range(config.arrivals)]
+    prompts = [arm.make(service.draw()) for _ in range(config.arriving(rate))]
     waited = serve(
         service.engine,
         service.clock,
