@@ -58,9 +58,9 @@ def test_without_a_gpu_the_bench_says_what_to_use() -> None:
 
     with pytest.raises(InvalidOption, match="bench index"):
         HostedBench(
-            "tiny", "clustered", (512,), ("flat",), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
+            "tiny", "clustered", (512,), ("flat",), (1,), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
         )  # fmt: skip
     with pytest.raises(InvalidOption, match="unknown shape"):
         HostedBench(
-            "huge", "clustered", (512,), ("flat",), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
+            "huge", "clustered", (512,), ("flat",), (1,), True, 2, 1, 1, 10, 0.9, 0.2, 1, 1, 1
         )  # fmt: skip

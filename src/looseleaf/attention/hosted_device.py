@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.hosted import HostedCounters, HostedRead
+from looseleaf.attention.hosted_window import WindowRow
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
 from looseleaf.index.crew import Bell, Crew
@@ -81,20 +82,26 @@ class HostedDevice:
         return self._works[rows]
 
     def load(
-        self, rows: int, positions: Sequence[int], reads: Sequence[Sequence[HostedRead]]
+        self,
+        rows: int,
+        positions: Sequence[int],
+        reads: Sequence[Sequence[HostedRead]],
+        windows: Sequence[WindowRow | None] = (),
     ) -> "DeviceWork":
         """What the rows of the next step read; waits until the step before has read.
 
-        ``rows`` is the room that is needed; rows past ``reads`` read nothing."""
+        ``rows`` is the room that is needed; rows past ``reads`` read nothing. Those in ``windows``
+        that are not the newest read what their newest row finds."""
         work = self.room(rows)
         self.settle()
-        searches = len(self.rules) * self.heads[0] * sum(map(len, reads))
+        past = sum(len(reads[n]) for n, at in enumerate(windows) if at is not None and at.age)
+        searches = len(self.rules) * self.heads[0] * (sum(map(len, reads)) - past)
         sampled = None
         before, self._number = self._number, self._number + self.sample * searches
         if int(self._number) > int(before):
             # another layer and head every time
             sampled = (7 * int(self._number), 5 * int(self._number))
-        work.host.load(positions, reads, sampled)
+        work.host.load(positions, reads, sampled, windows)
         self._busy = work
         return work
 
@@ -121,10 +128,15 @@ class HostedDevice:
 
     def settle(self) -> None:
         """Wait for the reads that are on their way, and count them."""
-        if self._done is not None and self._busy is not None:
+        if self._busy is None or self._side is None:
+            return
+        if self._done is None:
+            # a step that failed half way may have left layers behind
+            self._side.synchronize()
+        else:
             self._done.synchronize()
-            self._busy.host.collect(self.counters)
-            self._done = self._busy = None
+        self._busy.host.collect(self.counters)
+        self._done = self._busy = None
 
 
 @dataclass(eq=False)

@@ -191,9 +191,8 @@ class PagedAttention:
         if not any(row.hosted for row in decode):
             return None
         assert isinstance(self.hosted, HostedDevice), "kernels that read no hosted segments"
-        assert not any(row.window for row in decode), "windows of hosted rows are for a CPU"
-        positions, reads = zip(*((row.position, row.hosted) for row in decode), strict=True)
-        return self.hosted.load(rows, positions, reads)
+        each = ((row.position, row.hosted, row.window) for row in decode)
+        return self.hosted.load(rows, *zip(*each, strict=True))
 
     def hosted_room(self, rows: int) -> DeviceWork:
         """Where steps of so many rows read hosted segments, without any reads: to capture."""
@@ -204,6 +203,11 @@ class PagedAttention:
         """The latest step is on its way to the device."""
         if isinstance(self.hosted, HostedDevice):
             self.hosted.sent()
+
+    def settle(self) -> None:
+        """Wait until what steps on their way read of hosted segments is read, and counted."""
+        if isinstance(self.hosted, HostedDevice):
+            self.hosted.settle()
 
     def host_step(
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk], most_rows: int

@@ -19,6 +19,7 @@ from torch import Tensor
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.hosted_device import HostedDevice
+from looseleaf.attention.hosted_window import HostedWindow, WindowRow, WindowShape
 from looseleaf.bench.hosted_layers import Built, MadeKeys, build_layer, fill, host_layers
 from looseleaf.bench.random_model import MODEL_SHAPES, random_weights
 from looseleaf.bench.results import Row
@@ -44,7 +45,8 @@ _ASKED = 512
 @dataclass(frozen=True)
 class HostedBench:
     """What is measured: ``kinds`` of index (with ``-int8`` behind it, one that compares such copies
-    of the keys), and dense decoding where ``dense`` says so, over ``contexts``; ``num_layers`` of
+    of the keys), each with the last rows of each of the ``windows`` revised (`Revise`), and dense
+    decoding where ``dense`` says so, over ``contexts``; ``num_layers`` of
     the shape's, which read ``copies`` places of memory in turn; ``distinct`` made KV heads;
     ``count`` keys found by each query head with ``recall``, ends besides, by ``threads`` threads of
     the host."""
@@ -53,6 +55,7 @@ class HostedBench:
     layer: str
     contexts: Sequence[int]
     kinds: Sequence[str]
+    windows: Sequence[int]
     dense: bool
     num_layers: int
     distinct: int
@@ -135,7 +138,9 @@ def _measure_context(
         on_stage(f"{context} tokens, {kind}: built in {built[kind].seconds:.1f} s, first step")
         segment = host_layers(made, kv, built[kind], heads)
         read = HostedRead(segment, 0, bench.count)
-        arms[kind] = _Arm(bench, decoder, made, read, context, _OWN)
+        for window in bench.windows:
+            name = kind if window == 1 else f"{kind}-w{window}"
+            arms[name] = _Arm(bench, decoder, made, read, context, _OWN, window)
     if bench.dense:
         arms["dense"] = _Arm(bench, decoder, made, None, context, context + _OWN)
     bare = _Arm(bench, decoder, made, None, context, _OWN)
@@ -175,7 +180,8 @@ def _row(
     built: Mapping[str, Built],
 ) -> dict[str, str | int | float]:
     ms = taken[name].map(lambda seconds: seconds * 1e3)
-    own = built.get(name)
+    kind = name.partition("-w")[0]
+    own = built.get(kind)
     layers = bench.num_layers
     build_s = 0.0 if own is None else own.seconds * layers * arm.num_kv_heads / bench.distinct
     saved = taken["flat"].median - taken[name].median if "flat" in taken else 0.0
@@ -219,14 +225,17 @@ class _Arm:
         read: HostedRead | None,
         context: int,
         held: int,
+        window: int = 1,
     ) -> None:
         shape = decoder.config
+        self.size, self.rows = window, 0
+        self.window: HostedWindow | None = None
         self.bench, self.decoder, self.read, self.context = bench, decoder, read, context
         self.num_kv_heads = shape.num_kv_heads
         pages = -(-held // 16)
-        most = context + _OWN
         # what is asked in a step, and which step comes next
         self.asked, self._next = self._ask(made), 0
+        most = context + _OWN + len(self.asked)
         before = torch.cuda.memory_allocated()
         config = EngineConfig(device="cuda", max_model_len=most, cache=CacheConfig(num_pages=pages))
         self.runner = Runner.create(decoder, config, most)
@@ -246,6 +255,9 @@ class _Arm:
             # of all layers, also where some read the same memory
             stored = made.keys.numel() * made.keys.element_size() * 2 * shape.num_layers
             self.host_bytes = stored + read.segment.index.num_bytes
+        # until the window is full
+        for _ in range(window):
+            self._step()
         self.run()
         self.device_bytes = torch.cuda.memory_allocated() - before
 
@@ -271,19 +283,34 @@ class _Arm:
     def _step(self) -> Tensor:
         """Launch the next step; its token, on the device."""
         self.decoder.asked.copy_(self.asked[self._next], non_blocking=True)
+        length = len(self.pages) * 16
+        if self._next == 0:
+            # places begin anew, and rows of a window stand one behind the other
+            self.rows, self.window = 0, self._new_window()
+        self.rows = min(self.rows + 1, self.size)
+        position = self.context + _OWN + self._next
         self._next = (self._next + 1) % len(self.asked)
-        own = len(self.pages) * 16 - _OWN
+        rows = [self._row(position, length, age) for age in range(self.rows)]
         # the last of the own tokens, again and again: a token more or less is nothing
-        length = own + _OWN
-        position = self.context + _OWN - 1
-        span = ReadSpan(self.pages, self.context - own, length, 0)
-        row = DecodeRow(position, (), span, hosted=(self.read,) if self.read else ())
-        table = np.array([[1], [length - 1], [length - 1]], dtype=np.int64)
+        last = length - 1 - np.arange(self.rows)
+        table = np.stack([np.ones_like(last), last, last]).astype(np.int64)
         graphs = self.runner.graphs
         assert graphs is not None, "a GPU replays graphs"
-        logits = graphs.run(RowInputs(table, None), [row], (), None)
-        assert logits is not None, "one row is for a graph"
+        logits = graphs.run(RowInputs(table, [0]), rows, (), None)
+        assert logits is not None, "few rows are for a graph"
         return logits.argmax()
+
+    def _new_window(self) -> HostedWindow | None:
+        shape = self.decoder.config
+        sizes = WindowShape(shape.num_layers, shape.num_qo_heads, shape.head_dim)
+        return HostedWindow(sizes, self.size) if self.size > 1 else None
+
+    def _row(self, newest: int, length: int, age: int) -> DecodeRow:
+        """The row ``age`` before the one at ``newest``."""
+        span = ReadSpan(self.pages, self.context + _OWN - length, length - age, 0)
+        reads = (self.read,) if self.read else ()
+        at = None if self.window is None else WindowRow(self.window, age)
+        return DecodeRow(newest - age, (), span, hosted=reads, window=at)
 
     def _ask(self, made: MadeKeys) -> Tensor:
         """What each step asks, layer by layer, turned back from the place where it is read. A layer
@@ -298,9 +325,9 @@ class _Arm:
             for _ in range(shape.num_layers * shape.num_kv_heads)
         ], 1).view(steps, shape.num_layers, heads)  # fmt: skip
         asked = made.asked[torch.arange(heads) // group, drawn]
-        rotation = build_rotation(shape.rope, self.context + _OWN)
+        rotation = build_rotation(shape.rope, self.context + _OWN + steps)
         back = replace(rotation, sin=-rotation.sin)
-        places = torch.full((steps * shape.num_layers,), self.context + _OWN - 1)
+        places = torch.arange(steps).repeat_interleave(shape.num_layers) + self.context + _OWN
         turned = rotate(asked.flatten(0, 1), places, back)
         return turned.view(steps, shape.num_layers, 1, *asked.shape[2:]).to(
             self.decoder.device, self.decoder.dtype

@@ -27,6 +27,10 @@ from looseleaf.cli.bench_report import OUTPUT, append
     type=click.Choice([kind + keys for keys in ("", "-int8") for kind in ("flat", "ivf", "graph")]),
     help="indexes to measure [default: those that compare the keys themselves]",
 )  # fmt: skip
+@click.option(
+    "--window", "windows", multiple=True, type=click.IntRange(1, 9),
+    help="rows of an output that are revised, the newest among them [default: 1]",
+)  # fmt: skip
 @click.option("--dense/--no-dense", default=True, help="beside all keys in the GPU's pool")
 @click.option("--distinct", default=8, show_default=True, help="KV heads that are made apart")
 @click.option(
@@ -43,6 +47,7 @@ def hosted(
     layers: int | None,
     contexts: tuple[int, ...],
     kinds: tuple[str, ...],
+    windows: tuple[int, ...],
     found: int,
     output: Path | None,
     **options: Any,
@@ -56,6 +61,7 @@ def hosted(
     bench = HostedBench(
         contexts=contexts or (16384,),
         kinds=kinds or ("flat", "ivf", "graph"),
+        windows=windows or (1,),
         num_layers=layers or (shape.num_layers if shape else 1),
         count=found,
         **options,

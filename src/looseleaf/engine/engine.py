@@ -92,7 +92,7 @@ class Engine:
         prefixes = parts.config.cache.prefix_caching
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
         page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
-        revisions = Revisions.of(parts.runner.model, page_size, scheduling.batch_invariant)
+        revisions = Revisions.of(parts.runner, page_size, scheduling.batch_invariant)
         evictions = Evictions(parts.runner.attention)
         about = parts.max_model_len, shape, evictions, revisions, parts.runner.break_even
         made = self.grammars, self._admission, *about, self.hosting.find

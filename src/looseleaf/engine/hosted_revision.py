@@ -4,6 +4,7 @@ Only the newest row searches; the rows before it attend to those of the keys it 
 have not read yet. What stands in the pool all rows of the window read anew, so nothing of it is
 kept, and the keys of the window's own tokens are never stale."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,10 +17,12 @@ from looseleaf.engine.revised_rows import Revision
 
 @dataclass(eq=False)
 class KeyRevision(Revision):
-    """That of an output of a model with this ``shape``."""
+    """That of an output of a model with this ``shape``; ``settle`` waits until a step that is on
+    its way has read."""
 
     counts_keys: ClassVar[bool] = True
     shape: WindowShape
+    settle: Callable[[], None]
     _kept: HostedWindow | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class KeyRevision(Revision):
     def counts(self) -> list[int]:
         """Keys, over layers, documents and query heads, those that are always read among them; as
         if all rows had lived as long as a window."""
+        # threads count while they read, and all rows of a step are booked when it is launched
+        self.settle()
         share = self._rows[0] / np.maximum(self._rows, 1)
         return [round(count) for count in np.cumsum(self._tallies * share).tolist()]
 

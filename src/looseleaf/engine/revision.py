@@ -3,6 +3,7 @@
 What rows keep between steps lives in `RevisionStates`, in a slot of the output; what they keep of
 hosted documents is of each output (`looseleaf.engine.hosted_revision`)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -12,8 +13,8 @@ from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import Local, Revise
 from looseleaf.engine.hosted_revision import KeyRevision
 from looseleaf.engine.revised_rows import Revision
+from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
-from looseleaf.models import Decoder
 from looseleaf.ops.native_build import find_compiler
 from looseleaf.retro import (
     Exposure,
@@ -90,11 +91,13 @@ class PageRevision(Revision):
 
 @dataclass
 class Revisions:
-    """Makes the revisions of one engine; outputs with the same policies are computed together."""
+    """Makes the revisions of one engine; outputs with the same policies are computed together.
+    ``settle`` waits until what steps read of hosted documents is read."""
 
     shape: StateShape
     page_size: int
     free_rows: int
+    settle: Callable[[], None]
     batch_invariant: bool = False
     _states: dict[int, RevisionStates] = field(default_factory=dict)
     # as long as an output has it
@@ -103,8 +106,9 @@ class Revisions:
     )
 
     @classmethod
-    def of(cls, model: Decoder, page_size: int, batch_invariant: bool) -> "Revisions":
-        """For outputs of ``model``, which may be promised not to depend on their batch."""
+    def of(cls, runner: Runner, page_size: int, batch_invariant: bool) -> "Revisions":
+        """For outputs of a model, which may be promised not to depend on their batch."""
+        model = runner.model
         config = model.config
         shape = StateShape(
             config.num_layers,
@@ -114,7 +118,7 @@ class Revisions:
             model.device,
         )
         free = free_rows(model.device, model.dtype.itemsize)
-        return cls(shape, page_size, free, batch_invariant)
+        return cls(shape, page_size, free, runner.attention.settle, batch_invariant)
 
     def revision(self, revise: Revise, base: PagePolicy | None) -> Revision | None:
         """The revision of a new output under ``base``; None if there is nothing to revise. Raises
@@ -142,11 +146,6 @@ class Revisions:
                 "local='stale' is about pages that a policy could choose later, and "
                 "select='retrieval' chooses none: leave local out"
             )
-        if self.shape.device.type != "cpu":
-            raise InvalidRequest(
-                "revise beside select='retrieval' is for engines on a CPU so far: leave one of "
-                "them out, or select pages of a document in the pool"
-            )
         try:
             find_compiler()
         except NativeUnavailable as error:
@@ -155,7 +154,7 @@ class Revisions:
                 "leave revise out"
             ) from error
         shape = WindowShape(self.shape.num_layers, self.shape.num_qo_heads, self.shape.head_dim)
-        return KeyRevision(revise, self.page_size, self.free_rows, shape)
+        return KeyRevision(revise, self.page_size, self.free_rows, shape, self.settle)
 
     def _require_steady(self, revise: Revise) -> None:
         if revise.adaptive and self.batch_invariant:

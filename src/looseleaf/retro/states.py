@@ -53,11 +53,6 @@ class RevisionStates:
         """What all slots take."""
         return self.registers.nbytes + self.out.nbytes + self.lse.nbytes
 
-    @property
-    def num_taken(self) -> int:
-        """Slots that outputs hold."""
-        return self.registers.shape[1] - len(self._free)
-
     def take(self) -> int:
         """A slot for an output: its pages were read by nobody, and its states mean nothing."""
         if not self._free:
