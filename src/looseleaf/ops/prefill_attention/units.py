@@ -6,8 +6,11 @@ leaves a state of its own, and the states of a row are merged (DESIGN §1). A pa
 of keys, counted over all spans that the rows of its tile may see, wherever spans begin and end.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -71,20 +74,22 @@ def _shortest(blocks: Sequence[int], most: int) -> int:
     return low
 
 
-def blocks_seen(arrays: Mapping[str, IntArray]) -> tuple[IntArray, IntArray, IntArray]:
-    """Of each tile of a span list and each span of its request, in order: the tile, the span, and
-    in how many blocks the keys lie that rows of the tile may see."""
+def blocks_seen(arrays: Mapping[str, IntArray]) -> list[list[int]]:
+    """Of each tile of a span list and each span of its request, in order: in how many blocks the
+    keys lie that rows of the tile may see."""
     request, indptr = arrays["tile_request"], arrays["request_span_indptr"]
-    counts = np.diff(indptr)[request]
-    tile = np.repeat(np.arange(len(request)), counts)
-    span = np.arange(len(tile)) + np.repeat(indptr[request] - (np.cumsum(counts) - counts), counts)
+    counts = (indptr[1:] - indptr[:-1])[request]
+    ends = counts.cumsum()
+    tile = np.arange(len(request)).repeat(counts)
+    span = np.arange(len(tile)) + (indptr[request] - (ends - counts)).repeat(counts)
     last = arrays["tile_row_indptr"][1:][tile] - 1
     before = arrays["row_positions"][last] - arrays["span_offset"][span] + 1
-    slots = np.clip(before, 0, arrays["span_length"][span])
+    slots = np.minimum(np.maximum(before, 0), arrays["span_length"][span])
     if "row_patch_bounds" in arrays:
         is_patch = arrays["span_explicit"][span] != 0
         slots = np.where(is_patch, arrays["row_patch_bounds"][last], slots)
-    return tile, span, -(-slots // KEYS)
+    blocks, bounds = (-(-slots // KEYS)).tolist(), [0, *ends.tolist()]
+    return [blocks[start:stop] for start, stop in pairwise(bounds)]
 
 
 def span_units(
@@ -94,42 +99,40 @@ def span_units(
     how many states its units leave; 0 if every row has one only, which is its answer.
 
     Without ``costs`` tiles are read whole."""
-    tile, span, blocks = blocks_seen(arrays)
-    indptr = arrays["tile_row_indptr"]
-    rows, num_tiles = np.diff(indptr), len(arrays["tile_request"])
-    total = np.bincount(tile, blocks, num_tiles).astype(np.int64)
-    parts = np.ones_like(total)
-    if costs is not None and num_tiles <= costs.programs:
-        tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
-        parts = np.array(best_parts(tiles, num_heads, costs), dtype=np.int64)
-    of = np.repeat(np.arange(num_tiles), parts)
-    nth = np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)
-    # blocks of all tiles in one row: where a unit begins and ends, and in which spans that is
-    base, ends = np.cumsum(total) - total, np.cumsum(blocks)
-    first = base[of] + total[of] * nth // parts[of]
-    stop = base[of] + total[of] * (nth + 1) // parts[of]
-    first_place, last_place = (
-        np.minimum(np.searchsorted(ends, block, "right"), len(ends) - 1)
-        for block in (first, stop - 1)
-    )
-    starts = ends - blocks
-    begin = span[first_place]
-    state = np.cumsum(rows * parts) - rows * parts
-    numbers = np.stack(
-        (
-            indptr[of], rows[of],
-            begin, np.where(stop > first, span[last_place] + 1, begin),
-            (first - starts[first_place]) * KEYS, (stop - starts[last_place]) * KEYS,
-            state[of] + nth, parts[of],
-        ),
-        axis=1,
-    )  # fmt: skip
-    longest_first = np.argsort(first - stop, kind="stable")
-    per_row = np.repeat(parts, rows)
+    seen, indptr = blocks_seen(arrays), arrays["tile_row_indptr"]
+    bounds, spans = indptr.tolist(), arrays["request_span_indptr"][arrays["tile_request"]].tolist()
+    rows, parts = [stop - start for start, stop in pairwise(bounds)], [1] * len(seen)
+    if costs is not None and len(seen) <= costs.programs:
+        tiles = [(sum(blocks), count) for blocks, count in zip(seen, rows, strict=True)]
+        parts = best_parts(tiles, num_heads, costs)
+    # a few dozens: one by one they take a fifth of what as many calls of numpy do
+    units, state = list[tuple[int, tuple[int, ...]]](), 0
+    for blocks, first, count, span, cut in zip(seen, bounds, rows, spans, parts, strict=False):
+        for nth, (begin, end, start, stop, length) in enumerate(_stretches(blocks, cut)):
+            read = span + begin, span + end, start * KEYS, stop * KEYS
+            units.append((-length, (first, count, *read, state + nth, cut)))
+        state += count * cut
+    units.sort(key=itemgetter(0))
+    states = np.array([0, *parts]).repeat([1, *rows]).cumsum(dtype=np.int32)
     made = {
-        "num_units": np.array([len(of)]),
-        "unit_numbers": numbers[longest_first].ravel(),
-        "row_state_indptr": np.concatenate([[0], np.cumsum(per_row)]),
+        "num_units": np.array([len(units)], dtype=np.int32),
+        "unit_numbers": np.array([numbers for _, numbers in units], dtype=np.int32).ravel(),
+        "row_state_indptr": states,
     }
-    num_states = int(per_row.sum()) if (parts > 1).any() else 0
-    return {name: array.astype(np.int32) for name, array in made.items()}, num_states
+    return made, state if max(parts, default=1) > 1 else 0
+
+
+def _stretches(blocks: Sequence[int], parts: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """A tile that sees so many ``blocks`` of each span, in near-equal parts: the first and the end
+    span of each, the block from which on the first is read and that before which the last is, and
+    how many blocks it has."""
+    ends = list(accumulate(blocks))
+    total = ends[-1] if ends else 0
+    for nth in range(parts):
+        first, stop = total * nth // parts, total * (nth + 1) // parts
+        if first == stop:
+            yield 0, 0, 0, 0, 0
+            continue
+        begin, last = bisect_right(ends, first), bisect_right(ends, stop - 1)
+        start, end = first - ends[begin] + blocks[begin], stop - ends[last] + blocks[last]
+        yield begin, last + 1, start, end, stop - first
