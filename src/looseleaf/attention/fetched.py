@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from looseleaf.attention.lists import IntArray, filled, places, views
+from looseleaf.attention.lists import IntArray, places, views
 from looseleaf.ops.fetch_numbers import fetch_numbers
 
 
@@ -15,16 +15,18 @@ class FetchedInts:
     There is one such memory: who writes to it waits until what stood there has been fetched."""
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
-        self.sizes = sizes
-        _, length = places(sizes)
+        self._starts, length = places(sizes)
         self._flat = torch.zeros(length, dtype=torch.int32, device=device)
         self._host = torch.zeros(length, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._numbers = self._host.numpy()
         self.tensors = views(self._flat, sizes)
 
     def load(self, arrays: Mapping[str, IntArray]) -> None:
         """Write ``arrays``, none of which is longer than its size; what is behind a shorter one is
         left as it was."""
-        filled(self._host.numpy(), arrays, self.sizes)
+        for name, array in arrays.items():
+            start = self._starts[name]
+            self._numbers[start : start + len(array)] = array
 
     def fetch(self) -> None:
         """Bring to the device what is written when it comes to this."""

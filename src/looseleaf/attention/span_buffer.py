@@ -136,14 +136,18 @@ class SpanBuffer:
         if self.capacity.units:
             # rows of padding have no states
             states = arrays["row_state_indptr"]
-            padding = self.capacity.rows + 1 - len(states)
-            arrays["row_state_indptr"] = np.pad(states, (0, padding), mode="edge")
+            arrays["row_state_indptr"] = _padded(states, self.capacity.rows + 1, states[-1])
         if self.capacity.gathered:
-            padding = self.capacity.gathered - spans.num_gathered
             slots = arrays["source_slots"]
-            arrays["source_slots"] = np.pad(slots, (0, padding), constant_values=UNUSED)
+            arrays["source_slots"] = _padded(slots, self.capacity.gathered, UNUSED)
         self._buffer.load(arrays)
 
     def fetch(self) -> None:
         """Bring to the device what is loaded when it comes to this."""
         self._buffer.fetch()
+
+
+def _padded(values: IntArray, length: int, padding: int) -> IntArray:
+    whole = np.full(length, padding, dtype=np.int32)
+    whole[: len(values)] = values
+    return whole

@@ -3,12 +3,16 @@ fetches them."""
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.attention.lists import IntArray
 from looseleaf.ops.fetch_numbers import fetch_numbers
+
+# token, slot, place and first slot of a row that is none
+_PADDING = np.array([[0], [-1], [0], [-1]])
 
 
 class RowBuffer:
@@ -24,25 +28,24 @@ class RowBuffer:
         self.numbers = torch.zeros((5, capacity), dtype=torch.int64, device=device)
         on_gpu = device.type == "cuda"
         self._host = torch.zeros((5, capacity), dtype=torch.int64, pin_memory=on_gpu)
+        self._told = self._host.numpy()
 
     def load(self, table: IntArray, wanted: Sequence[int], late: Iterable[IntArray] = ()) -> None:
         """Write the rows of ``table``, which is that of `RowInputs`; those in ``late`` enter
         later."""
-        told, rows = self._host.numpy(), table.shape[1]
+        told, rows = self._told, table.shape[1]
         told[:3, :rows] = table
         told[3, :rows] = table[1]
         for some in late:
             told[3, some] = -1
-        told[1, rows:] = told[3, rows:] = -1
-        told[0, rows:] = told[2, rows:] = 0
+        told[:4, rows:] = _PADDING
+        told[4] = 0
         told[4, : len(wanted)] = wanted
-        told[4, len(wanted) :] = 0
 
     def clear(self) -> None:
         """No rows."""
-        told = self._host.numpy()
-        told[:] = 0
-        told[1] = told[3] = -1
+        self._told[:4] = _PADDING
+        self._told[4] = 0
 
     def fetch(self) -> None:
         """Bring to the device what is written when it comes to this."""

@@ -64,7 +64,9 @@ class PagePool:
         self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
         # how often a page was handed out: what is kept of a page is of one such life of it
         self.generations = np.zeros(num_pages, dtype=np.int64)
-        self._is_free = np.ones(num_pages, dtype=np.bool_)
+        # pages that are free, between two that never are
+        self._fenced = np.pad(np.ones(num_pages, dtype=np.bool_), 1)
+        self._is_free = self._fenced[1:-1]
         self._num_free = num_pages
 
     @property
@@ -158,11 +160,9 @@ class PagePool:
         return taken
 
     def _free_runs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        free = self._is_free
-        edges = np.flatnonzero(free[1:] != free[:-1]) + 1
+        free = self._fenced
         # runs begin and end in turn
-        bounds = np.concatenate([[0] * bool(free[0]), edges, [len(free)] * bool(free[-1])])
-        starts, stops = bounds.astype(np.intp).reshape(-1, 2).T
+        starts, stops = np.flatnonzero(free[1:] != free[:-1]).reshape(-1, 2).T
         return starts, stops - starts
 
 
