@@ -176,9 +176,11 @@ class Fusion:
 
     def document_rows(self, positions: IntArray) -> FusedRows:
         """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
-        nth = np.arange(len(positions))
-        tokens = self._candidate_tokens[np.searchsorted(self._candidate_positions, positions)]
-        return FusedRows(positions, np.stack([tokens, self.patch_slots(nth), positions]))
+        table, cuts = np.empty((3, len(positions)), dtype=np.int64), self._cuts(positions)
+        for use, start, stop in zip(self.documents, cuts[::2], cuts[1::2], strict=True):
+            table[0, start:stop] = use.part.ids[positions[start:stop] - use.start]
+        table[1], table[2] = self.patch_slots(np.arange(len(positions))), positions
+        return FusedRows(positions, table)
 
     def patch_slots(self, nth: IntArray) -> IntArray:
         """The slots of the keys number ``nth`` of the patch."""
@@ -269,15 +271,18 @@ class Fusion:
         stand = [np.arange(use.start, use.start + use.num_tokens) for use in self.documents]
         return np.concatenate(stand)
 
-    @cached_property
-    def _candidate_tokens(self) -> IntArray:
-        return np.concatenate([use.part.ids for use in self.documents]).astype(np.int64)
+    def _cuts(self, positions: IntArray) -> list[int]:
+        """Where each blended document begins and ends among ``positions``."""
+        ranges = [(use.start, use.start + use.num_tokens) for use in self.documents]
+        cuts: list[int] = positions.searchsorted(np.array(ranges).ravel()).tolist()
+        return cuts
 
     def _text_rows(self, run: TextRun, stop: int) -> FusedRows:
-        places = np.arange(stop)
-        slots = np.asarray(run.pages, dtype=np.int64)[places // self.page_size] * self.page_size
-        tokens = np.asarray(run.tokens[:stop], dtype=np.int64)
-        table = np.stack([tokens, slots + places % self.page_size, places])
+        table, places = np.empty((3, stop), dtype=np.int64), np.arange(stop)
+        nth = places // self.page_size
+        pages = np.array(run.pages, dtype=np.int64)[nth]
+        table[0], table[2] = run.tokens[:stop], places
+        table[1] = (pages - nth) * self.page_size + places
         return FusedRows(run.start + places, table)
 
     def _before(self) -> Iterator[ReadSpan]:
@@ -287,9 +292,7 @@ class Fusion:
     def _behind(
         self, replaced: IntArray, parts: Sequence[TextRun | DocumentUse]
     ) -> Iterator[ReadSpan]:
-        uses = [part for part in parts if isinstance(part, DocumentUse)]
-        edges = [edge for use in uses for edge in (use.start, use.start + use.num_tokens)]
-        cuts = iter(np.searchsorted(replaced, edges).tolist())
+        cuts = iter(self._cuts(replaced))
         for part in parts:
             if isinstance(part, TextRun):
                 yield part.span(part.num_tokens)

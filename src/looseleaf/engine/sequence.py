@@ -31,6 +31,7 @@ from looseleaf.tiers import tenant_of
 
 IntArray = npt.NDArray[np.int64]
 FindHosted = Callable[[SegmentKey], HostedSegment | None]
+_READS_ALL = Select("all")
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Sequence:
         self._num_prompt_tail = tail.num_tokens
         pooled = [part for part in self.parts if not isinstance(part, HostedUse)]
         self.fusion = make_fusion(request.fuse, pooled, page_size)
-        self._select = request.select or Select("all")
+        self._select = request.select or _READS_ALL
         self._hosted: tuple[HostedRead, ...] | None = None
         # what the tail's tokens read is no other prompt's
         tail.fused = tail.fused or self.apart is not None

@@ -162,7 +162,7 @@ class PagePool:
     def _free_runs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         free = self._fenced
         # runs begin and end in turn
-        starts, stops = np.flatnonzero(free[1:] != free[:-1]).reshape(-1, 2).T
+        starts, stops = (free[1:] != free[:-1]).nonzero()[0].reshape(-1, 2).T
         return starts, stops - starts
 
 

@@ -204,9 +204,9 @@ class HostReader:
         return self.stored.slot.layers[layer]
 
     @property
-    def layers(self) -> UInt8[Tensor, "layers layer_bytes"]:
-        """All of the record, where it is."""
-        return self.stored.slot.layers
+    def address(self) -> int:
+        """Where the record begins, all of it in one run."""
+        return self.stored.slot.run.data_ptr()
 
     def close(self) -> None:
         """Let the record go."""

@@ -230,7 +230,7 @@ class Loader:
         runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
-            one.load: (run, one.reader.layers.data_ptr())
+            one.load: (run, one.reader.address)
             for one in opened
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
