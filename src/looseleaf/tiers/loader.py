@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from jaxtyping import UInt8
@@ -24,12 +23,14 @@ from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy
 
-# how much is copied to a GPU at a time: so much of all documents, and so often, when loads begin;
-# then so much of one, and of all of them; and how many such copies are asked for ahead
+# how much is copied to a GPU at a time: of all documents the least that a step can begin with, then
+# what is copied while it is planned, so that all that is asked for at once is so much; then so much
+# of one, and of all of them; and how many such copies are asked for ahead
 _FIRST_BYTES = 26 << 20
-_AT_ONCE = 3
-_PARCEL_BYTES = 4 << 20
-_TOGETHER_BYTES = 12 << 20
+_SECOND_BYTES = 52 << 20
+_AT_ONCE_BYTES = 64 << 20
+_PARCEL_BYTES = 6 << 20
+_TOGETHER_BYTES = 18 << 20
 _AHEAD = 2
 
 
@@ -235,7 +236,8 @@ class Loader:
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
         sending = _Sending(opened, apart, self._send(sources), begun)
-        sending.num_bytes = sum(islice(sending.parcels, _AT_ONCE))
+        while sending.num_bytes < _AT_ONCE_BYTES and (asked := next(sending.parcels, 0)):
+            sending.num_bytes += asked
         return sending
 
     def _send(self, sources: dict[Load, tuple[range, int]]) -> Iterator[int]:
@@ -243,11 +245,12 @@ class Loader:
         to a GPU, in few copies; yields their bytes. The first are not waited for, the others are
         asked for a little ahead."""
         under_way: deque[torch.cuda.Event] = deque()
-        for nth, (layers, some) in enumerate(_parcels(list(sources))):
+        num_bytes = 0
+        for layers, some in _parcels(list(sources)):
             # copies of another stream may wait as long as there is any of these: until a step
             # follows, before which some may be asked for, it is one by one
             ahead = _AHEAD if some[0].followed else 0
-            while nth >= _AT_ONCE and len(under_way) > ahead:
+            while num_bytes >= _AT_ONCE_BYTES and len(under_way) > ahead:
                 under_way.popleft().synchronize()
             some = [load for load in some if not self._given_up(load)]
 
@@ -264,7 +267,9 @@ class Loader:
                     load.fail()
                 continue
             under_way += [] if event is None else [event]
-            yield sum(load.record.layer_bytes for load in sent) * len(layers)
+            asked = sum(load.record.layer_bytes for load in sent) * len(layers)
+            num_bytes += asked
+            yield asked
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -302,11 +307,12 @@ def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
     A copy costs its asking, so of short documents several layers go at a time. The first few are
     asked for at once, and a step waits for them; the last layers go one by one, since a step still
     has to compute them."""
-    start, nth, num_layers = 0, 0, max((load.record.num_layers for load in loads), default=0)
+    start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
     sizes = [load.record.layer_bytes for load in loads] or [1]
     while start < num_layers:
-        soon, nth = nth < _AT_ONCE, nth + 1
-        most = _FIRST_BYTES // sum(sizes) if soon else _PARCEL_BYTES // max(sizes)
+        soon = start * sum(sizes) < _AT_ONCE_BYTES
+        together = _SECOND_BYTES if start else _FIRST_BYTES
+        most = together // sum(sizes) if soon else _PARCEL_BYTES // max(sizes)
         layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
         at_a_time = max(1, _TOGETHER_BYTES // (max(sizes) * len(layers)))
         at_a_time = len(loads) if most and soon else at_a_time
