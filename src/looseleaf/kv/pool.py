@@ -110,16 +110,15 @@ class PagePool:
         if count == 0:
             return []
         starts, lengths = self._free_runs()
-        room = np.where(starts > 0, _ROOM, 0)
-        fits = np.flatnonzero(lengths >= count + room)
+        room = (starts > 0) * _ROOM
+        fits, tight = (lengths >= count + room).nonzero()[0], (lengths >= count).nonzero()[0]
         if len(fits):
             start = int(starts[fits[0]] + room[fits[0]])
-            pages = np.arange(start, start + count)
-        elif (tight := np.flatnonzero(lengths >= count)).size:
-            pages = np.arange(starts[tight[0]], starts[tight[0]] + count)
+        elif len(tight):
+            start = int(starts[tight[0]])
         else:
-            pages = np.flatnonzero(self._is_free)[:count]
-        return self._take(pages)
+            return self._take(np.flatnonzero(self._is_free)[:count])
+        return self._take(range(start, start + count))
 
     def allocate_next(self, page: int) -> list[int] | None:
         """One page, the neighbour behind ``page`` if it is free; None if no page is."""
@@ -152,12 +151,12 @@ class PagePool:
         if self._num_free != int(self._is_free.sum()):
             raise IntegrityError("the count of free pages is wrong")
 
-    def _take(self, pages: npt.NDArray[np.intp]) -> list[int]:
-        self._is_free[pages] = False
-        self.generations[pages] += 1
+    def _take(self, pages: range | npt.NDArray[np.intp]) -> list[int]:
+        where = slice(pages.start, pages.stop) if isinstance(pages, range) else pages
+        self._is_free[where] = False
+        self.generations[where] += 1
         self._num_free -= len(pages)
-        taken: list[int] = pages.tolist()
-        return taken
+        return list(pages) if isinstance(pages, range) else pages.tolist()
 
     def _free_runs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         free = self._fenced

@@ -27,6 +27,8 @@ class PoolCopy:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+        layers, _, _, *page = map(int, pool.kv.shape)
+        self._shape, self._dtype = (layers, *page), dtype_name(pool.kv.dtype)
         # as words: numpy has no bfloat16
         self._kv = pool.kv.view(_WORDS[pool.kv.itemsize])
         # bytes from K to V, and from there to the K of the next layer
@@ -46,11 +48,10 @@ class PoolCopy:
 
     def record(self, key: SegmentKey, length: int, num_pages: int, tenant: str = "") -> Record:
         """The record of a segment in this pool."""
-        layers, _, _, heads, page_size, dim = self.pool.kv.shape
-        shape = (2, num_pages, int(heads), int(page_size), int(dim))
-        size = num_pages * self.pool.bytes_per_page // int(layers)
-        dtype = dtype_name(self.pool.kv.dtype)
-        return Record(key, length, int(layers), shape, dtype, size, tenant)
+        layers, heads, page_size, dim = self._shape
+        shape = 2, num_pages, heads, page_size, dim
+        size = num_pages * self.pool.bytes_per_page // layers
+        return Record(key, length, layers, shape, self._dtype, size, tenant)
 
     def fence(self) -> torch.cuda.Event | None:
         """On a GPU, when all that was launched so far has been computed: what was read from pages
