@@ -164,6 +164,10 @@ def test_the_planner_gathers_where_it_pays() -> None:
     assert pays()
     assert not pays(units=8, unit_borders=1.0)
     assert not pays(keys=60000)
+    # behind six documents of 512 tokens: what lists take would be more than 144 rows win
+    behind = {"unit_keys": 3136.0, "unit_borders": 7.0, "keys": 3136, "masked": True}
+    assert pays(units=14 * 8, **behind)
+    assert not pays(units=5 * 8, **behind)
     assert not cost_model_of(CPU, 128, 4).worth_gathering(ReadBySpans(512, 3e3, 4.0, 4096, True), 8)
 
 

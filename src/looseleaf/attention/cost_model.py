@@ -45,13 +45,15 @@ class TileCost:
 
 @dataclass(frozen=True)
 class GatherCost:
-    """What gathering keys before they are read by spans costs, in microseconds: ``launch``, and
-    ``per_key`` of a KV head; and what is won by it: ``border`` where a unit would go on from one
+    """What gathering keys before they are read by spans costs a layer, in microseconds: ``launch``,
+    ``per_key`` of a KV head, and of ``listing``, for which the host works once a step before the
+    device begins; and what is won by it: ``border`` where a unit would go on from one
     span to the next, and the share ``paged`` of the time in which keys are read (tiles come in one
     copy); where some keys are replaced, ``masked_border`` and ``masked`` instead."""
 
     launch: float
     per_key: float
+    listing: float
     border: float
     paged: float
     masked_border: float
@@ -94,7 +96,7 @@ class CostModel:
         if read.masked:
             border, share = cost.masked_border, cost.masked
         won = rounds * (share * read.unit_keys * self.wide.per_key + border * read.unit_borders)
-        return won > cost.launch + cost.per_key * read.keys * num_kv_heads
+        return won > cost.launch + cost.listing + cost.per_key * read.keys * num_kv_heads
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
         """What the wide tile saves over narrow ones, for rows that read the same keys."""
@@ -168,7 +170,9 @@ def default_cost_model(
     if hopper and _on_hopper(head_dim, 2):
         # pages of e4m3 are left to another kernel, but for those that are widened first
         paged = 0.02 if itemsize == 2 else 0.45
-        gather = GatherCost(3.0, 0.00027 * scale, 2.8, paged, 4.2, paged + 0.1)
+        # lists of a few thousand keys take 0.25 ms, of 32 layers
+        listing = 8.0
+        gather = GatherCost(3.0, 0.00027 * scale, listing, 2.8, paged, 4.2, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
     return CostModel(*tiles, launch=4.0, per_state=0.00025, gather=gather)
 
