@@ -241,11 +241,12 @@ class Fusion:
         """The blended documents as they are stored."""
         return tuple(use.span() for use in self.documents)
 
-    def num_chosen_of(self, use: DocumentUse) -> int:
-        """How many tokens of a document are computed again, 0 until they are chosen."""
-        if use not in self.documents or self.positions is None:
-            return 0
-        return len(_within(self.positions, use))
+    def num_chosen(self) -> list[int]:
+        """How many tokens of each document are computed again, 0 until they are chosen."""
+        if self.positions is None:
+            return [0] * len(self.documents)
+        cuts = self._cuts(self.positions)
+        return [stop - start for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
 
     def book(self) -> None:
         """The first ``computed`` rows are done: so much of every run is there."""
@@ -371,12 +372,6 @@ def by_position(parts: Sequence[FusedRows]) -> FusedRows:
     order = np.argsort(positions, kind="stable")
     table = np.concatenate([rows.table for rows in parts], axis=1)
     return FusedRows(positions[order], table[:, order])
-
-
-def _within(positions: IntArray, use: DocumentUse) -> IntArray:
-    """Which of ``positions`` stand in a document, as places in it."""
-    first, last = np.searchsorted(positions, (use.start, use.start + use.num_tokens))
-    return positions[first:last] - use.start
 
 
 def _without(use: DocumentUse, places: IntArray) -> ReadSpan:

@@ -357,8 +357,8 @@ class Sequence:
 
     def recomputed(self) -> list[int]:
         """How many tokens of each document this sequence computes again, as far as it is known."""
-        fusion = self.fusion
-        return [fusion.num_chosen_of(use) if fusion else 0 for use in self.documents]
+        blended = self.fusion.num_chosen() if self.fusion else []
+        return [0] * (len(self.documents) - len(blended)) + blended
 
     def _ready(self, use: DocumentUse, following: bool) -> bool:
         return self._is_there(use, following) or self._in_step(use)
