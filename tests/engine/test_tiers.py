@@ -11,7 +11,14 @@ import torch
 from looseleaf import LLM, Fuse
 from looseleaf.errors import InvalidOption
 from looseleaf.tiers import HOSTED
-from tests.engine.harness import Folder, assert_idle, assert_same_answers, document, words
+from tests.engine.harness import (
+    Folder,
+    assert_idle,
+    assert_same_answers,
+    document,
+    drawn,
+    words,
+)
 from tests.engine.harness import ask as ask_with
 from tests.engine.tiered import (
     DOCUMENTS,
@@ -111,15 +118,9 @@ def test_what_came_from_disk_is_in_the_memory_of_the_host_then(
     llm.close()
 
 
-def test_a_layer_is_computed_before_the_next_one_is_loaded(
-    checkpoint: Folder, tmp_path: Path, plain: list[Any]
-) -> None:
-    """The tier gives no layer before the model has attended to the one before it: a step that
-    waited for the whole document would wait for ever."""
-    llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
-    load_always(llm)
-    ask(llm, prompts(1))
-    forget_pool(llm)
+def give_no_layer_ahead(llm: LLM) -> None:
+    """Have tiers give no layer before the question of `prompts(1)` has attended to the one before
+    it."""
     layers = llm.engine.runner.model.config.num_layers
     attended = [threading.Event() for _ in range(layers)]
     step = llm.engine.runner.attention.step
@@ -141,9 +142,36 @@ def test_a_layer_is_computed_before_the_next_one_is_loaded(
 
     make_unruly(llm, mood)
     llm.engine.runner.attention.step = watched  # type: ignore[method-assign]
+
+
+def test_a_layer_is_computed_before_the_next_one_is_loaded(
+    checkpoint: Folder, tmp_path: Path, plain: list[Any]
+) -> None:
+    """A step that waited for the whole document would wait for ever."""
+    llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
+    load_always(llm)
+    ask(llm, prompts(1))
+    forget_pool(llm)
+    give_no_layer_ahead(llm)
     again = ask(llm, prompts(1))
     assert sources(again[0].output) == ["loaded"]
     assert_same_answers(again, plain[:1])
+    llm.close()
+
+
+def test_a_document_that_has_come_stays_though_its_request_ends_with_one_token(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    """The step that follows it is the request's last."""
+    llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
+    load_always(llm)
+    ask(llm, prompts(1))
+    forget_pool(llm)
+    give_no_layer_ahead(llm)
+    one = drawn(3, max_tokens=1)
+    found = [sources(ask_with(llm, prompts(1), one)[0].output) for _ in range(2)]
+    assert found == [["loaded"], ["cached"]]
+    assert_idle(llm)
     llm.close()
 
 

@@ -73,6 +73,9 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free what it holds."""
         if sequence in self.running:
+            if self.tiering.busy:
+                # what has come for it by now stays, though no step follows that would see to it
+                self._settle()
             self.running.remove(sequence)
             self._release(sequence)
         elif sequence in self.waiting:
