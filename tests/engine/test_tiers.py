@@ -24,6 +24,7 @@ from tests.engine.tiered import (
     DOCUMENTS,
     PARAMS,
     forget_pool,
+    give_no_layer_ahead,
     load_always,
     make_unruly,
     prompts,
@@ -116,32 +117,6 @@ def test_what_came_from_disk_is_in_the_memory_of_the_host_then(
         forget_pool(llm)
     assert tiers == ["disk", "host"]
     llm.close()
-
-
-def give_no_layer_ahead(llm: LLM) -> None:
-    """Have tiers give no layer before the question of `prompts(1)` has attended to the one before
-    it."""
-    layers = llm.engine.runner.model.config.num_layers
-    attended = [threading.Event() for _ in range(layers)]
-    step = llm.engine.runner.attention.step
-
-    def watched(rows: Any) -> Any:
-        attend = step(rows)
-
-        def call(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
-            out = attend(layer, *qkv)
-            if len(out) == len(prompts(1)[0][-1]):
-                attended[layer].set()
-            return out
-
-        return call
-
-    def mood(call: str, layer: int) -> None:
-        if call == "read" and layer > 0:
-            assert attended[layer - 1].wait(15)
-
-    make_unruly(llm, mood)
-    llm.engine.runner.attention.step = watched  # type: ignore[method-assign]
 
 
 def test_a_layer_is_computed_before_the_next_one_is_loaded(

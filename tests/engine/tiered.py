@@ -1,5 +1,6 @@
 """Engines with tiers under observation, and tiers that fail, lie or are slow as they are told."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,32 @@ def forget_pool(llm: LLM) -> None:
 
 def sources(output: Any) -> list[str]:
     return [d.source for d in output.reuse.documents]
+
+
+def give_no_layer_ahead(llm: LLM) -> None:
+    """Have tiers give no layer before the question of `prompts(1)` has attended to the one before
+    it."""
+    layers = llm.engine.runner.model.config.num_layers
+    attended = [threading.Event() for _ in range(layers)]
+    step = llm.engine.runner.attention.step
+
+    def watched(rows: Any) -> Any:
+        attend = step(rows)
+
+        def call(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+            out = attend(layer, *qkv)
+            if len(out) == len(prompts(1)[0][-1]):
+                attended[layer].set()
+            return out
+
+        return call
+
+    def mood(call: str, layer: int) -> None:
+        if call == "read" and layer > 0:
+            assert attended[layer - 1].wait(15)
+
+    make_unruly(llm, mood)
+    llm.engine.runner.attention.step = watched  # type: ignore[method-assign]
 
 
 class Unruly:
