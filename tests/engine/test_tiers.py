@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from looseleaf import LLM, Fuse
 from looseleaf.errors import InvalidOption
