@@ -131,6 +131,52 @@ def test_budgets_of_layers_are_numbers_of_a_graph(checkpoint: Folder) -> None:
     assert graphs is not None and graphs.replays == llm.engine.counters.steps
 
 
+BY_TENSORS = {
+    "window": Select("window", tokens=80),
+    "partial": Select("partial", tokens=80, dense_layers=(0,)),
+    "sum": Select("quest", tokens=80, dense_layers=(0,), group="sum"),
+    "mass": Select("quest", mass=0.7, dense_layers=(0,)),
+    "capped mass": Select("representatives", mass=0.9, tokens=96, dense_layers=()),
+    "mass of sums": Select("partial", mass=0.6, ratio=0.8, group="sum"),
+}
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("name", BY_TENSORS)
+def test_policies_that_choose_by_tensors_replay_with_the_answers_of_the_cpu(
+    checkpoint: Folder, name: str, window: int
+) -> None:
+    """And count what they read: with a mass only the device knows how many pages that is."""
+    how = {"select": BY_TENSORS[name], "revise": Revise(window)}
+    outputs = make_llm(checkpoint()).generate(PROMPTS, PARAMS, **how)
+    mine, llm = answers(checkpoint, True, **how)
+    assert_alike(mine, [o.outputs[0] for o in outputs])
+    graphs = llm.engine.runner.graphs
+    assert graphs is not None and graphs.replays == llm.engine.counters.steps
+    dense = answers(checkpoint, False, select=None, revise=None)[0]
+    assert [o.logprobs for o in dense] != [o.logprobs for o in mine]
+
+
+@pytest.mark.parametrize("name", BY_TENSORS)
+def test_pages_that_tensors_choose_are_counted_as_by_the_cpu(checkpoint: Folder, name: str) -> None:
+    how = [{"select": BY_TENSORS[name]}, {}, {"select": BY_TENSORS[name]}]
+    mine, _ = mixed(checkpoint, how, True)
+    other, _ = mixed(checkpoint, how, False)
+    llm = make_llm(checkpoint(), num_pages=192)
+    assert_alike([o.outputs[0] for o in mine], [o.outputs[0] for o in other])
+    engine_of_cpu, added = llm.engine, []
+    for n, one in enumerate(how):
+        parts = engine_of_cpu.prompts.from_parts(MIXED_PROMPTS[n])
+        added.append(engine_of_cpu.add(Request(f"{n}", parts, PARAMS, **one)))
+        engine_of_cpu.step()
+    while engine_of_cpu.has_work:
+        engine_of_cpu.step()
+    for one, two, three in zip(mine, other, added, strict=True):
+        assert one.select == two.select == three.output().select
+    assert mine[0].select is not None and mine[0].select.chosen_steps
+    assert mine[0].select.pages_read < mine[0].select.pages_held
+
+
 BLENDED = [
     [Document(words(1, 40)), Document(words(2, 41)), Document(words(4, 33)), words(3, 30)],
     [words(5, 9), Document(words(2, 41)), words(6, 3), Document(words(1, 40)), words(7, 9)],
@@ -204,6 +250,12 @@ MIXED: list[dict[str, Any]] = [
 ]
 
 
+# two of them begin alike, and read that together
+MIXED_PROMPTS: list[Any] = [
+    [words(n % 6, 90), Document(words(50, 41)), words(9, 8)] for n in range(8)
+]
+
+
 def mixed(folder: Folder, how: list[dict[str, Any]], replayed: bool) -> tuple[list[Any], Any]:
     """Answers of requests with policies of their own, each a step behind the one before."""
     llm = make_llm(folder())
@@ -213,13 +265,9 @@ def mixed(folder: Folder, how: list[dict[str, Any]], replayed: bool) -> tuple[li
         runner = llm.engine.runner
         graphs, passes = Steps(runner.model, runner.attention, 64), Passes(*about(runner))
         llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
-    # two of them begin alike, and read that together
-    prompts: list[Any] = [
-        [words(n % 6, 90), Document(words(50, 41)), words(9, 8)] for n in range(8)
-    ]
     added = []
     for n, one in enumerate(how):
-        parts = llm.engine.prompts.from_parts(prompts[n])
+        parts = llm.engine.prompts.from_parts(MIXED_PROMPTS[n])
         added.append(llm.engine.add(Request(f"{n}", parts, PARAMS, **one)))
         llm.engine.step()
     while llm.engine.has_work:
@@ -247,7 +295,7 @@ def test_rows_of_several_policies_replay_in_turn_with_the_same_answers(checkpoin
 
 def test_what_no_list_tells_is_not_computed_in_turn(checkpoint: Folder) -> None:
     """One launch of everything, since a part of it is launched kernel by kernel anyway."""
-    how = [*MIXED[:5], {"select": Select("partial", tokens=80, dense_layers=(0,))}]
+    how = [*MIXED[:5], {"select": replace(QUEST, recall_every=1)}]
     mine, engine = mixed(checkpoint, how, True)
     assert_alike(
         [o.outputs[0] for o in mine], [o.outputs[0] for o in mixed(checkpoint, how, False)[0]]

@@ -43,6 +43,11 @@ class ChosenShape:
         return self.outputs * self.kv_heads
 
     @property
+    def rows(self) -> int:
+        """All rows of outputs that choose."""
+        return self.outputs * self.window
+
+    @property
     def num_parts(self) -> int:
         """Parts of what is chosen at a place."""
         most = -(-self.room // self._least_pages)

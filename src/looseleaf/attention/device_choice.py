@@ -1,44 +1,50 @@
 """What rows choose on the device in one step: its numbers on the host, their place on the device,
 and the operators that a layer calls to fill the items of a work list.
 
-A choice is of one policy whose pages are scored by products with what is kept of them. If earlier
+A choice is of one policy, whose pages are scored by products with what is kept of them, or by
+tensors of the policy's own. If earlier
 rows of its outputs are revised (RetroAttention), they read what is new to them of the pages of the
 newest row, together with it, and keep their states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from looseleaf.attention.chosen_lists import ChosenShape, may_join, power_of_two, with_room
+from looseleaf.attention.listed_scores import (
+    Listed,
+    Scored,
+    choosing_on_device,
+    says_how_many,
+    worth_of,
+)
 from looseleaf.attention.lists import HostWork, IntArray, IntBuffer, int32
 from looseleaf.attention.readings import Reading, SelectedRows
-from looseleaf.attention.selection import Candidates, CandidateTable, RowCandidates, TableArrays
-from looseleaf.kv.summaries import PageSummaries
+from looseleaf.attention.selection import (
+    Candidates,
+    CandidateTable,
+    RowCandidates,
+    TableArrays,
+)
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates
-from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.select_pages import CandidateList, SeenPages, best_run, select_pages
+from looseleaf.ops.select_pages import (
+    CandidateList,
+    SeenPages,
+    best_run,
+    select_pages,
+)
 from looseleaf.ops.store_kv import NewRows
-from looseleaf.types import Rotation, ScoreRule
 
 # rooms and spans come in few sizes, since each has graphs of its own
 _ROOM_STEP = 16
 # numbers of 32 bits from one aligned address to the next
 _ALIGNED = 4
-
-
-@runtime_checkable
-class ByVectors(Protocol):
-    """A policy that may be a plain one: the largest products of a query head and what is kept of a
-    page, with so many pages of the sink and recent ones; None if it is not."""
-
-    @property
-    def vector_budget(self) -> tuple[int, int] | None: ...
 
 
 @runtime_checkable
@@ -83,13 +89,15 @@ class OverWindows(Protocol):
 class HostChoice:
     """The choice of one step on the host. ``table`` has the candidates of the rows that
     choose; ``numbers`` are the arrays of a `CandidateList` but for
-    its columns, and of `SeenPages` and `KeptStates` if states are ``kept``."""
+    its columns, and of `SeenPages` and `KeptStates` if states are ``kept``. ``told`` are the rows
+    that must be told how many pages they read, since only the device knows."""
 
     shape: ChosenShape
     how: "Scored"
     table: CandidateTable
     numbers: dict[str, IntArray]
     kept: KeptOutputs | None
+    told: SelectedRows | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -99,33 +107,12 @@ class HostChoice:
             # outputs that need more room get other tensors
             held = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
             kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in held)
-        return (self.shape, self.how.sink, id(self.how.summaries), *kept)
+        return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The length of every array of numbers."""
         return {name: len(array) for name, array in self.numbers.items()}
-
-
-class Scored(NamedTuple):
-    """How pages are scored: by what is kept of them; the first ``sink`` come first."""
-
-    summaries: PageSummaries
-    rotation: Rotation
-    rules: Sequence[ScoreRule]
-    page_size: int
-    sink: int
-
-
-def choosing_on_device(selected: Sequence[object]) -> SelectedRows | None:
-    """The rows that choose, if all of them do so by the largest products, under one policy."""
-    if len(selected) != 1 or not isinstance(selected[0], SelectedRows):
-        return None
-    policy = selected[0].policy
-    if not isinstance(policy, ByVectors) or policy.vector_budget is None:
-        return None
-    measured = any(row.measured for row in selected[0].candidates.rows)
-    return None if measured else selected[0]
 
 
 def count_on_device(readings: Sequence[Reading]) -> None:
@@ -142,12 +129,15 @@ def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
         candidates = rows.candidates
         limits = candidates.leading.host.limits[layers].sum(0, dtype=np.int64)
         pages = np.zeros(len(candidates.rows), np.int64)
-        pages[: len(limits)] = limits
+        if not says_how_many(rows.policy):
+            pages[: len(limits)] = limits
         if isinstance(rows.policy, OverWindows):
             windows = _windows(candidates)
             new = [row.newly_sealed for row in windows[: len(limits)]]
             pages[: len(limits)] += len(layers) * np.array(new, np.int64)
-        rows.count(torch.from_numpy(pages * candidates.num_kv_heads), layers=len(layers))
+        worth, kv = worth_of(rows.policy), candidates.pool.kv
+        looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
+        rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, len(layers))
 
 
 def choose_in(
@@ -157,8 +147,9 @@ def choose_in(
     ``group`` of query heads. ``num_rows`` are the
     rows that arrays of rows have room for; ``padded`` those of outputs too, for graphs."""
     policy, candidates = selected.policy, selected.candidates
-    assert isinstance(policy, ByVectors) and policy.vector_budget is not None
-    sink, recent = policy.vector_budget
+    assert isinstance(policy, Listed) and policy.listed_budget is not None
+    sink, recent = policy.listed_budget
+    worth = worth_of(policy)
     rows, kept, more, width = int32(selected.places)[:, None], None, 0, 1
     if isinstance(policy, OverWindows):
         width, kept = policy.window, policy.states
@@ -167,6 +158,9 @@ def choose_in(
     host = candidates.leading.host
     outputs = power_of_two(len(rows)) if padded else len(rows)
     room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
+    if says_how_many(policy):
+        # a limit that may be all pages grows with them
+        room = power_of_two(room)
     shape = ChosenShape(
         outputs, rows.shape[1], candidates.num_kv_heads, group,
         most=max(1024, power_of_two(host.columns.shape[2])),
@@ -187,10 +181,10 @@ def choose_in(
         kept.make_room(shape.most)
         sizes = outputs, width, num_rows
         numbers |= _window_numbers(candidates, selected.places, chosen_from, sizes)
-    assert candidates.summaries is not None, "pages are scored by what is kept of them"
-    rules, size = candidates.rules, candidates.pool.page_size
-    how = Scored(candidates.summaries, candidates.rotation, rules, size, sink)
-    return work, HostChoice(shape, how, candidates.leading, numbers, kept)
+    shown = candidates.summaries, candidates.rotation, candidates.rules, candidates.pool
+    told = selected if says_how_many(policy) else None
+    how = Scored(*shown, sink, policy, worth)
+    return work, HostChoice(shape, how, candidates.leading, numbers, kept, told)
 
 
 def _windows(candidates: Candidates) -> list[WindowRow]:
@@ -296,6 +290,9 @@ class ChoiceBuffer:
             of_windows["kept_at"].fill_(-1)
         room = shape.num_pages if choice.kept else 0
         self.seen = torch.zeros(room, dtype=torch.int32, device=device)
+        # pages that are read, by layer and row of the choice, where only the device knows
+        counted = len(choice.how.rules) if choice.told is not None else 0
+        self.counts = torch.zeros(counted, shape.rows, dtype=torch.int64, device=device)
 
     def of_layer(self, layer: int) -> CandidateList:
         """The candidates with the limits of a layer."""
@@ -345,12 +342,21 @@ class DeviceChoice:
         self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
     ) -> None:
         """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
-        listed, shape, how = self.buffer.of_layer(layer), self.buffer.shape, self.how
-        vectors, positions = how.summaries.layer(layer), self.work.row_positions
-        rule = how.rotation, how.rules[layer], how.page_size
+        listed, shape = self.buffer.of_layer(layer), self.buffer.shape
         run = best_run(shape.most, shape.room)
-        scores = page_scores(q, vectors, listed, positions, rule, run, new, implementation)
+        where = listed, self.work.row_positions, run
+        scores = self.how.pages(layer, q, *where, new, implementation)
+        counts = self.buffer.counts
+        if len(counts):
+            chosen = (scores.each > -torch.inf).sum(-1).clamp_max(listed.limit[:, None]).sum(-1)
+            counts[layer, : len(chosen)] = chosen
         select_pages(scores, listed, shape.chosen(self.work), self._seen(layer), implementation)
+
+    def tell(self, choice: HostChoice) -> None:
+        """Tell the rows of ``choice``, of the step that was just launched, what it counts."""
+        if choice.told is not None:
+            pages = self.buffer.counts.sum(0)
+            choice.told.tallies.append(pages[: len(choice.told.places)])
 
     def kept(self, layer: int) -> KeptStates | None:
         """What the merge of ``layer`` goes on from, and keeps."""

@@ -21,7 +21,6 @@ from looseleaf.attention.device_choice import (
     DeviceChoice,
     HostChoice,
     choose_in,
-    choosing_on_device,
     count_on_device,
 )
 from looseleaf.attention.gathered import reads_gathered
@@ -30,6 +29,7 @@ from looseleaf.attention.hosted import HostedAttention
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
 from looseleaf.attention.hosted_windows import HostedWindows
+from looseleaf.attention.listed_scores import choosing_on_device
 from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
@@ -291,6 +291,7 @@ class PagedAttention:
         host, choice = choose_in(host, selected, self._group, num_rows)
         buffer = ChoiceBuffer(choice, device)
         buffer.load(choice)
+        selected.tallies.extend(buffer.counts[:, : len(selected.places)])
         work = host.to(device)
         tiles = self.planner.tile_rows
         spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None

@@ -78,7 +78,7 @@ class SelectedRows:
         dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
         choosing = (self.num_layers - dense) * heads
         recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
-        found, tallies = [], torch.stack(self.tallies).sum(0).tolist()
+        found, tallies = [], self._tallied()
         for n, row in enumerate(self.candidates.rows):
             others = row.num_other(size) + row.num_patches
             held = row.num_candidates + others
@@ -88,6 +88,14 @@ class SelectedRows:
             recall = recalls[n] if recalls and row.measured else None
             found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
         return found
+
+    def _tallied(self) -> list[int]:
+        """The pages of each row, counted on the host and on the device."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for tally in self.tallies:
+            by_device.setdefault(tally.device, []).append(tally)
+        sums = [torch.stack(some).sum(0).tolist() for some in by_device.values()]
+        return [sum(each) for each in zip(*sums, strict=True)]
 
     def begin(self, layer: int, q: Tensor) -> None:
         """Nothing: what is chosen is read by `join`."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from looseleaf.attention.groups import Bitmap, DecodeRow, ReadSpan, join_bitmaps
@@ -297,6 +297,14 @@ class Candidates:
     ) -> Float[Tensor, "spans qo_heads head_dim"]:
         """Every span's query, in the frame of the span; fp32."""
         return rotate(q[self.table.span_row].float(), self.span_positions, self.rotation)
+
+    def forced(self, sink: int, recent: int) -> Bool[Tensor, "rows most"]:
+        """The first pages, and the last of those that are not read anyway."""
+        table = self.table
+        column = torch.arange(table.pages.shape[1], device=table.pages.device)
+        others = torch.tensor([row.num_other(self.pool.page_size) for row in self.rows])
+        last = table.num_pages - (recent - others.to(column.device)).clamp_min(0)
+        return (column < sink) | ((column >= last[:, None]) & (column < table.num_pages[:, None]))
 
     def everything(self) -> Choice:
         """The choice of all of them."""

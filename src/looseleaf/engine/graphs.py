@@ -95,6 +95,12 @@ class _Graph:
             if lists.choice is not None and choice is not None:
                 lists.choice.load(choice)
 
+    def tell(self, step: HostStep) -> None:
+        """Tell the rows of a step that was replayed what only the device counts."""
+        for lists, (_, choice) in zip(self.lists, step.works, strict=True):
+            if lists.device is not None and choice is not None:
+                lists.device.tell(choice)
+
 
 @dataclass(eq=False)
 class StepGraphs:
@@ -142,6 +148,7 @@ class StepGraphs:
             self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         self.attention.planner.launching()
         graph.graph.replay()
+        graph.tell(step)
         if reads_hosted:
             self.attention.sent()
         self.replays += 1

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.hosted_window import WindowShape
+from looseleaf.attention.listed_scores import says_how_many
 from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import Local, Revise
 from looseleaf.engine.hosted_revision import KeyRevision
@@ -46,7 +47,8 @@ class PageRevision(Revision):
         window.advance(newest.position, width, tail.offset, self.page_size)
         first = self._row(newest, 0)
         self._num_sealed = most = first.num_candidates
-        if self.policy.limit(most, first.num_other(self.page_size)) >= most:
+        limit = self.policy.limit(most, first.num_other(self.page_size))
+        if limit >= most and not says_how_many(self.policy):
             self.restart()
             return [DecodeRow(newest.position, newest.settled, tail)]
         return [first, *(self._row(newest, age) for age in range(1, window.num_rows))]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.listed_scores import says_how_many
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.config import Fuse, Select
@@ -288,7 +289,8 @@ class Sequence:
             measured = every > 0 and len(self.output_token_ids) % every == 0
             row = SelectingRow(position, self._settled, own, self.policy, sealed, measured=measured)
             most = row.num_candidates
-            if self.policy.limit(most, row.num_other(self.page_size)) < most:
+            limit = self.policy.limit(most, row.num_other(self.page_size))
+            if limit < most or says_how_many(self.policy):
                 return row
         return DecodeRow(position, self._settled, own, hosted=self._hosted or ())
 

@@ -8,8 +8,8 @@ device: with a pass of 416 rows and one that decodes 50 ms, where both replay in
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
-from looseleaf.attention.device_choice import ByVectors
 from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.listed_scores import Listed
 from looseleaf.attention.readings import SelectedRows
 from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.engine import pass_graphs
@@ -68,8 +68,8 @@ def _replays(row: DecodeRow) -> bool:
     if not isinstance(row, SelectingRow):
         return True
     policy = row.policy
-    plain = isinstance(policy, ByVectors) and policy.vector_budget is not None
-    return plain and not row.measured
+    listed = isinstance(policy, Listed) and policy.listed_budget is not None
+    return listed and not row.measured
 
 
 def turn_of(work: StepWork, turn: Rows[int], first: bool) -> StepWork:

@@ -66,13 +66,18 @@ class Revising:
         return self.base.summary
 
     @property
-    def vector_budget(self) -> tuple[int, int] | None:
-        """The base's, if it has any: see `SparsePolicy.vector_budget`. None if rows keep all that
+    def listed_budget(self) -> tuple[int, int] | None:
+        """The base's, if it has any: see `SparsePolicy.listed_budget`. None if rows keep all that
         they read, which no work list tells."""
         if self.local == "stale":
             return None
-        budget: tuple[int, int] | None = getattr(self.base, "vector_budget", None)
+        budget: tuple[int, int] | None = getattr(self.base, "listed_budget", None)
         return budget
+
+    @property
+    def worth(self) -> object:
+        """The base's."""
+        return getattr(self.base, "worth", None)
 
     @property
     def window(self) -> int:

@@ -34,9 +34,10 @@ class BreakEven:
 
     def tokens(self, select: Select, policy: SparsePolicy, window: int = 1) -> int:
         """The longest context that had better be read whole, under ``policy``, that of ``select``,
-        with a ``window`` of revised rows. 0 for policies that are not chosen by on the device: they
-        are slower than reading all in any case, and whoever asks for one wants its choice."""
-        if policy.vector_budget is None or policy.summary is None:
+        with a ``window`` of revised rows. 0 for policies that do not choose by the largest products
+        with what is kept of pages: they are slower than reading all unless that is very long, and
+        whoever asks for one wants its choice."""
+        if policy.worth is not None or policy.summary is None:
             return 0
         saved = 1 - policy.summary.width / (2 * self.page_size)
         taken = _CHOOSING + (_REVISING + _REVISED_ROW * window if window > 1 else 0.0)

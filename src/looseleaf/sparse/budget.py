@@ -26,7 +26,9 @@ class Budget:
             return -(-tokens // page_size)
 
         most = None if select.tokens is None else pages(select.tokens)
-        return cls(most, select.ratio, select.mass, pages(select.sink), pages(select.recent))
+        # all of the attention is held by all pages, however small their shares
+        mass = None if select.mass == 1.0 else select.mass
+        return cls(most, select.ratio, mass, pages(select.sink), pages(select.recent))
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The most candidates that are chosen beside ``num_other`` pages; at least one."""

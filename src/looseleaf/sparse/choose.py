@@ -1,7 +1,7 @@
 """From scores to a choice: how query heads agree, what is read in any case, and how many pages."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from looseleaf.attention.selection import Candidates, Choice
@@ -25,25 +25,54 @@ def choose_pages(
     the chosen pages reaches it. Ties go to the earlier page.
     """
     table = candidates.table
+    worth, shares = _worth(scores, candidates, layer, budget, group)
+    ranked, order = _ranked(worth, table.most_chosen)
+    rank = torch.arange(order.shape[-1], device=order.device)
+    kept = (rank < table.limits[layer][:, None, None]) & (ranked > -torch.inf)
+    if budget.mass is not None:
+        assert shares is not None
+        kept &= _within(budget.mass, shares, ranked, order)
+    # rising, and what is not kept behind all that is
+    past = table.pages.shape[1]
+    ordinals = order.masked_fill(~kept, past).sort(-1).values
+    return Choice(ordinals.clamp_max(past - 1), kept.sum(-1))
+
+
+def page_worth(
+    scores: Float[Tensor, "rows kv_heads group most"],
+    candidates: Candidates,
+    layer: int,
+    budget: Budget,
+    group: GroupRule,
+) -> Float[Tensor, "rows kv_heads most"]:
+    """What `choose_pages` ranks by: inf for what it reads in any case, -inf for what it leaves out
+    whatever the limit."""
+    worth, shares = _worth(scores, candidates, layer, budget, group)
+    if budget.mass is None:
+        return worth
+    assert shares is not None
+    ranked, order = _ranked(worth, worth.shape[-1])
+    within = _within(budget.mass, shares, ranked, order)
+    return worth.scatter(-1, order, ranked.masked_fill(~within, -torch.inf))
+
+
+def _worth(
+    scores: Float[Tensor, "rows kv_heads group most"],
+    candidates: Candidates,
+    layer: int,
+    budget: Budget,
+    group: GroupRule,
+) -> tuple[Float[Tensor, "rows kv_heads most"], Float[Tensor, "rows kv_heads most"] | None]:
+    """What query heads agree on, and the shares of attention that they expect, if asked for."""
     visible = candidates.visible(layer)[:, None]  # [rows, 1, most]
     scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
     shares = None
     if group == "sum" or budget.mass is not None:
         shares = _shares(scores)
     worth = shares if group == "sum" and shares is not None else scores.amax(2)
-    forced = _forced(candidates, budget)[:, None]
-    ranked, order = _ranked(worth, forced & visible, table.most_chosen)
-    rank = torch.arange(order.shape[-1], device=order.device)
-    kept = (rank < table.limits[layer][:, None, None]) & (ranked > -torch.inf)
-    if budget.mass is not None:
-        assert shares is not None
-        held = shares.gather(-1, order)
-        before = held.cumsum(-1) - held
-        kept &= (before < budget.mass) | (ranked == torch.inf)
-    # rising, and what is not kept behind all that is
-    past = table.pages.shape[1]
-    ordinals = order.masked_fill(~kept, past).sort(-1).values
-    return Choice(ordinals.clamp_max(past - 1), kept.sum(-1))
+    forced = candidates.forced(budget.sink, budget.recent)[:, None]
+    worth = worth.masked_fill(forced & visible, torch.inf)
+    return worth.masked_fill(~visible, -torch.inf), shares
 
 
 def _shares(
@@ -53,24 +82,21 @@ def _shares(
     return scores.softmax(-1).nan_to_num(0.0).mean(2)
 
 
-def _forced(candidates: Candidates, budget: Budget) -> Bool[Tensor, "rows most"]:
-    """The first pages, and the last of those that are not read anyway."""
-    table = candidates.table
-    column = torch.arange(table.pages.shape[1], device=table.pages.device)
-    others = torch.tensor([row.num_other(candidates.pool.page_size) for row in candidates.rows])
-    recent = (budget.recent - others.to(column.device)).clamp_min(0)
-    last = table.num_pages - recent
-    return (column < budget.sink) | (
-        (column >= last[:, None]) & (column < table.num_pages[:, None])
-    )
+def _within(
+    mass: float,
+    shares: Float[Tensor, "rows kv_heads most"],
+    ranked: Float[Tensor, "rows kv_heads count"],
+    order: Int[Tensor, "rows kv_heads count"],
+) -> Bool[Tensor, "rows kv_heads count"]:
+    """Which of the best are read until they hold ``mass``, or in any case."""
+    held = shares.gather(-1, order)
+    before = held.cumsum(-1) - held
+    return (before < mass) | (ranked == torch.inf)
 
 
 def _ranked(
-    worth: Float[Tensor, "rows kv_heads most"],
-    forced: Bool[Tensor, "rows 1 most"],
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    """The ``count`` best, best first, with their ordinals; those that are forced come first."""
-    worth = worth.masked_fill(forced, torch.inf)
+    worth: Float[Tensor, "rows kv_heads most"], count: int
+) -> tuple[Float[Tensor, "rows kv_heads count"], Int[Tensor, "rows kv_heads count"]]:
+    """The ``count`` best, best first, with their ordinals."""
     ranked, order = worth.sort(dim=-1, descending=True, stable=True)
     return ranked[..., :count], order[..., :count]

@@ -1,6 +1,6 @@
 """A policy: a scorer, a budget, and the layers that stay dense."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -10,7 +10,7 @@ from looseleaf.attention.selection import Candidates, Choice
 from looseleaf.config import GroupRule, LayerBudgets
 from looseleaf.kv.summaries import Summary
 from looseleaf.sparse.budget import Budget
-from looseleaf.sparse.choose import choose_pages
+from looseleaf.sparse.choose import choose_pages, page_worth
 from looseleaf.sparse.layers import Schedule
 
 
@@ -36,6 +36,32 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
+class PageWorth:
+    """What a scorer, a budget's mass and what it reads in any case make of pages; implements
+    `Worth`. Policies that differ in how many pages they read have the same."""
+
+    scorer: Scorer
+    budget: Budget
+    group: GroupRule
+
+    @property
+    def says_how_many(self) -> bool:
+        """With a mass it does."""
+        return self.budget.mass is not None
+
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """The scorer's."""
+        return self.scorer.looked(page_size, head_dim)
+
+    def of(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Float[Tensor, "rows kv_heads most"]:
+        """See `page_worth`."""
+        scores = self.scorer.scores(layer, q, candidates)
+        return page_worth(scores, candidates, layer, self.budget, self.group)
+
+
+@dataclass(frozen=True)
 class SparsePolicy:
     """Reads the pages with the largest scores; implements `PagePolicy`.
 
@@ -55,11 +81,17 @@ class SparsePolicy:
         return self.scorer.summary
 
     @property
-    def vector_budget(self) -> tuple[int, int] | None:
-        """Pages of the sink and recent ones, if the choice is the pages with the largest products
-        of a query head and what is kept of a page; None if it is more than that."""
-        plain = self.summary is not None and self.group == "max" and self.budget.mass is None
-        return (self.budget.sink, self.budget.recent) if plain else None
+    def listed_budget(self) -> tuple[int, int]:
+        """Pages of the sink and recent ones: a work list on a device can tell what is chosen."""
+        return self.budget.sink, self.budget.recent
+
+    @property
+    def worth(self) -> PageWorth | None:
+        """What pages are chosen by; None if it is the largest products of a query head and what is
+        kept of a page."""
+        if self.summary is not None and self.group == "max" and self.budget.mass is None:
+            return None
+        return PageWorth(self.scorer, replace(self.budget, pages=None, ratio=None), self.group)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """See `Budget.limit`."""
