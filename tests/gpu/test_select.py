@@ -156,6 +156,39 @@ def test_a_policy_on_the_gpu_chooses_what_it_does_on_the_cpu(policy: str) -> Non
     assert all(o.select is not None and o.select.chosen_steps for o in others)
 
 
+BY_TENSORS = [
+    Select("window", tokens=128, dense_below=0), Select("partial", tokens=128, dense_below=0),
+    Select("quest", tokens=128, group="sum", dense_below=0),
+    Select("representatives", mass=0.6, dense_below=0),
+    Select("quest", mass=0.9, tokens=160, dense_layers=(), dense_below=0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("select", BY_TENSORS, ids=str)
+def test_what_is_chosen_by_tensors_replays_with_the_answers_of_the_cpu(
+    select: Select, window: int
+) -> None:
+    how = {"select": select, "revise": Revise(window)}
+    mine, engine = answers(True, [how] * 3)
+    graphs = engine.runner.graphs
+    # all but perhaps the first, which computes the prompts
+    assert graphs is not None and graphs.replays >= engine.counters.steps - 1
+    assert_alike(mine, answers(False, [how] * 3)[0])
+    llm = LLM(dtype="float32", device="cpu", num_pages=512)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    others = llm.generate(PROMPTS, params, **how)  # type: ignore[arg-type]
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
+    if window == 1:
+        # of a mass only the device knows how many pages it was; a step may have been run ahead
+        reads = [(o.select.pages_read, o.select.pages_held) for o in others if o.select]
+        shares = [read / held for read, held in reads]
+        progress = engine.counters
+        expected = sum(read for read, _ in reads) / sum(held for _, held in reads)
+        assert progress.pages_read / progress.pages_held == pytest.approx(expected, rel=2e-2)
+        assert all(0 < share < 1 for share in shares)
+
+
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_steps_that_choose_and_revise_replay_as_graphs_with_the_same_answers(window: int) -> None:
     policies = [{"select": QUEST, "revise": Revise(window)}] * 3
