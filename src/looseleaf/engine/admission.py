@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
-from looseleaf.engine.parts import DocumentUse, TextRun
+from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
 from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import PoolTooSmall
@@ -280,7 +280,12 @@ class Admission:
         first = {use.key: use for use in reversed(sequence.documents)}
         now = time.perf_counter()
         documents = []
-        for use in sequence.documents:
+        for use in sequence.parts:
+            if isinstance(use, HostedUse):
+                where = use.part.name, use.num_tokens, use.start
+                documents.append(DocumentReuse(*where, "cached", 0.0, hosted=True))
+            if not isinstance(use, DocumentUse):
+                continue
             source = sources[use]
             # a document that stands in the prompt twice is computed, or loaded, once
             if source in ("computed", "loaded") and first[use.key] is not use:

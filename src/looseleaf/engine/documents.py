@@ -43,8 +43,8 @@ class DocumentInfo:
     ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
     and bytes are those held now. ``hits`` counts requests that found it there or on its way,
     ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
-    is how long it took the last time it was computed ahead, None before. A ``hosted`` one has no
-    pages.
+    is how long it took the last time it was computed ahead, None before; of a ``hosted`` one, which
+    has no pages, until its index was there.
     """
 
     id: str
@@ -149,7 +149,10 @@ class Documents:
             )
         if hosted is not None:
             assert self.hosting is not None, "an engine has a place for hosted documents"
-            entry.hosting = self.hosting.add(parts, salt, hosted)
+            job, known = self.hosting.add(parts, salt, hosted), entry.hosting
+            if known is not None and known is not job and known.seconds is not None:
+                entry.computed, entry.seconds = entry.computed + 1, known.seconds
+            entry.hosting = job
         else:
             self._check_pins(entry, pinned or entry.pinned, parts)
             self._begin(entry, parts)
@@ -233,7 +236,12 @@ class Documents:
         if not self._entries:
             return
         counted: set[SegmentKey] = set()
-        for use, found in zip(sequence.documents, report.documents, strict=True):
+        for hosted in sequence.hosted:
+            content = _content(sequence.keys, hosted.part.ids)
+            for entry in self._by_content.get(content, ()):
+                entry.hits += 1
+        pooled = [found for found in report.documents if not found.hosted]
+        for use, found in zip(sequence.documents, pooled, strict=True):
             if use.key in counted:
                 continue
             counted.add(use.key)
@@ -354,6 +362,7 @@ class Documents:
         pages = sum(len(segment.pages) for segment in segments)
         num_bytes = pages * self.store.pool.bytes_per_page
         hosting = entry.hosting
+        took = None if hosting is None else hosting.seconds
         if hosting is not None:
             done.append(hosting.segment.filled)
             ready = ready and hosting.stage == "ready"
@@ -370,9 +379,9 @@ class Documents:
             pinned=entry.pinned,
             references=sum(segment.references for segment in segments),
             hits=entry.hits,
-            computed=entry.computed,
+            computed=entry.computed + (took is not None),
             created=entry.created,
-            seconds=entry.seconds,
+            seconds=entry.seconds if took is None else took,
             hosted=hosting is not None,
         )
 

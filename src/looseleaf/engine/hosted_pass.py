@@ -4,6 +4,7 @@ It is computed chunk by chunk, each of which sees what the document sees and all
 before; then its index is built, by whoever holds the job."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +31,8 @@ class HostingJob:
     """A document on its way: ``context`` tokens that it sees, then its own.
 
     ``stage`` is what is done now; ``on_progress`` hears of it, of how much is done and how much
-    there is: tokens, then indexes. It may be called from another thread."""
+    there is: tokens, then indexes. It may be called from another thread. ``seconds`` is how long it
+    took from when it ``began``, None before, and if it was there already."""
 
     segment: HostedSegment
     context: tuple[int, ...]
@@ -42,6 +44,8 @@ class HostingJob:
     pass_over: "HostedPass | None" = None
     tenant: str = ""
     finished: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.perf_counter)
+    seconds: float | None = None
 
     def tell(self, done: int, total: int) -> None:
         """Say how far it is; raises `Forgotten` where that is no longer wanted."""

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -234,6 +235,7 @@ class Hosting:
                 job.error, job.stage = error, "failed" if error else "ready"
                 if error is None:
                     self._segments[key] = job.segment
+                    job.seconds = time.perf_counter() - job.began
         if mine:
             job.finished.set()
             self.wake()

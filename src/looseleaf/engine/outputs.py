@@ -21,7 +21,7 @@ class DocumentReuse:
     ``seconds`` is how long they took to be there, None while they are not: 0 if cached, else since
     the step that began to compute them here, or since the admission if another request did.
     ``recomputed`` of its tokens this request computed again, in their place in its prompt; 0 until
-    they are chosen."""
+    they are chosen. A ``hosted`` one is cached outside of the pool."""
 
     name: str
     num_tokens: int
@@ -30,6 +30,7 @@ class DocumentReuse:
     seconds: float | None = None
     recomputed: int = 0
     tier: str | None = None
+    hosted: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class ReuseReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {d.source}"
+            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {'hosted' if d.hosted else d.source}"
             + (f" from {d.tier}" if d.source == "loaded" else "")
             + (f", {d.recomputed} computed again" if d.recomputed else "")
             for d in self.documents

@@ -78,12 +78,16 @@ class OutputProgress:
         far as it is known."""
         if self.reuse is None or not self.reuse.documents:
             return self.reuse
-        seconds = [use.seconds for use in self.sequence.documents]
-        timed = zip(self.reuse.documents, seconds, self.sequence.recomputed(), strict=True)
-        documents = [replace(d, seconds=s, recomputed=n) for d, s, n in timed]
-        for n, use in enumerate(self.sequence.documents):
-            if use.fell_back and documents[n].source == "loaded":
-                documents[n] = replace(documents[n], source="computed")
+        uses = zip(self.sequence.documents, self.sequence.recomputed(), strict=True)
+        documents = []
+        for document in self.reuse.documents:
+            if not document.hosted:
+                use, again = next(uses)
+                source = document.source
+                if use.fell_back and source == "loaded":
+                    source = "computed"
+                document = replace(document, source=source, seconds=use.seconds, recomputed=again)
+            documents.append(document)
         arrivals, times = self.sequence.arrivals, self.request.metrics
         loading = None
         if arrivals is not None:

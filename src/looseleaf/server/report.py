@@ -44,6 +44,7 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "tier": document.tier,
             "seconds": document.seconds,
             "recomputed": document.recomputed,
+            "hosted": document.hosted,
         }
         for number, (output, own) in enumerate(zip(outputs, labels, strict=True))
         for label, document in zip(own, output.reuse.documents, strict=False)

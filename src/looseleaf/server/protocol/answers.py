@@ -41,6 +41,7 @@ class DocumentReport(Strict):
     recomputed: int = Field(
         0, description="Of its tokens, those computed again for this prompt; 0 until it is known."
     )
+    hosted: bool = Field(False, description="Whether it is read outside of the pool.")
 
 
 class Policies(Strict):
