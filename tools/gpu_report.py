@@ -88,7 +88,7 @@ MEASURED = (
     ),
     Measured(
         "rate", "bench rate --part rates", 240.0,
-        f"{_TINY_RATE} --part rates --rate 2 --rate 100000 --arrivals 2 --hold 0",
+        f"{_TINY_RATE} --part rates --rate 2 --rate 100000 --arrivals 2 --hold 0 --longest 0",
     ),
     Measured(
         "tiers", f"bench tiers {_8B} --document-tokens 2048 --repetitions 3", 240.0,

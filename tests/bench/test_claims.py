@@ -215,6 +215,7 @@ def test_a_copy_serves_its_own_place_only() -> None:
 TINY_RATE = rate.RateConfig(
     "tiny", "cpu", documents=4, document_tokens=32, per_request=2, question=8, output=3, summary=4,
     selectors=("question",), rates=(1.0, 1e6), arrivals=3, repetitions=1, hold=0.0,
+    longest=0.0,
 )  # fmt: skip
 
 
@@ -234,6 +235,8 @@ def test_rate_measures_every_arm_alone_and_at_rates() -> None:
 def test_a_rate_is_held_for_as_long_as_is_asked() -> None:
     config = replace(TINY_RATE, hold=1.5)
     assert [config.arriving(each) for each in (1.0, 2.0, 8.0)] == [3, 3, 12]
+    slow = replace(config, longest=4.0)
+    assert [slow.arriving(8.0, alone) for alone in (0.1, 0.25, 9.0)] == [12, 20, 32]
 
 
 def test_rate_measures_other_numbers_and_lengths_of_documents_and_several_at_once() -> None:

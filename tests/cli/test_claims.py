@@ -37,7 +37,7 @@ def test_hits_writes_its_rows_and_tells_the_closed_form(run: Run, tmp_path: Path
         (("lazy", "--shape", "none"), "unknown shape 'none'"),
         (("rate", "--per-request", 500), "--per-request must be from 1 to --documents"),
         (("rate", "--rate", 4, "--rate", 2), "must be positive and rise"),
-        (("rate", "--hold", -1), "--hold must be 0 seconds or more"),
+        (("rate", "--hold", -1), "--hold and --longest must be 0 seconds or more"),
         (("rate", "--fuse", "none"), "takes no budget"),
         (("rate", "--shape", "none"), "unknown shape 'none'"),
     ],

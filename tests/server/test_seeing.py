@@ -79,6 +79,15 @@ def test_tracing_exports_over_otlp() -> None:
     tracer.close()
 
 
+def test_who_is_told_not_to_wait_hears_of_no_faults() -> None:
+    stream, other, ending = io.StringIO(), logging.getLogger("uvicorn.error"), []
+    with taking_over(make_log(ServerConfig(), stream), lambda: bool(ending)):
+        other.error("before")
+        ending.append(True)
+        other.error("behind")
+    assert "before" in stream.getvalue() and "behind" not in stream.getvalue()
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_what_python_loggers_say_is_a_line_of_the_log(
     form: Literal["json", "console"],

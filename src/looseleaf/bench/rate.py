@@ -34,12 +34,15 @@ PAPER = {"first token alone": "2.2 to 3.3", "highest rate": "2.8 to 5"}
 """How many times sooner, or more, than full recompute; 2 to 5 times sooner than MapReduce."""
 PARTS = ("rates", "sizes")
 _RATES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
+# so many first tokens' time a rate is held
+_FIRST_TOKENS = 10
 
 
 @dataclass(frozen=True)
 class RateConfig:
-    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ``hold``
-    seconds, and for ``arrivals`` requests at least, answers of ``output`` tokens. A map call writes
+    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ten times what
+    a first token takes alone, but for ``hold`` seconds at least and ``longest`` at most, and for
+    ``arrivals`` requests at least, answers of ``output`` tokens. A map call writes
     ``summary`` tokens. Documents are computed again by ``selectors`` at ``ratio``. ``batches`` come
     at once."""
 
@@ -56,6 +59,7 @@ class RateConfig:
     rates: tuple[float, ...] = _RATES
     arrivals: int = 20
     hold: float = 1.0
+    longest: float = 4.0
     batches: tuple[int, ...] = (2, 4, 8)
     repetitions: int = 5
 
@@ -74,9 +78,11 @@ class RateConfig:
         alone = [(c, 1) for c in others if c.per_request <= c.documents]
         return alone + [(self, batch) for batch in self.batches]
 
-    def arriving(self, rate: float) -> int:
-        """How many requests arrive at a rate: a queue must have the time to grow."""
-        return max(self.arrivals, round(rate * self.hold))
+    def arriving(self, rate: float, alone: float = 0.0) -> int:
+        """How many requests arrive at a rate, whose first tokens take ``alone`` seconds when nobody
+        else is there: a queue must have the time to grow."""
+        held = max(self.hold, min(_FIRST_TOKENS * alone, self.longest))
+        return max(self.arrivals, round(rate * held))
 
     def policies(self) -> dict[str, Fuse]:
         """The fuse policies by the names of their arms. Raises InvalidOption for a selector that
@@ -224,12 +230,12 @@ def _rising(service: Service, arms: dict[str, Arm], full: float) -> Iterator[Row
     for name, arm in arms.items():
         # what is captured and compiled once is then there
         fill(service, arm, range(config.documents))
-        _first_tokens(service, arm, 1 / full)
+        alone = min(_first_tokens(service, arm, 1 / full).values)
         highest[name] = 0.0
         for rate in config.rates:
             if not arm.stays:
                 fill(service, arm, range(config.documents))
-            waited = _first_tokens(service, arm, rate)
+            waited = _first_tokens(service, arm, rate, alone)
             mean = statistics.fmean(waited.values)
             yield _row(config, ("first token", name), waited, full / mean, rate)
             if mean > LIMIT * full:
@@ -273,10 +279,10 @@ def _mapped(service: Service, *, reduced: bool) -> float:
     return service.clock() - begun
 
 
-def _first_tokens(service: Service, arm: Arm, rate: float) -> Repeated:
-    """What requests wait for their first token when so many a second arrive."""
+def _first_tokens(service: Service, arm: Arm, rate: float, alone: float = 0.0) -> Repeated:
+    """What requests wait for their first token when so many a second arrive, see `arriving`."""
     config = service.config
-    prompts = [arm.make(service.draw()) for _ in range(config.arriving(rate))]
+    prompts = [arm.make(service.draw()) for _ in range(config.arriving(rate, alone))]
     waited = serve(
         service.engine,
         service.clock,

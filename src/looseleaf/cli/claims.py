@@ -150,7 +150,8 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 @click.option("--fuse", "selectors", multiple=True, help="[default: deviation, question]")
 @click.option("--rate", "rates", multiple=True, type=float, help="requests/s [2 ... 128]")
 @click.option("--arrivals", type=int, help="requests at each rate, at least [20]")
-@click.option("--hold", type=float, help="seconds for which each rate is held [1]")
+@click.option("--hold", type=float, help="seconds for which each rate is held, at least [1]")
+@click.option("--longest", type=float, help="and at most, for ten first tokens [4]")
 @click.option("--repetitions", default=5, show_default=True, help="of a first token alone")
 @click.option(
     "--part",
@@ -181,8 +182,8 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         raise InvalidOption(
             "--document-tokens must be at least 16, --arrivals and --repetitions at least 1"
         )
-    if not 0 <= config.hold < float("inf"):
-        raise InvalidOption("--hold must be 0 seconds or more")
+    if not all(0 <= seconds < float("inf") for seconds in (config.hold, config.longest)):
+        raise InvalidOption("--hold and --longest must be 0 seconds or more")
     rows = collect(measure(config, parts or PARTS), _figure, output, "rate")
     shown = (
         "measurement",

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +36,11 @@ def make_log(config: ServerConfig, stream: Any = None) -> Any:
 
 
 @contextmanager
-def taking_over(log: Any) -> Iterator[None]:
+def taking_over(log: Any, quiet: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """What the engine and the web server say by Python's own loggers is an event of ``log``: by
-    itself it would be lines of another form between those of the log."""
-    handler, root = _Forwarder(log), logging.getLogger()
+    itself it would be lines of another form between those of the log. While ``quiet`` says so it is
+    nothing."""
+    handler, root = _Forwarder(log, quiet), logging.getLogger()
     root.addHandler(handler)
     try:
         yield
@@ -48,11 +49,13 @@ def taking_over(log: Any) -> Iterator[None]:
 
 
 class _Forwarder(logging.Handler):
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Any, quiet: Callable[[], bool]) -> None:
         super().__init__()
-        self._log = log
+        self._log, self._quiet = log, quiet
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._quiet():
+            return
         level = min(50, max(10, record.levelno // 10 * 10))
         more = {"exc_info": record.exc_info} if record.exc_info else {}
         self._log.log(level, "message", logger=record.name, text=record.getMessage(), **more)

@@ -81,12 +81,15 @@ def serve(service: Service) -> None:
         tenants=len(service.keys.tenants),
     )
     try:
-        with taking_over(service.log):
+        # who is told not to wait cuts requests off, and need not hear of each by a traceback
+        with taking_over(service.log, lambda: server.force_exit):
             server.run()
     except KeyboardInterrupt:
         # raised anew when all has ended as it was asked to
         if not server.should_exit:
             raise
     finally:
+        if server.force_exit:
+            service.log.info("stopped", whole=False)
         service.llm.close()
         gc.unfreeze()
