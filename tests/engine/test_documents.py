@@ -1,11 +1,13 @@
 """Registered documents: computed ahead, found by whoever asks about their text, kept by salt."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from looseleaf import LLM, AsyncLLM, Document
+from looseleaf import LLM, AsyncLLM, Document, Select
+from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.request import Request
 from looseleaf.errors import (
@@ -311,3 +313,30 @@ def test_registration_tells_how_far_it_is(checkpoint: Folder) -> None:
     done = [info.tokens_done for info in seen]
     assert done == sorted(done) and len(set(done)) > 3
     assert [info.state for info in seen] == ["computing"] * (len(seen) - 1) + ["ready"]
+
+
+def test_a_hosted_document_is_in_the_report_and_says_what_it_took(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    """Between documents of the pool, in the prompt's order; what a tier has is not computed."""
+    index = IndexConfig("flat", sink=4, local=12)
+    for loaded in (False, True):
+        llm = make_llm(checkpoint(), disk_path=str(tmp_path))
+        documents, book = llm.engine.documents, document(5, 90, context="alone")
+        parts = llm.engine.prompts.from_document(book)
+        documents.register(book, parts, "book", hosted=index)
+        while (told := documents.stat("book")).state != "ready":
+            llm.engine.step()
+        assert told.computed == (not loaded) and (told.seconds is None) == loaded
+        one, other = document(6), document(7)
+        select = Select("retrieval", tokens=30)
+        (output,) = llm.generate([[one, book, other, "What?"]], drawn(1), select=select)
+        found = output.reuse.documents
+        assert [d.hosted for d in found] == [False, True, False]
+        assert found[1].source == "cached" and found[1].num_tokens == told.num_tokens
+        assert found[0].offset < found[1].offset < found[2].offset
+        assert all(d.seconds is not None for d in found) and "hosted" in str(output.reuse)
+        documents.register(book, parts, "book", hosted=index)
+        again = documents.stat("book")
+        assert (again.hits, again.computed, again.seconds) == (1, told.computed, told.seconds)
+        llm.engine.close()

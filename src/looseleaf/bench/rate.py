@@ -40,8 +40,8 @@ _FIRST_TOKENS = 10
 
 @dataclass(frozen=True)
 class RateConfig:
-    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ten times what
-    a first token takes alone, but for ``hold`` seconds at least and ``longest`` at most, and for
+    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ten times
+    what a first token takes alone, ``hold`` seconds at least and ``longest`` at most, and for
     ``arrivals`` requests at least, answers of ``output`` tokens. A map call writes
     ``summary`` tokens. Documents are computed again by ``selectors`` at ``ratio``. ``batches`` come
     at once."""
