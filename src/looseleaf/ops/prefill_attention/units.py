@@ -24,6 +24,9 @@ UNIT_NUMBERS = 8
 """Numbers of a unit: first row, rows, first and end span, the slot from which on its first span is
 read and the one before which its last, state of its first row, states from a row to the next."""
 
+# up to so many tiles are listed one by one
+_FEW_TILES = 16
+
 
 @dataclass(frozen=True)
 class UnitCosts:
@@ -74,22 +77,20 @@ def _shortest(blocks: Sequence[int], most: int) -> int:
     return low
 
 
-def blocks_seen(arrays: Mapping[str, IntArray]) -> list[list[int]]:
-    """Of each tile of a span list and each span of its request, in order: in how many blocks the
-    keys lie that rows of the tile may see."""
+def blocks_seen(arrays: Mapping[str, IntArray]) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each tile of a span list and each span of its request, in order: the tile, the span, and
+    in how many blocks the keys lie that rows of the tile may see."""
     request, indptr = arrays["tile_request"], arrays["request_span_indptr"]
     counts = (indptr[1:] - indptr[:-1])[request]
-    ends = counts.cumsum()
     tile = np.arange(len(request)).repeat(counts)
-    span = np.arange(len(tile)) + (indptr[request] - (ends - counts)).repeat(counts)
+    span = np.arange(len(tile)) + (indptr[request] - (counts.cumsum() - counts)).repeat(counts)
     last = arrays["tile_row_indptr"][1:][tile] - 1
     before = arrays["row_positions"][last] - arrays["span_offset"][span] + 1
     slots = np.minimum(np.maximum(before, 0), arrays["span_length"][span])
     if "row_patch_bounds" in arrays:
         is_patch = arrays["span_explicit"][span] != 0
         slots = np.where(is_patch, arrays["row_patch_bounds"][last], slots)
-    blocks, bounds = (-(-slots // KEYS)).tolist(), [0, *ends.tolist()]
-    return [blocks[start:stop] for start, stop in pairwise(bounds)]
+    return tile, span, -(-slots // KEYS)
 
 
 def span_units(
@@ -100,30 +101,47 @@ def span_units(
 
     Without ``costs`` tiles are read whole."""
     seen, indptr = blocks_seen(arrays), arrays["tile_row_indptr"]
-    bounds, spans = indptr.tolist(), arrays["request_span_indptr"][arrays["tile_request"]].tolist()
-    rows, parts = [stop - start for start, stop in pairwise(bounds)], [1] * len(seen)
-    if costs is not None and len(seen) <= costs.programs:
-        tiles = [(sum(blocks), count) for blocks, count in zip(seen, rows, strict=True)]
+    rows, num_tiles = indptr[1:] - indptr[:-1], len(arrays["tile_request"])
+    total = np.bincount(seen[0], seen[2], num_tiles).astype(np.int64)
+    parts, states = [1] * num_tiles, np.zeros(int(rows.sum()) + 1, dtype=np.int32)
+    if costs is not None and num_tiles <= costs.programs:
+        tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
         parts = best_parts(tiles, num_heads, costs)
-    # a few dozens: one by one they take a fifth of what as many calls of numpy do
-    units, state = list[tuple[int, tuple[int, ...]]](), 0
-    for blocks, first, count, span, cut in zip(seen, bounds, rows, spans, parts, strict=False):
-        for nth, (begin, end, start, stop, length) in enumerate(_stretches(blocks, cut)):
-            read = span + begin, span + end, start * KEYS, stop * KEYS
-            units.append((-length, (first, count, *read, state + nth, cut)))
-        state += count * cut
-    units.sort(key=itemgetter(0))
-    states = np.array([0, *parts]).repeat([1, *rows]).cumsum(dtype=np.int32)
+    if num_tiles <= _FEW_TILES:
+        units = _listed(seen, indptr.tolist(), parts)
+    else:
+        units = _listed_at_once(seen, indptr, total, np.array(parts, dtype=np.int64))
+    np.array(parts, dtype=np.int64).repeat(rows).cumsum(out=states[1:])
     made = {
         "num_units": np.array([len(units)], dtype=np.int32),
-        "unit_numbers": np.array([numbers for _, numbers in units], dtype=np.int32).ravel(),
+        "unit_numbers": units.ravel(),
         "row_state_indptr": states,
     }
-    return made, state if max(parts, default=1) > 1 else 0
+    return made, int(states[-1]) if max(parts, default=1) > 1 else 0
+
+
+def _listed(
+    seen: tuple[IntArray, IntArray, IntArray], bounds: Sequence[int], parts: Sequence[int]
+) -> npt.NDArray[np.int32]:
+    """The units of few tiles, the longest first, one by one: before a first launch each call of
+    numpy costs as much as some dozens of numbers."""
+    of_tile: list[list[tuple[int, int]]] = [[] for _ in parts]
+    for tile, span, blocks in zip(*(array.tolist() for array in seen), strict=True):
+        of_tile[tile].append((span, blocks))
+    units, state = list[tuple[int, tuple[int, ...]]](), 0
+    for tile, ((first, end), cut) in enumerate(zip(pairwise(bounds), parts, strict=True)):
+        spans = [span for span, _ in of_tile[tile]] or [0]
+        for nth, stretch in enumerate(_stretches([n for _, n in of_tile[tile]], cut)):
+            begin, last, start, stop, length = stretch
+            read = spans[begin], spans[last] + (length > 0), start * KEYS, stop * KEYS
+            units.append((-length, (first, end - first, *read, state + nth, cut)))
+        state += (end - first) * cut
+    units.sort(key=itemgetter(0))
+    return np.array([numbers for _, numbers in units], dtype=np.int32)
 
 
 def _stretches(blocks: Sequence[int], parts: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """A tile that sees so many ``blocks`` of each span, in near-equal parts: the first and the end
+    """A tile that sees so many ``blocks`` of each span, in near-equal parts: the first and the last
     span of each, the block from which on the first is read and that before which the last is, and
     how many blocks it has."""
     ends = list(accumulate(blocks))
@@ -135,4 +153,38 @@ def _stretches(blocks: Sequence[int], parts: int) -> Iterator[tuple[int, int, in
             continue
         begin, last = bisect_right(ends, first), bisect_right(ends, stop - 1)
         start, end = first - ends[begin] + blocks[begin], stop - ends[last] + blocks[last]
-        yield begin, last + 1, start, end, stop - first
+        yield begin, last, start, end, stop - first
+
+
+def _listed_at_once(
+    seen: tuple[IntArray, IntArray, IntArray],
+    indptr: IntArray,
+    total: npt.NDArray[np.int64],
+    parts: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int32]:
+    """The same of many tiles, of ``total`` blocks each."""
+    _, span, blocks = seen
+    rows = indptr[1:] - indptr[:-1]
+    of = np.repeat(np.arange(len(parts)), parts)
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)
+    # blocks of all tiles in one row: where a unit begins and ends, and in which spans that is
+    base, ends = np.cumsum(total) - total, np.cumsum(blocks)
+    first = base[of] + total[of] * nth // parts[of]
+    stop = base[of] + total[of] * (nth + 1) // parts[of]
+    first_place, last_place = (
+        np.minimum(np.searchsorted(ends, block, "right"), len(ends) - 1)
+        for block in (first, stop - 1)
+    )
+    starts = ends - blocks
+    begin = span[first_place]
+    state = np.cumsum(rows * parts) - rows * parts
+    numbers = np.stack(
+        (
+            indptr[of], rows[of],
+            begin, np.where(stop > first, span[last_place] + 1, begin),
+            (first - starts[first_place]) * KEYS, (stop - starts[last_place]) * KEYS,
+            state[of] + nth, parts[of],
+        ),
+        axis=1,
+    )  # fmt: skip
+    return numbers[np.argsort(first - stop, kind="stable")].astype(np.int32)
