@@ -13,7 +13,7 @@ from torch import Tensor
 from looseleaf.attention.chunks import PageArray, PrefillChunk, host_spans, is_patched
 from looseleaf.attention.cost_model import ReadBySpans
 from looseleaf.attention.groups import ReadSpan
-from looseleaf.attention.lists import IntArray, indptr_of, int32
+from looseleaf.attention.lists import IntArray, int32
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.gather_kv import GATHERED_SIZE
 from looseleaf.ops.hopper_attention import serves
@@ -95,47 +95,40 @@ def _sources(
     chunk: PrefillChunk, num_keys: int, page_size: int, page_array: PageArray
 ) -> Sources | None:
     """Slots and turns of the keys of a chunk, up to a whole number of pages."""
-    counts, spans = list[int](), list[ReadSpan]()
+    room = -(-num_keys // GATHERED_SIZE) * GATHERED_SIZE
+    slots = np.full(room, -1, dtype=np.int32)
+    turns = np.zeros(room, dtype=np.int32)
+    visible = 0
     for span in chunk.spans:
         if span.offset < 0:
             return None
-        count = min(span.length, num_keys - span.offset)
+        length = min(span.length, num_keys - span.offset)
         if span.places is not None:
-            count = int(np.searchsorted(np.asarray(span.places), num_keys - span.offset))
-        if count > 0:
-            spans.append(span)
-            counts.append(count)
-    if not spans:
-        return None
-    stand, slots, turns = _shown(spans, counts, page_size, page_array)
-    room = -(-num_keys // GATHERED_SIZE) * GATHERED_SIZE
-    all_slots, all_turns = np.full(room, -1, dtype=np.int32), np.zeros(room, dtype=np.int32)
-    all_slots[stand], all_turns[stand] = slots, turns
-    whole = len(stand) == num_keys and all_slots[:num_keys].min() >= 0
-    return (all_slots, all_turns) if whole else None
+            length = int(np.searchsorted(np.asarray(span.places), num_keys - span.offset))
+        if length > 0:
+            visible += _lay_out(span, length, (slots, turns), page_size, page_array)
+    whole = visible == num_keys and slots[:num_keys].min(initial=0) >= 0
+    return (slots, turns) if whole else None
 
 
-def _shown(
-    spans: Sequence[ReadSpan], counts: Sequence[int], page_size: int, page_array: PageArray
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Position, slot and turn of those of the first ``counts`` keys of spans that are visible.
-
-    All spans at once: they are short, and each call of numpy has its price."""
-    pages = np.concatenate([page_array(span.pages) for span in spans])
-    first_page = indptr_of([len(span.pages) for span in spans])[:-1].repeat(counts)
-    bounds = indptr_of(counts)
-    place = np.arange(bounds[-1], dtype=np.int32) - bounds[:-1].repeat(counts)
-    slots = pages[first_page + place // page_size] * np.int32(page_size) + place % page_size
-    turns = int32([span.offset for span in spans]).repeat(counts)
-    stand, hidden = place + turns, None
-    for span, start, count in zip(spans, bounds.tolist(), counts, strict=False):
-        if span.places is not None:
-            stand[start : start + count] = np.asarray(span.places[:count]) + span.offset
-        elif span.hidden is not None:
-            hidden = np.zeros(len(place), dtype=np.bool_) if hidden is None else hidden
-            bits = np.unpackbits(span.hidden.view(np.uint8), bitorder="little", count=count)
-            hidden[start : start + count] = bits
-    if hidden is None:
-        return stand, slots, turns
-    shown = ~hidden
-    return stand[shown], slots[shown], turns[shown]
+def _lay_out(
+    span: ReadSpan, length: int, sources: Sources, page_size: int, page_array: PageArray
+) -> int:
+    """Write where the first ``length`` keys of a span come from; how many of them are visible."""
+    slots, turns = sources
+    pages = page_array(span.pages)[: -(-length // page_size)]
+    own = np.arange(page_size, dtype=np.int32)
+    flat = (pages[:, None] * np.int32(page_size) + own).ravel()[:length]
+    if span.places is not None:
+        places = np.asarray(span.places[:length]) + span.offset
+        slots[places], turns[places] = flat, span.offset
+        return length
+    stop = span.offset + length
+    if span.hidden is None:
+        slots[span.offset : stop], turns[span.offset : stop] = flat, span.offset
+        return length
+    hidden = np.unpackbits(span.hidden.view(np.uint8), bitorder="little", count=length)
+    shown = hidden == 0
+    np.copyto(slots[span.offset : stop], flat, where=shown)
+    np.copyto(turns[span.offset : stop], np.int32(span.offset), where=shown)
+    return int(np.count_nonzero(shown))
