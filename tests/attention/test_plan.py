@@ -1,6 +1,7 @@
 """The plan's arrays say what the rows and chunks say, in the operators' terms."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,11 @@ from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_mod
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
 from looseleaf.attention.plan import AttentionPlan, Planner, PrefillChunk, make_span_list
-from looseleaf.ops.partial_attention import Tile, WorkList
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
+from looseleaf.testing.scene import rotation_table
+from looseleaf.types import ScoreRule
 from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe, decode_rows, spans_of
 
 
@@ -239,3 +244,42 @@ def test_a_buffer_holds_one_list_after_the_other_at_the_same_addresses(
         indptr = buffer.work.row_state_indptr.tolist()
         assert set(indptr[num_rows:]) == {work.num_entries}
     assert addresses["page_indices"] == buffer.work.page_indices.data_ptr()
+
+
+def test_rows_of_one_state_each_have_it_as_their_answer() -> None:
+    made = planner()
+    alone = [DecodeRow(n + 4, (), ReadSpan((n,), 0, n + 5, 0)) for n in range(3)]
+    shared = ReadSpan((7,), 0, PAGE_SIZE, 1)
+    behind = [DecodeRow(16, (shared,), ReadSpan((n,), PAGE_SIZE, 1, 0)) for n in range(3)]
+
+    def work_of(rows: Sequence[DecodeRow], *, finish: bool = True) -> HostWork:
+        work = made.host_work(rows, made.group(rows, grouping=True), finish=finish)
+        assert work is not None
+        return work
+
+    whole = work_of(alone)
+    assert [tile.whole for tile in whole.tiles] == [True]
+    assert whole.arrays["entry_state"].tolist() == whole.arrays["entry_row"].tolist()
+    # others may join what is not finished, and two states must be merged
+    for work in (work_of(alone, finish=False), work_of(behind), work_of([*alone, behind[0]])):
+        assert not any(tile.whole for tile in work.tiles)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu", "triton"])
+def test_a_whole_list_leaves_what_its_merge_would(implementation: Implementation) -> None:
+    made = planner()
+    rows = [DecodeRow(n + 20, (), ReadSpan((3 - n,), 0, n + 5, 0)) for n in range(3)]
+    work = made.plan(rows, made.group(rows, grouping=True), (), finish=True).work
+    assert work is not None and work.whole
+    generator = torch.Generator().manual_seed(0)
+    kv = torch.randn(2, 4, 2, PAGE_SIZE, 32, generator=generator, dtype=torch.float16)
+    q = torch.randn(3, 4, 32, generator=generator, dtype=torch.float16)
+    table = rotation_table(0.9 ** torch.arange(16).double(), 40, False)
+    how = table, ScoreRule(32**-0.5), None, implementation
+    found = partial_attention(q, *kv, work, *how)
+    narrow = replace(work, tiles=tuple(replace(tile, whole=False) for tile in work.tiles))
+    states = partial_attention(q, *kv, narrow, *how)
+    merged = merge_states(states, work.row_state_indptr, out=torch.empty_like(q))
+    assert found.out.dtype == torch.float16
+    assert torch.equal(found.out, merged.out)
+    assert torch.equal(found.lse, merged.lse)

@@ -169,6 +169,14 @@ class Pieces(NamedTuple):
             (entries * (entry_part + 1) // of_entries).astype(np.int32),
         )
 
+    def one_each(self, flat: FlatItems, num_rows: int) -> bool:
+        """Whether each of ``num_rows`` rows has one entry in one piece."""
+        counts = self.stop_entry - self.first_entry
+        if counts.sum() != num_rows:
+            return False
+        entries = np.repeat(flat.entry_indptr[self.item] + self.first_entry, counts) + ramp(counts)
+        return len(np.unique(flat.entries[0, entries])) == num_rows
+
     def take(self, order: IntArray) -> "Pieces":
         """The pieces in another order."""
         return Pieces(*(column[order] for column in self))

@@ -359,13 +359,12 @@ class _OpsStep:
         lse = None
         if plan.work is not None:
             work = plan.work
-            patch = places if work.mask_words.numel() else None
             if choice is not None:
                 choice.fill(layer, q[:split], rows if on_the_way else None, chosen)
                 work = choice.filled
-            states = partial_attention(
-                q[:split], k_pages, v_pages, work, rotation, rule, patch, implementation=chosen
-            )
+            states = self._states(layer, q[:split], work)
+            if work.whole and split == len(q):
+                return self._with_hosted(layer, q, states)
             indptr = work.row_state_indptr
             for selected in self.layers[layer].selected:
                 selected.join(layer, q, states, indptr)
@@ -389,6 +388,14 @@ class _OpsStep:
             return out
         lses = [lse for lse in (lse, None if new is None else new.lse) if lse is not None]
         return self._with_hosted(layer, q, AttnState(out, torch.cat(lses)))
+
+    def _states(self, layer: int, q: Tensor, work: WorkList) -> AttnState:
+        """What the rows of a work list read, before it is merged."""
+        owner = self.attention
+        k_pages, v_pages = owner.pool.layer(layer)
+        patch = owner.pool.slot_positions if work.mask_words.numel() else None
+        how = owner.rotation, owner.rules[layer], patch, owner.implementation
+        return partial_attention(q, k_pages, v_pages, work, *how)
 
     def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
         """The output of all rows, with what those of prompts read outside of the pool."""

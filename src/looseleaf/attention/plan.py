@@ -174,7 +174,8 @@ class Planner:
     ) -> HostWork | None:
         """The work list of all rows of the step; None if the new rows are to be read by spans.
 
-        Without ``finish`` the states of a row hold all that it reads: others may join them."""
+        Without ``finish`` the states of a row hold all that it reads: others may join them. With it
+        rows of one state each have it as their answer."""
         if chunks and not self._by_work_list(chunks):
             return None
         positions = [int32([row.position for row in rows])]
@@ -184,9 +185,13 @@ class Planner:
             flats.append(flat_chunks(chunks, len(rows), self.page_size, self.page_array))
         flat = FlatItems.concatenate(flats)
         pieces, classes = self._cut(flat)
-        if self.finishing and finish and not any(row.hosted for row in rows):
-            pieces, classes = self._finished(flat, pieces, classes)
-        return host_work(flat, pieces, np.concatenate(positions), self.page_size, classes)
+        positions_of_all = np.concatenate(positions)
+        if finish and not any(row.hosted for row in rows):
+            if self.finishing:
+                pieces, classes = self._finished(flat, pieces, classes)
+            if len(classes) == 1 and pieces.one_each(flat, len(positions_of_all)):
+                classes = [(replace(tile, whole=True), count) for tile, count in classes]
+        return host_work(flat, pieces, positions_of_all, self.page_size, classes)
 
     @property
     def tile_rows(self) -> int:

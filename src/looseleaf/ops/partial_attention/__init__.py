@@ -34,7 +34,7 @@ def partial_attention(
     included; ``cpu`` alone needs finite pages, as a `PagePool` has them. ``slot_positions`` is
     needed if any item is explicit. Feed the result to `merge_states` with
     ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is undefined: only a merge
-    may read it."""
+    may read it. Of a ``whole`` list the states are those of the rows, in the dtype of ``q``."""
     chosen = choose(implementation, q, cpu="cpu", native=True)
     assert work.page_seen is None or chosen in ("triton", "reference"), (
         "those of a CPU choose apart"
@@ -44,11 +44,12 @@ def partial_attention(
 
         return partial_attention_triton(q, k_pages, v_pages, work, rotation, rule, slot_positions)
     if chosen == "native":
-        from looseleaf.ops.partial_attention.native import partial_attention_native
-
-        return partial_attention_native(q, k_pages, v_pages, work, rotation, rule, slot_positions)
-    if chosen == "cpu":
-        from looseleaf.ops.partial_attention.cpu import partial_attention_cpu
-
-        return partial_attention_cpu(q, k_pages, v_pages, work, rotation, rule, slot_positions)
-    return partial_attention_reference(q, k_pages, v_pages, work, rotation, rule, slot_positions)
+        from looseleaf.ops.partial_attention.native import partial_attention_native as attend
+    elif chosen == "cpu":
+        from looseleaf.ops.partial_attention.cpu import partial_attention_cpu as attend
+    else:
+        attend = partial_attention_reference
+    states = attend(q, k_pages, v_pages, work, rotation, rule, slot_positions)
+    if work.whole:
+        return AttnState(states.out[: len(q)].to(q.dtype), states.lse[: len(q)])
+    return states

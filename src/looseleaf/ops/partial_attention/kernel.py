@@ -254,7 +254,9 @@ def partial_attention_triton(
     """See `looseleaf.ops.partial_attention`."""
     _, num_qo_heads, head_dim = q.shape
     num_kv_heads, page_size = k_pages.shape[1:3]
-    out = torch.empty((work.state_capacity, *q.shape[1:]), dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if not work.whole:
+        out = q.new_empty((work.state_capacity, *q.shape[1:]), dtype=torch.float32)
     lse = torch.empty(out.shape[:2], dtype=torch.float32, device=q.device)
     if not work.complete:
         lse.fill_(-torch.inf)

@@ -17,7 +17,8 @@ class Tile:
     ``block_m`` packed rows (entries × query heads of a KV head) by ``block_n`` keys. An item with
     more rows than that is right, and slow. Items of a ``chosen`` tile are filled on the device, so
     that nobody knows how many pages they have, if any. Items of a ``finishing`` one are read when
-    the states of their rows are merged.
+    the states of their rows are merged. Items of a ``whole`` one are all that their rows read: the
+    only state of row ``r`` is state ``r``, and its answer.
     """
 
     block_m: int
@@ -27,6 +28,7 @@ class Tile:
     programs_per_processor: int
     chosen: bool = False
     finishing: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class WorkList:
     def finishing(self) -> bool:
         """Whether rows read items when their states are merged."""
         return any(tile.finishing for tile in self.tiles)
+
+    @property
+    def whole(self) -> bool:
+        """Whether states are answers, one a row."""
+        return any(tile.whole for tile in self.tiles)
 
     @property
     def state_capacity(self) -> int:
