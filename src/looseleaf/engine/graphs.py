@@ -32,13 +32,11 @@ MAX_ROWS = 512
 _FINE, _COARSE = 16, 64
 # room for entries at least: of few rows, and of more
 _ENTRIES, _FEW_LISTED = (1024, 8192), 64
-# keys of which a row reads several parts at a time, unless many rows do
-_LONG_TEXT = 8192
 # so many rows at once that read around replaced tokens are usual
 _USUALLY_PATCHED = 8
 
-Kind = Literal["alone", "alone, long", "behind one", "behind one, long", "patched"]
-"""What decode rows read: nothing that others read, little or much of it; one long segment, and
+Kind = Literal["alone", "alone, in parts", "behind one", "behind one, long", "patched"]
+"""What decode rows read: nothing that others read, at once or in parts; one long segment, and
 behind it a token of their own, or hundreds; around tokens that are replaced."""
 
 
@@ -164,7 +162,7 @@ class StepGraphs:
         most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
         keys = []
         for rows in reversed(padded_sizes()):
-            kinds: tuple[Kind, ...] = ("alone", "alone, long", "behind one, long")
+            kinds: tuple[Kind, ...] = ("alone", "alone, in parts", "behind one, long")
             kinds += ("behind one",) if rows <= most else ()
             kinds += ("patched",) if rows <= _USUALLY_PATCHED else ()
             for kind in kinds:
@@ -296,6 +294,9 @@ def _example_rows(num_rows: int, kind: Kind, page_size: int) -> list[DecodeRow]:
         hidden = np.ones(16, dtype=np.int32)
         patch = span(600, 0, 16, sharable=0, places=range(16))
         settled = (span(0, 0, 512, sharable=0, hidden=hidden), patch)
-    own = {"behind one, long": 500, "alone, long": _LONG_TEXT}.get(kind, 1)
+    own = 500 if kind == "behind one, long" else 1
     tails = (span(1000 + row, 4096, own, sharable=0) for row in range(num_rows))
-    return [DecodeRow(4095 + own, settled, tail) for tail in tails]
+    before = [settled] * num_rows
+    if kind == "alone, in parts":
+        before = [(span(2000 + row, 0, page_size, sharable=0),) for row in range(num_rows)]
+    return [DecodeRow(4095 + own, read, tail) for read, tail in zip(before, tails, strict=True)]
