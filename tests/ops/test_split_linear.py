@@ -47,6 +47,20 @@ def test_the_kernels_parts_add_up_within_the_budget(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [65, 144, 256])
+def test_parts_of_more_rows_add_up_within_the_budget(dtype: torch.dtype, rows: int) -> None:
+    """By the library on a GPU, by the reference elsewhere."""
+    x, weight = drawn(rows, 128, 768, dtype)
+    wide = torch.zeros(rows, 1000, dtype=dtype, device=DEVICE)
+    wide[:, :768] = x
+    summands = split_linear(wide[:, :768], weight, 2)
+    assert (summands.shape, summands.dtype) == ((2, rows, 128), torch.float32)
+    truth = x.double() @ weight.double().T
+    plain = (x.float() @ weight.float().T).to(dtype)
+    assert_within_budget(summands.sum(0), truth, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 33, 64])
 def test_the_whole_product_is_within_the_budget(dtype: torch.dtype, rows: int) -> None:
     x, weight = drawn(rows, 128, 768, dtype)
@@ -77,7 +91,13 @@ def test_a_product_that_a_cut_does_not_help_is_left_alone() -> None:
         return num_parts(x, weight, 132)
 
     assert parts(MAX_ROWS, 4096, 4096, torch.bfloat16) == 2
-    assert parts(MAX_ROWS + 1, 4096, 4096, torch.bfloat16) == 0
+    # two parts of tiles of 128 rows and outputs have a processor each
+    assert parts(MAX_ROWS + 1, 4096, 4096, torch.bfloat16) == 2
+    assert parts(256, 4096, 14_336, torch.bfloat16) == 2
+    assert parts(256, 4096, 4096, torch.bfloat16) == 0
+    assert parts(257, 4096, 14_336, torch.bfloat16) == 0
+    assert parts(129, 8192, 28_672, torch.bfloat16) == 0
+    assert parts(128, 4096, 2048, torch.bfloat16) == 0
     assert parts(8, 28_672, 4096, torch.bfloat16) == 0
     assert parts(8, 4096, 4096, torch.float32) == 0
     assert parts(8, 4095, 4096, torch.bfloat16) == 0

@@ -2,7 +2,8 @@
 
 Such a product takes as long as its matrix takes to be read, if only all of the device reads. The
 outputs alone are too few to give every processor a share; so each takes a part of the inner dim,
-and the summands are left to whoever reads them next, `looseleaf.ops.rms_norm`.
+and the summands are left to whoever reads them next, `looseleaf.ops.rms_norm`. Some more rows fill
+half of the processors: those are cut in two, by the library's batched product.
 
 Where the outputs alone are enough, the same kernel takes the inner dim whole. It begins to read its
 matrix while the kernel before it still runs, as other products can't."""
@@ -15,10 +16,15 @@ from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.split_linear.reference import split_linear_reference, whole_linear_reference
 
 MAX_ROWS = 64
-"""More rows are not worth it: they have work for all processors without a cut."""
+"""More rows are not for the kernel."""
 
 _TILE_FEATURES, _TILE_INNER = 64, 128
 _MOST_PARTS = 4
+# rows up to which two parts by the library are quicker than one, for inner dims from so many on
+# (docs/log.md): past them its own ways to cut are as good
+_HALVED_ROWS = ((8192, 256), (4096, 224))
+# rows and outputs of a tile of its
+_LIBRARY_TILE = 128
 
 
 def num_parts(x: Tensor, weight: Tensor, num_processors: int) -> int:
@@ -26,8 +32,12 @@ def num_parts(x: Tensor, weight: Tensor, num_processors: int) -> int:
     better."""
     rows, inner = x.shape
     features = weight.shape[0]
-    if rows > MAX_ROWS or x.itemsize != 2 or features % _TILE_FEATURES:
+    if x.itemsize != 2 or features % _TILE_FEATURES:
         return 0
+    if rows > MAX_ROWS:
+        most = next((most for least, most in _HALVED_ROWS if inner >= least), 0)
+        tiles = -(-rows // _LIBRARY_TILE) * -(-features // _LIBRARY_TILE)
+        return 2 if rows <= most and inner % 2 == 0 and 2 * tiles <= num_processors else 0
     tiles = features // _TILE_FEATURES
     fitting = (n for n in range(_MOST_PARTS, 1, -1) if inner % (n * _TILE_INNER) == 0)
     return next((n for n in fitting if tiles * n <= num_processors), 0)
@@ -40,7 +50,11 @@ def split_linear(
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "parts rows features"]:
     """fp32 summands of ``x @ weight.T``: part ``p`` is over the ``p``-th of equal stretches of the
-    inner dim. The kernel takes what `num_parts` has parts for."""
+    inner dim. The kernel takes what `num_parts` has parts for; more than `MAX_ROWS` rows go to the
+    library of a GPU."""
+    if x.is_cuda and len(x) > MAX_ROWS and implementation == "auto":
+        some, rest = (matrix.unflatten(1, (parts, -1)).transpose(0, 1) for matrix in (x, weight))
+        return torch.bmm(some, rest.transpose(1, 2), out_dtype=torch.float32)
     if choose(implementation, x) == "triton":
         from looseleaf.ops.split_linear.kernel import split_linear_triton
 
