@@ -8,7 +8,7 @@ newest row, together with it, and keep their states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -113,6 +113,20 @@ class HostChoice:
     def sizes(self) -> dict[str, int]:
         """The length of every array of numbers."""
         return {name: len(array) for name, array in self.numbers.items()}
+
+
+class ListedWork(NamedTuple):
+    """One work list of a step, and what fills it on the device, if anything does."""
+
+    work: HostWork
+    choice: HostChoice | None
+
+
+class HostStep(NamedTuple):
+    """The ``works`` of a step on the host, and which of them each layer reads by."""
+
+    works: tuple[ListedWork, ...]
+    layers: tuple[int, ...]
 
 
 def count_on_device(readings: Sequence[Reading]) -> None:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
 from looseleaf.attention.device_choice import (
     ChoiceBuffer,
     DeviceChoice,
-    HostChoice,
+    HostStep,
+    ListedWork,
     choose_in,
     count_on_device,
 )
@@ -30,7 +30,6 @@ from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
 from looseleaf.attention.hosted_windows import HostedWindows
 from looseleaf.attention.listed_scores import choosing_on_device
-from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import (
     AttentionPlan,
     PlanCounters,
@@ -80,20 +79,6 @@ class StepRows:
                 found.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
             start = stop
         return found
-
-
-class ListedWork(NamedTuple):
-    """One work list of a step, and what fills it on the device, if anything does."""
-
-    work: HostWork
-    choice: HostChoice | None
-
-
-class HostStep(NamedTuple):
-    """The ``works`` of a step on the host, and which of them each layer reads by."""
-
-    works: tuple[ListedWork, ...]
-    layers: tuple[int, ...]
 
 
 @dataclass(eq=False)

@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice
+from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice, HostStep
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted_device import DeviceWork
 from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
-from looseleaf.attention.paged import HostStep, PagedAttention
+from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.engine.rows import RowInputs, arrived_tokens, to_device
 from looseleaf.models import Decoder
