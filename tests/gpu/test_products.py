@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from looseleaf.ops.gated_linear import gated_linear, serves
 from looseleaf.ops.merge_states import kernel, merge_states
-from looseleaf.ops.rms_norm import rms_norm
+from looseleaf.ops.rms_norm import NormedStream, rms_norm
 from looseleaf.ops.split_linear import serves_whole, split_linear, whole_linear
 from looseleaf.testing.budget import assert_within_budget
 from looseleaf.testing.poison import poisoned
@@ -104,6 +104,31 @@ def test_cut_products_wait_for_their_rows_and_replay(rows: int, inner: int) -> N
         found.zero_()
         graph.replay()
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("rows", [65, 144, 256])
+@pytest.mark.parametrize("inner", [4096, 14_336])
+def test_halved_products_are_within_the_budget_and_replay(rows: int, inner: int) -> None:
+    """By the library, with the sums in the norm behind them, as a layer has them."""
+    x, weight = drawn(rows, 4096, inner, torch.bfloat16)
+    x, weight = with_gaps(x), weight / 64
+    stream, norm = torch.randn_like(x[:, :4096]), torch.ones_like(weight[0, :4096])
+
+    def once() -> NormedStream:
+        return rms_norm(stream.clone(), norm, 1e-5, split_linear(x, weight, 2))
+
+    truth = x.double() @ weight.double().T
+    plain = functional.linear(x, weight)
+    assert_within_budget(split_linear(x, weight, 2).sum(0), truth, plain, torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    once()
+    with torch.cuda.graph(graph):
+        found = once()
+    for _ in range(5):
+        found.stream.zero_()
+        graph.replay()
+        total = stream.double() + truth
+        assert_within_budget(found.stream, total, stream + plain, torch.bfloat16)
 
 
 @hopper
