@@ -134,6 +134,22 @@ def test_machines_are_drawn_apart_and_first_tokens_over_rates(tmp_path: Path) ->
     assert charts[1].series[1] == Series("reuse", (2.0, 4.0), (10.0, 20.0))
 
 
+def test_rates_of_an_arm_are_those_of_its_newest_run(tmp_path: Path) -> None:
+    """It may end sooner than the run before, whose last rates say nothing beside it."""
+    for commit, rates in (("old", (2.0, 4.0, 8.0)), ("new", (2.0, 4.0))):
+        rows = [
+            {
+                "model": "m", "measurement": "first token", "per_request": 6,
+                "document_tokens": 512, "arm": "reuse", "rate": rate, "value": 5.0,
+                "requests": 20 if commit == "old" else 40,
+            }
+            for rate in rates
+        ]  # fmt: skip
+        append_rows(tmp_path / "rate.csv", rows, ORIGIN | {"commit": commit})
+    (chart,) = rate_charts(read_rows(tmp_path / "rate.csv"))
+    assert [series.x for series in chart.series] == [(2.0, 4.0)]
+
+
 def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) -> None:
     cells = (
         ("first token alone", 6, 128),

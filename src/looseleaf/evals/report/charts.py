@@ -99,7 +99,7 @@ def _bars_sideways(axes: Any, chart: Chart) -> None:
         axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
     axes.set_yticks(range(len(chart.groups)), chart.groups)
     axes.invert_yaxis()
-    axes.margins(x=0.08)
+    axes.margins(x=0.14)
     axes.set_xlabel(chart.y_label)
 
 
