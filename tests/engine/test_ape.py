@@ -12,7 +12,7 @@ from looseleaf import LLM, Fuse, SamplingParams
 from looseleaf.config import Select
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
-from looseleaf.engine.request import Part, PromptParts, Request
+from looseleaf.engine.request import DocumentPart, Part, PromptParts, Request
 from looseleaf.errors import InvalidOption
 from looseleaf.models import Decoder
 from looseleaf.rope import rope_frequencies, softmax_scale
@@ -127,6 +127,30 @@ def test_one_document_at_its_place_as_it_is_equals_plain_reuse(checkpoint: Folde
     prompt = [LEAD, DOCUMENTS[0], words(2, 21)]
     same(blend(llm, prompt, UNION), blend(llm, prompt, None))
     same(blend(llm, words(1, 30), APE), blend(llm, words(1, 30), None))
+
+
+def test_empty_documents_leave_nothing_to_read_apart(checkpoint: Folder) -> None:
+    """Alone and beside full ones; a request that has none else ends no other one's."""
+    llm = make_llm(checkpoint("llama"))
+    lead, *full, text = llm.engine.prompts.from_parts(PROMPT)
+    empty = DocumentPart((), 0, "empty")
+    asked = {
+        "empty": ((lead, empty, empty, text), APE),
+        "mixed": ((lead, empty, *full, text), APE),
+        "plain": ((lead, text), None),
+        "full": ((lead, *full, text), APE),
+    }
+    told = [
+        llm.engine.add(Request(name, parts, PARAMS, fuse=fuse))
+        for name, (parts, fuse) in asked.items()
+    ]
+    while llm.engine.has_work:
+        llm.engine.step()
+        llm.engine.check()
+    assert [progress.error for progress in told] == [None] * 4
+    tokens = [list(progress.output().outputs[0].token_ids) for progress in told]
+    assert tokens[0] == tokens[2]
+    assert tokens[1] == tokens[3]
 
 
 def test_batch_mates_and_history_change_nothing_and_no_text_is_taken_for_a_prefix(

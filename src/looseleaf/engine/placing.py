@@ -13,12 +13,13 @@ from looseleaf.errors import InvalidOption
 
 
 def reads_apart(request: Request) -> bool:
-    """Whether a request's documents stand at one place and are read apart from its text."""
+    """Whether a request's documents stand at one place and are read apart from its text: empty
+    ones leave nothing to read."""
     fuse = request.fuse
     return (
         fuse is not None
         and fuse.selector == "ape"
-        and any(isinstance(part, DocumentPart) for part in request.parts)
+        and any(isinstance(part, DocumentPart) and part.tokens for part in request.parts)
     )
 
 
