@@ -1,7 +1,5 @@
 """A document on its way from a tier that nobody wants any more, whatever has become of it."""
 
-import time
-
 import pytest
 import torch
 
@@ -36,8 +34,7 @@ def test_a_load_that_ended_before_its_request_was_aborted_harms_no_other(
     engine.add(Request("aborted", (DOCUMENT, TextPart((1, 2))), SamplingParams(max_tokens=2)))
     engine._scheduler.schedule()
     (load,) = engine.tiering._arriving.values()
-    while load.state == "loading":
-        time.sleep(0.001)
+    load.wait_for_end(60.0)
     assert load.state == ("failed" if fails else "done")
     engine.abort("aborted")
     # the segment goes with the last who wanted it, or another needs its pages
