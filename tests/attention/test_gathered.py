@@ -171,6 +171,32 @@ def test_the_planner_gathers_where_it_pays() -> None:
     assert not cost_model_of(CPU, 128, 4).worth_gathering(ReadBySpans(512, 3e3, 4.0, 4096, True), 8)
 
 
+def test_few_rows_that_cross_borders_often_are_read_by_one_group() -> None:
+    costs = default_cost_model(128, 2, 132, hopper=True)
+    # behind six documents of 512 tokens, some of which are replaced
+    behind = ReadBySpans(5 * 8, 3136.0, 7.0, 3136, masked=True)
+    assert costs.groups_for(behind) == 1
+    assert costs.groups_for(replace(behind, masked=False)) == 2
+    assert costs.groups_for(replace(behind, units=20 * 8)) == 2
+    assert costs.groups_for(replace(behind, unit_keys=8192.0)) == 2
+    assert default_cost_model(128, 4, 132, hopper=True).groups_for(behind) == 2
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_tiles_of_one_group_have_half_as_many_rows(invariant: bool) -> None:
+    chunk = Prompts(5).chunk([400] * 6, 0.02, 64)
+    costs = default_cost_model(128, 2, 132, hopper=True)
+    planner = Planner(SIZE, 32, 8, torch.device("cuda"), costs, batch_invariant=invariant)
+    spans = planner.host_spans([chunk])
+    rows = np.diff(spans.arrays["tile_row_indptr"])
+    assert spans.groups == (2 if invariant else 1)
+    assert rows.max() * 4 == 64 * spans.groups
+    assert rows.sum() == len(chunk.positions)
+    # a graph is made for one of them
+    room = capacity_for(spans, 160)
+    assert room.holds(spans) and not room.holds(spans._replace(groups=3 - spans.groups))
+
+
 @pytest.mark.parametrize("invariant", [False, True])
 def test_batch_invariant_plans_gather_nothing(invariant: bool) -> None:
     """Whether it pays depends on the others of a step, and bits on whether it is done."""

@@ -125,11 +125,12 @@ def host_spans(
 
 
 def with_units(
-    spans: HostSpans, num_kv_heads: int = 1, costs: UnitCosts | None = None
+    spans: HostSpans, num_kv_heads: int = 1, costs: UnitCosts | None = None, groups: int = 2
 ) -> HostSpans:
-    """``spans`` with the units of its tiles, which are cut if ``costs`` say so."""
+    """``spans`` with the units of its tiles, which are cut if ``costs`` say so, for programs of so
+    many ``groups``."""
     units, num_states = span_units(spans.arrays, num_kv_heads, costs)
-    return HostSpans({**spans.arrays, **units}, spans.parts, num_states)
+    return HostSpans({**spans.arrays, **units}, spans.parts, num_states, groups)
 
 
 def _patches(chunk: PrefillChunk) -> list[IntArray]:

@@ -72,18 +72,25 @@ class ReadBySpans:
     keys: int
     masked: bool
 
+    @property
+    def keys_a_span(self) -> float:
+        """Keys from one border to the next, in the mean."""
+        return self.unit_keys / (self.unit_borders + 1)
+
 
 @dataclass(frozen=True)
 class CostModel:
     """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
     costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
-    where keys are read in place."""
+    where keys are read in place. Few rows that read around replaced tokens read spans of up to
+    ``short_span`` keys, in the mean, sooner by programs of one computing group than of two."""
 
     narrow: TileCost
     wide: TileCost
     launch: float
     per_state: float
     gather: GatherCost | None = None
+    short_span: float = 0.0
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
         """Whether keys had better be gathered before rows read them."""
@@ -97,6 +104,13 @@ class CostModel:
             border, share = cost.masked_border, cost.masked
         won = rounds * (share * read.unit_keys * self.wide.per_key + border * read.unit_borders)
         return won > cost.launch + cost.listing + cost.per_key * read.keys * num_kv_heads
+
+    def groups_for(self, read: ReadBySpans) -> int:
+        """How many computing groups the programs have that read this: two, which share the tiles
+        of keys, or one, where few rows cross a border every few keys: two programs of one group
+        share a multiprocessor, and what one waits for at a border the other does not."""
+        few = read.masked and read.units <= self.wide.programs
+        return 1 if few and read.keys_a_span <= self.short_span else 2
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
         """What the wide tile saves over narrow ones, for rows that read the same keys."""
@@ -172,9 +186,10 @@ def default_cost_model(
         paged = 0.02 if itemsize == 2 else 0.45
         # lists of a few thousand keys take 0.25 ms, of 32 layers
         listing = 8.0
-        gather = GatherCost(3.0, 0.00027 * scale, listing, 2.8, paged, 4.2, paged + 0.1)
+        gather = GatherCost(3.0, 0.00027 * scale, listing, 1.6, paged, 2.8, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
-    return CostModel(*tiles, launch=4.0, per_state=0.00025, gather=gather)
+    short_span = 640.0 if hopper and _on_hopper(head_dim, itemsize) else 0.0
+    return CostModel(*tiles, 4.0, 0.00025, gather, short_span)
 
 
 def _on_hopper(head_dim: int, itemsize: int) -> bool:

@@ -20,7 +20,7 @@ from looseleaf.attention.chunks import (
     is_patched,
     with_units,
 )
-from looseleaf.attention.cost_model import CostModel, TileCost
+from looseleaf.attention.cost_model import CostModel, ReadBySpans, TileCost
 from looseleaf.attention.gathered import (
     MOST_GATHERED,
     GatheredChunks,
@@ -28,12 +28,7 @@ from looseleaf.attention.gathered import (
     gathered_spans,
     read_by_spans,
 )
-from looseleaf.attention.groups import (
-    DecodeRow,
-    Groups,
-    Item,
-    group_rows,
-)
+from looseleaf.attention.groups import DecodeRow, Groups, Item, group_rows
 from looseleaf.attention.lists import (
     FlatItems,
     HostWork,
@@ -234,7 +229,8 @@ class Planner:
         self, chunks: Sequence[PrefillChunk], *, gather: bool | None = None
     ) -> HostSpans:
         """The same on the host."""
-        if (gathered := self._gathered(chunks, gather)) is not None:
+        read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
+        if (gathered := self._gathered(chunks, read, gather)) is not None:
             self.counters.gathered_keys += gathered.num_keys
             return with_units(gathered_spans(gathered, self.tile_rows), *self._units)
         parts = 1
@@ -242,10 +238,11 @@ class Planner:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
             parts = -(-self.costs.wide.programs // self._num_programs(chunks))
             parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        spans = host_spans(chunks, self.tile_rows, parts, self.page_array)
-        if self.device.type != "cuda":
-            return spans
-        return with_units(spans, *self._units)
+        groups = 2 if self.batch_invariant else self.costs.groups_for(read)
+        tile_rows = max(1, self.tile_rows * groups // 2)
+        spans = host_spans(chunks, tile_rows, parts, self.page_array)
+        on_gpu = self.device.type == "cuda"
+        return with_units(spans, *self._units, groups) if on_gpu else spans
 
     @property
     def _units(self) -> tuple[int, UnitCosts | None]:
@@ -254,13 +251,12 @@ class Planner:
         return self.num_kv_heads, None if self.batch_invariant else unit_costs(self.costs)
 
     def _gathered(
-        self, chunks: Sequence[PrefillChunk], gather: bool | None
+        self, chunks: Sequence[PrefillChunk], read: ReadBySpans, gather: bool | None
     ) -> GatheredChunks | None:
         """``chunks`` over gathered keys; never in batch-invariant mode, since whether it pays
         depends on all of them."""
         if not self.gathering or self.batch_invariant or not chunks or gather is False:
             return None
-        read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
         pays = gather or self.costs.worth_gathering(read, self.num_kv_heads)
         if read.keys > MOST_GATHERED or not pays:
             return None
@@ -389,8 +385,10 @@ def make_span_list(
 
 
 def _sent(spans: HostSpans, device: torch.device) -> SpanList:
-    arrays, parts = send(spans.arrays, device), spans.parts
-    return SpanList(**arrays, parts=parts, complete=True, num_states=spans.num_states)
+    told = send(spans.arrays, device)
+    return SpanList(
+        **told, parts=spans.parts, complete=True, num_states=spans.num_states, groups=spans.groups
+    )
 
 
 def unit_costs(costs: CostModel) -> UnitCosts:

@@ -15,11 +15,12 @@ from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 
 
 class HostSpans(NamedTuple):
-    """The arrays of a `SpanList` on the host; ``parts`` and ``num_states`` as there."""
+    """The arrays of a `SpanList` on the host; ``parts``, ``num_states`` and ``groups`` as there."""
 
     arrays: Mapping[str, IntArray]
     parts: int
     num_states: int = 0
+    groups: int = 2
 
     @property
     def num_tiles(self) -> int:
@@ -70,6 +71,7 @@ class SpanCapacity:
     units: int = 0
     states: int = 0
     gathered: int = 0
+    groups: int = 2
 
     def holds(self, spans: HostSpans) -> bool:
         """Whether ``spans`` fit, and launch the same kernels."""
@@ -83,6 +85,7 @@ class SpanCapacity:
             and bool(spans.num_mask_words) == bool(self.mask_words)
             and ("row_patch_bounds" in spans.arrays) == bool(self.mask_words)
             and spans.parts == self.parts
+            and spans.groups == self.groups
             and spans.num_units <= self.units
             and bool(spans.num_units) == bool(self.units)
             and spans.num_states <= self.states
@@ -126,8 +129,14 @@ class SpanBuffer:
 
     def __post_init__(self) -> None:
         self._buffer = FetchedInts(self.capacity.sizes(), self.device)
-        told, states = self._buffer.tensors, self.capacity.states
-        self.spans = SpanList(**told, parts=self.capacity.parts, complete=False, num_states=states)
+        told, room = self._buffer.tensors, self.capacity
+        self.spans = SpanList(
+            **told,
+            parts=room.parts,
+            complete=False,
+            num_states=room.states,
+            groups=room.groups,
+        )
 
     def load(self, spans: HostSpans) -> None:
         """Write ``spans``, which the capacity holds."""

@@ -389,4 +389,5 @@ def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
         room_for(spans.num_units, 16, 2) if spans.num_units else 0,
         room_for(spans.num_states, 512, 2) if spans.num_states else 0,
         room_for(spans.num_gathered, 4096, 2) if spans.num_gathered else 0,
+        spans.groups,
     )

@@ -103,8 +103,11 @@ def span_list(
     )
 
 
-def in_units(spans: SpanList, num_kv_heads: int, costs: UnitCosts | None) -> SpanList:
-    """``spans``, made without slack, with the units of its tiles, cut if ``costs`` say so."""
+def in_units(
+    spans: SpanList, num_kv_heads: int, costs: UnitCosts | None, groups: int = 2
+) -> SpanList:
+    """``spans``, made without slack, with the units of its tiles, cut if ``costs`` say so, for
+    programs of so many ``groups``."""
     arrays = {
         name: value.cpu().numpy()
         for name, value in vars(spans).items()
@@ -113,8 +116,14 @@ def in_units(spans: SpanList, num_kv_heads: int, costs: UnitCosts | None) -> Spa
     units, num_states = span_units(arrays, num_kv_heads, costs)
     device = spans.num_tiles.device
     told = {name: torch.from_numpy(array).to(device) for name, array in units.items()}
-    parts, complete = spans.parts, spans.complete
-    return replace(spans, **told, parts=parts, complete=complete, num_states=num_states)
+    return replace(
+        spans,
+        **told,
+        parts=spans.parts,
+        complete=spans.complete,
+        num_states=num_states,
+        groups=groups,
+    )
 
 
 def _items(

@@ -80,20 +80,27 @@ def _store_states(
 
 
 @gluon.jit
-def _bounds(
-    lists, item, place, m_row, num_pages, first, last, block,
-    GROUP: gl.constexpr, WORKERS: gl.constexpr, PAGE_SIZE: gl.constexpr,
-):  # fmt: skip
-    """Before which slot the keys of an item are that each row sees, before which all rows see all,
-    and before which all are that any row of the program sees."""
-    # all is asked for before anything is used: one after another latencies would add up
+def _asked_bounds(
+    lists, item, place, m_row, first, last, block, GROUP: gl.constexpr, WORKERS: gl.constexpr
+):
+    """What `_bounds` are made of: all is asked for before any of it is used, and before the rows
+    turn, since one after another latencies would add up."""
     first_position = gl.load(lists[2] + item * 8 + 5)
     last_position = gl.load(lists[2] + item * 8 + 6)
     bound = gl.load(lists[3] + place * 4 + 2, mask=m_row, other=0)
     # what one group clears is what the rows of neither see
     FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
-    last_bound = gl.max(gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0), 0)
+    bounds = gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0)
+    return first_position, last_position, bound, bounds
+
+
+@gluon.jit
+def _bounds(asked, m_row, num_pages, PAGE_SIZE: gl.constexpr):
+    """Before which slot the keys of an item are that each row sees, before which all rows see all,
+    and before which all are that any row of the program sees."""
+    first_position, last_position, bound, bounds = asked
+    last_bound = gl.max(bounds, 0)
     least_bound = gl.min(gl.where(m_row, bound, 2147483647), 0)
     plain_end = plain_end_of_run(first_position, last_position, num_pages, least_bound, PAGE_SIZE)
     return bound, plain_end, last_bound
@@ -107,13 +114,13 @@ def _turn_item(
 ):  # fmt: skip
     """64 packed rows of an item, turned to its frame, to shared memory; waits for the queries."""
     first, local, num_packed, kv_head = unit
-    q, stride_row, stride_head, stride_d, scale = queries
+    q, stride_row, stride_head, scale = queries
     if BY_HEADS:
         angles = angles_of(lists, first, local, num_packed, scale, rotation, GROUP, ROTARY_DIM > 0)
         where = queries_of(lists, first, local, num_packed, kv_head, queries, GROUP)
         if not AWAITED:
             gdc_wait()
-        turn_entries(q_halves, place, where, angles, stride_d)
+        turn_entries(q_halves, place, where, angles)
     else:
         m_q, place_q, row_q, head_q = rows_of(
             lists, first, local, num_packed, kv_head, True, GROUP, ROWS, gl.SliceLayout(1, PACKED)
@@ -124,7 +131,7 @@ def _turn_item(
         if not AWAITED:
             gdc_wait()
         turn_rows(
-            q_halves, place, vector, stride_d, position, m_q, scale, rotation,
+            q_halves, place, vector, position, m_q, scale, rotation,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
         )  # fmt: skip
 
@@ -168,22 +175,22 @@ def _compute(
                 first_page, num_pages, num_slots = num_slots_of(
                     lists, begin, first, last, DECODE, MASKED, PAGE_SIZE
                 )
-                bound, plain_end, last_bound = _bounds(
-                    lists, begin, place_s, m_s, num_pages, first, last, block,
-                    GROUP, WORKERS, PAGE_SIZE,
-                )  # fmt: skip
+                asked = _asked_bounds(
+                    lists, begin, place_s, m_s, first, last, block, GROUP, WORKERS
+                )
                 _turn_item(
                     q_halves, WORKER * HALVES, lists, (first, local, num_packed, kv_head), queries,
                     rotation, GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, AWAITED,
                 )  # fmt: skip
                 if num_slots > 0:
+                    bound, plain_end, last_bound = _bounds(asked, m_s, num_pages, PAGE_SIZE)
                     fence_async_shared()
                     wait_for_group()
                     state, count = fold_span(
                         q_tiles.index(WORKER), tiles, barriers, state, count, lists,
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
-                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
+                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, False,
                     )  # fmt: skip
             else:
                 true = gl.load(lists[7] + row_s, mask=m_s, other=0)
@@ -192,8 +199,8 @@ def _compute(
                 state, count = read_spans(
                     data, q_halves, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
-                    WORKER, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, HALVES,
-                    KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
+                    WORKER, WORKERS == 2, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    INTERLEAVED, HALVES, KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,
@@ -215,8 +222,7 @@ def _ring(STAGES: gl.constexpr, WORKERS: gl.constexpr):
 @gluon.jit
 def _hopper_attention_kernel(
     k_desc, v_desc, q, out, lse, cos, sin, page_indices, lists,
-    stride_row, stride_head, stride_d, stride_out, stride_out_head, stride_lse, stride_table,
-    scale,
+    stride_row, stride_head, stride_out, stride_out_head, stride_lse, stride_table, scale,
     DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
@@ -236,7 +242,7 @@ def _hopper_attention_kernel(
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
     k_side = (k_desc, k_tiles, k_full, k_empty, page_indices, lists)
     v_side = (v_desc, v_tiles, v_full, v_empty, page_indices, lists)
-    queries = (q, stride_row, stride_head, stride_d, scale)
+    queries = (q, stride_row, stride_head, scale)
     data = (queries, rotation, outputs, q_tiles, (k_tiles, v_tiles), barriers, lists)
     if WORKERS == 2:
         gl.warp_specialize(
@@ -296,14 +302,17 @@ class Grid(NamedTuple):
     awaited: bool = False
 
 
-def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
+PROGRAMS = {1: 2, 2: 1}
+"""Programs that share a multiprocessor, by their computing groups."""
+
+
+def sizes(head_dim: int, num_groups: int, *, spans: bool) -> tuple[int, int, int | None]:
     """Keys of a tile, tiles in a ring and registers of a thread, None for all there are.
 
-    With one computing group two programs share a multiprocessor, with two there is one.
-    """
+    Rows of ``spans`` are in registers while they are read, those of items in shared memory."""
     if num_groups == 2:
         return 128, 3, None
-    return 64, 3 if head_dim == 128 else 4, 128
+    return 64, 3 if head_dim == 128 else 4, 168 if spans else 128
 
 
 def by_heads(group: int, rotation: Rotation, head_dim: int) -> bool:
@@ -330,10 +339,12 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    keys, stages, registers = sizes(head_dim, grid.num_groups)
+    keys, stages, registers = sizes(head_dim, grid.num_groups, spans=len(lists) != 5)
+    # rows are read 16 bytes at a time
+    assert q.stride(2) == 1 and q.stride(1) % 8 == 0, "heads begin anywhere"
     _hopper_attention_kernel[(grid.programs,)](
         _descriptor(k_pages, page_size), _descriptor(v_pages, page_size), q, out, lse,
-        *table(rotation), page_indices, lists, *q.stride(), *out.stride()[:2], lse.stride(0),
+        *table(rotation), page_indices, lists, *q.stride()[:2], *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
         DECODE=len(lists) == 5, MASKED=len(lists) == 10, NUM_KV_HEADS=num_kv_heads,
         GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,

@@ -29,8 +29,10 @@ def angles_of(
     if TURNED:
         position = gl.maximum(gl.load(entry + 1, mask=m_row, other=0), 0).to(gl.int64)
         p_angle = (position * stride_table)[:, None] + o_d[None, :]
-        b_cos = gl.load(cos + p_angle, mask=m_row[:, None], other=1.0) * scale
-        b_sin = gl.load(sin + p_angle, mask=m_row[:, None], other=0.0) * scale
+        p_cos = gl.multiple_of(cos + p_angle, [1, 16])
+        p_sin = gl.multiple_of(sin + p_angle, [1, 16])
+        b_cos = gl.load(p_cos, mask=m_row[:, None], other=1.0) * scale
+        b_sin = gl.load(p_sin, mask=m_row[:, None], other=0.0) * scale
     return b_cos, b_sin
 
 
@@ -38,7 +40,7 @@ def angles_of(
 def queries_of(lists, first, local, num_packed, kv_head, queries, GROUP: gl.constexpr):
     """Where the lower halves of 64 packed rows stand, and which of them there are."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
-    q, stride_row, stride_head, stride_d, _ = queries
+    q, stride_row, stride_head, _ = queries
     o_row = gl.arange(0, ROWS // GROUP, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
     o_h = gl.arange(0, GROUP, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
     o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
@@ -46,17 +48,18 @@ def queries_of(lists, first, local, num_packed, kv_head, queries, GROUP: gl.cons
     row = gl.load(lists[3] + (first + local // GROUP + o_row) * 4, mask=m_row, other=0)
     p_row = (q + row.to(gl.int64) * stride_row)[:, None]
     p_head = p_row + ((kv_head * GROUP + o_h) * stride_head)[None, :]
-    p_x = p_head[:, :, None] + gl.expand_dims((o_d * stride_d)[None, :], 1)
+    p_x = p_head[:, :, None] + gl.expand_dims(o_d[None, :], 1)
     return p_x, (m_row[:, None] & (o_h >= 0)[None, :])[:, :, None]
 
 
 @gluon.jit
-def turn_entries(q_halves, place, where, angles, stride_d):
+def turn_entries(q_halves, place, where, angles):
     """The rows at ``where``, turned, to the halves of a tile of shared memory from ``place`` on."""
     p_x, m_x = where
     b_cos, b_sin = angles
-    b_low = gl.load(p_x, mask=m_x, other=0.0).to(gl.float32)
-    b_high = gl.load(p_x + HALF * stride_d, mask=m_x, other=0.0).to(gl.float32)
+    p_high = gl.multiple_of(p_x + HALF, [1, 1, 16])
+    b_low = gl.load(gl.multiple_of(p_x, [1, 1, 16]), mask=m_x, other=0.0).to(gl.float32)
+    b_high = gl.load(p_high, mask=m_x, other=0.0).to(gl.float32)
     b_cos, b_sin = gl.expand_dims(b_cos, 1), gl.expand_dims(b_sin, 1)
     low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
     q_halves.index(place).store(low.to(q_halves.dtype).reshape([ROWS, HALF]))

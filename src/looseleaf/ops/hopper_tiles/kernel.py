@@ -23,7 +23,7 @@ wait_for_group = getattr(gl, "thread_barrier", None) or gl.barrier
 
 @gluon.jit
 def _turn_half(
-    q_tile, vector, stride_d, position, m_row, scale, table,
+    q_tile, vector, position, m_row, scale, table,
     HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -42,8 +42,8 @@ def _turn_half(
     m_x = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
     m_turn = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
     p_angle = position.to(gl.int64)[:, None] * stride_table + angle[None, :]
-    b_x = gl.load(vector[:, None] + (o_d * stride_d)[None, :], mask=m_x, other=0.0)
-    b_partner = gl.load(vector[:, None] + (partner * stride_d)[None, :], mask=m_turn, other=0.0)
+    b_x = gl.load(vector[:, None] + o_d[None, :], mask=m_x, other=0.0)
+    b_partner = gl.load(vector[:, None] + partner[None, :], mask=m_turn, other=0.0)
     b_cos = gl.load(cos + p_angle, mask=m_turn, other=1.0)
     b_sin = gl.load(sin + p_angle, mask=m_turn, other=0.0)
     b_sin = gl.where(is_first[None, :], -b_sin, b_sin)
@@ -53,7 +53,7 @@ def _turn_half(
 
 @gluon.jit
 def turn_rows(
-    q_halves, place, vector, stride_d, position, m_row, scale, table,
+    q_halves, place, vector, position, m_row, scale, table,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, INTERLEAVED: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -64,20 +64,23 @@ def turn_rows(
         # each half holds the partners of the other: everything is read once, and in one piece
         cos, sin, stride_table = table
         o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
-        p_x = vector[:, None] + (o_d * stride_d)[None, :]
+        # what is aligned must be said: a group of its own is not told of the arguments
+        p_x = vector[:, None] + o_d[None, :]
         p_angle = position.to(gl.int64)[:, None] * stride_table + o_d[None, :]
-        b_low = gl.load(p_x, mask=m_row[:, None], other=0.0).to(gl.float32)
-        b_high = gl.load(p_x + HALF * stride_d, mask=m_row[:, None], other=0.0).to(gl.float32)
-        b_cos = gl.load(cos + p_angle, mask=m_row[:, None], other=1.0) * scale
-        b_sin = gl.load(sin + p_angle, mask=m_row[:, None], other=0.0) * scale
+        m_x, at_16 = m_row[:, None], [1, 16]
+        b_low = gl.load(gl.multiple_of(p_x, at_16), mask=m_x, other=0.0)
+        b_high = gl.load(gl.multiple_of(p_x + HALF, at_16), mask=m_x, other=0.0)
+        b_cos = gl.load(gl.multiple_of(cos + p_angle, at_16), mask=m_x, other=1.0) * scale
+        b_sin = gl.load(gl.multiple_of(sin + p_angle, at_16), mask=m_x, other=0.0) * scale
+        b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
         q_halves.index(place).store(low.to(q_halves.dtype))
         q_halves.index(place + 1).store(high.to(q_halves.dtype))
     else:
         for half in gl.static_range(HALVES):
             _turn_half(
-                q_halves.index(place + half), vector, stride_d, position, m_row, scale,
-                table, half, HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
+                q_halves.index(place + half), vector, position, m_row, scale, table, half,
+                HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ def _turn_heads(
     """64 packed rows, as rows and their heads: cosines and sines are read once a row, and all that
     is read is on its way before any of it is used."""
     first, local, num_packed, kv_head = unit
-    q, stride_row, stride_head, stride_d, scale = queries
+    q, stride_row, stride_head, scale = queries
     cos, sin, stride_table = table
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
     ROW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(1, LAYOUT))
@@ -98,15 +101,17 @@ def _turn_heads(
     m_row = local + o_row * GROUP < num_packed
     p_row = (q + (first + local // GROUP + o_row).to(gl.int64) * stride_row)[:, None]
     p_head = p_row + ((kv_head * GROUP + o_h) * stride_head)[None, :]
-    p_x = p_head[:, :, None] + gl.expand_dims((o_d * stride_d)[None, :], 1)
+    p_x = p_head[:, :, None] + gl.expand_dims(o_d[None, :], 1)
     m_x = (m_row[:, None] & (o_h >= 0)[None, :])[:, :, None]
-    b_low = gl.load(p_x, mask=m_x, other=0.0)
-    b_high = gl.load(p_x + HALF * stride_d, mask=m_x, other=0.0)
+    b_low = gl.load(gl.multiple_of(p_x, [1, 1, 16]), mask=m_x, other=0.0)
+    b_high = gl.load(gl.multiple_of(p_x + HALF, [1, 1, 16]), mask=m_x, other=0.0)
     if TURNED:
         at, m_at = gl.convert_layout(position, ROW), gl.convert_layout(m_row, ROW)[:, None]
         p_angle = at.to(gl.int64)[:, None] * stride_table + o_d[None, :]
-        b_cos = gl.expand_dims(gl.load(cos + p_angle, mask=m_at, other=1.0) * scale, 1)
-        b_sin = gl.expand_dims(gl.load(sin + p_angle, mask=m_at, other=0.0) * scale, 1)
+        p_cos = gl.multiple_of(cos + p_angle, [1, 16])
+        p_sin = gl.multiple_of(sin + p_angle, [1, 16])
+        b_cos = gl.expand_dims(gl.load(p_cos, mask=m_at, other=1.0) * scale, 1)
+        b_sin = gl.expand_dims(gl.load(p_sin, mask=m_at, other=0.0) * scale, 1)
         b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
     else:
@@ -142,12 +147,12 @@ def turn_unit(
         _turn_heads(q_halves, place, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
     else:
         first, local, num_packed, kv_head = unit
-        q, stride_row, stride_head, stride_d, scale = queries
+        q, stride_row, stride_head, scale = queries
         packed = local + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PACKED))
         vector = q + (first + packed // GROUP).to(gl.int64) * stride_row
         vector += (kv_head * GROUP + packed % GROUP) * stride_head
         turn_rows(
-            q_halves, place, vector, stride_d, position, packed < num_packed, scale, table,
+            q_halves, place, vector, position, packed < num_packed, scale, table,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
         )  # fmt: skip
 
@@ -228,7 +233,11 @@ def _weigh(
     """Weights of a tile, the new peak and total, and by what the values so far shrink."""
     first_page, _, num_slots, plain_end, bound, _, _ = keys
     if MASKED:
-        scores = _without_hidden(scores, words, KEYS, S_LAYOUT)
+        hidden = words[0]
+        for n in gl.static_range(1, KEYS // 32):
+            hidden |= words[n]
+        if hidden != 0:
+            scores = _without_hidden(scores, words, KEYS, S_LAYOUT)
     if start + KEYS > plain_end:
         position = _key_positions(
             lists, first_page, num_slots, start, DECODE, PAGE_SIZE, KEYS,
@@ -308,14 +317,14 @@ def fold_span(
     WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 rows with the keys of one span in it.
 
     The product of a tile's weights and values runs beside the next tile's exponentials, and the
     values so far shrink while the next tile's scores are made. Beside the last product rows of a
-    span list turn to the next span, if ``ahead`` says so: their tile is free then. Of a span list
-    both groups read the same tiles, and begin their products one after the other.
+    span list turn to the next span, if ``ahead`` says so: their tile is free then. ``ORDERED``
+    groups read the same tiles, and begin their products one after the other.
     """
     k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty = barriers
@@ -330,9 +339,10 @@ def fold_span(
     if not DECODE:
         # from registers, for all tiles: a product reads nothing but keys from shared memory
         b_q = q_tile.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
+    if ORDERED:
         begin_products(WORKER)
     scores = _scores_begun(b_q, k_tiles.index(stage), KEYS, S_LAYOUT)
-    if not DECODE:
+    if ORDERED:
         leave_products(WORKER)
     scores = warpgroup_mma_wait(0, deps=[scores])
     wait_for_group()
@@ -346,14 +356,14 @@ def fold_span(
         next_stage, next_phase = (count + 1) % STAGES, ((count + 1) // STAGES) & 1
         words = _words(lists, keys, start, MASKED, KEYS)
         mbarrier.wait(k_full.index(next_stage), next_phase)
-        if not DECODE:
+        if ORDERED:
             begin_products(WORKER)
         scores = _scores_begun(b_q, k_tiles.index(next_stage), KEYS, S_LAYOUT)
         acc = _times_here(acc, gl.convert_layout(shrink, O_ROW)[:, None])
         mbarrier.wait(v_full.index(stage), phase)
         # in a span only the last tile holds what is not seen, and it comes below
         acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
-        if not DECODE:
+        if ORDERED:
             leave_products(WORKER)
         scores = warpgroup_mma_wait(1, deps=[scores])
         weight, peak, total, shrink = _weigh(

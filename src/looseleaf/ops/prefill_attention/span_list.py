@@ -42,7 +42,8 @@ class SpanList:
     A list that the kernel of the Hopper generation reads tells it its units
     (`looseleaf.ops.prefill_attention.units`): ``num_units[0]`` of them, eight ``unit_numbers``
     each, the longest first. If some tiles are cut, units leave ``num_states`` states at most, of
-    which row ``r`` has those from ``row_state_indptr[r]`` on; 0 if each row has one, its answer."""
+    which row ``r`` has those from ``row_state_indptr[r]`` on; 0 if each row has one, its answer.
+    Each of its programs has so many computing ``groups``, of 64 packed rows of a tile each."""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]
@@ -63,5 +64,6 @@ class SpanList:
     unit_numbers: Int[Tensor, " eight_a_unit"] | None = None
     row_state_indptr: Int[Tensor, " rows_plus_one"] | None = None
     num_states: int = 0
+    groups: int = 2
     source_slots: Int[Tensor, " keys"] | None = None
     source_turns: Int[Tensor, " keys"] | None = None
