@@ -178,7 +178,7 @@ def test_few_rows_that_cross_borders_often_are_read_by_one_group() -> None:
     assert costs.groups_for(behind) == 1
     assert costs.groups_for(replace(behind, masked=False)) == 2
     assert costs.groups_for(replace(behind, units=20 * 8)) == 2
-    assert costs.groups_for(replace(behind, unit_keys=8192.0)) == 2
+    assert costs.groups_for(replace(behind, unit_keys=20480.0)) == 2
     assert default_cost_model(128, 4, 132, hopper=True).groups_for(behind) == 2
 
 

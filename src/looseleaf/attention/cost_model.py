@@ -72,25 +72,20 @@ class ReadBySpans:
     keys: int
     masked: bool
 
-    @property
-    def keys_a_span(self) -> float:
-        """Keys from one border to the next, in the mean."""
-        return self.unit_keys / (self.unit_borders + 1)
-
 
 @dataclass(frozen=True)
 class CostModel:
     """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
     costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
-    where keys are read in place. Few rows that read around replaced tokens read spans of up to
-    ``short_span`` keys, in the mean, sooner by programs of one computing group than of two."""
+    where keys are read in place. Rows that read around replaced tokens do so sooner by programs of
+    one computing group than of two where units times keys are at most ``one_group``."""
 
     narrow: TileCost
     wide: TileCost
     launch: float
     per_state: float
     gather: GatherCost | None = None
-    short_span: float = 0.0
+    one_group: float = 0.0
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
         """Whether keys had better be gathered before rows read them."""
@@ -107,10 +102,10 @@ class CostModel:
 
     def groups_for(self, read: ReadBySpans) -> int:
         """How many computing groups the programs have that read this: two, which share the tiles
-        of keys, or one, where few rows cross a border every few keys: two programs of one group
-        share a multiprocessor, and what one waits for at a border the other does not."""
+        of keys, or one, which at a border waits for nobody; its keys are read once for half as many
+        rows, and the second cache gives no more than some."""
         few = read.masked and read.units <= self.wide.programs
-        return 1 if few and read.keys_a_span <= self.short_span else 2
+        return 1 if few and read.units * read.unit_keys <= self.one_group else 2
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
         """What the wide tile saves over narrow ones, for rows that read the same keys."""
@@ -188,8 +183,8 @@ def default_cost_model(
         listing = 8.0
         gather = GatherCost(3.0, 0.00027 * scale, listing, 1.6, paged, 2.8, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
-    short_span = 640.0 if hopper and _on_hopper(head_dim, itemsize) else 0.0
-    return CostModel(*tiles, 4.0, 0.00025, gather, short_span)
+    one_group = 375e3 if hopper and _on_hopper(head_dim, itemsize) else 0.0
+    return CostModel(*tiles, 4.0, 0.00025, gather, one_group)
 
 
 def _on_hopper(head_dim: int, itemsize: int) -> bool:
