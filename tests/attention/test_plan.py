@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_model
 from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
+from looseleaf.attention.lists import HostWork
 from looseleaf.attention.plan import AttentionPlan, Planner, PrefillChunk, make_span_list
+from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
@@ -240,6 +241,8 @@ def test_a_buffer_holds_one_list_after_the_other_at_the_same_addresses(
     addresses = {n: v.data_ptr() for n, v in vars(buffer.work).items() if n == "page_indices"}
     for work, num_rows in lists:
         buffer.load(work)
+        buffer.fetch()
+        buffer.sent()
         assert key_reads(buffer.work) == key_reads(work.to(torch.device("cpu")))
         indptr = buffer.work.row_state_indptr.tolist()
         assert set(indptr[num_rows:]) == {work.num_entries}

@@ -43,15 +43,14 @@ class Steps(StepGraphs):
     """Graphs that compute anew."""
 
     def __post_init__(self) -> None:
-        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64)
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64)
 
     def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
         device = self.model.device
-        lists = [_lists(*work, device) for work in zip(key.works, choices, strict=True)]
-        self._inputs.zero_()
-        self._inputs[1].fill_(-1)
+        lists = _lists(key, choices, device)
         logits = self._forward(key, lists, None).clone()
+        for some in lists:
+            some.work.unsent()
         replay: Any = Replay(self, key, lists, logits)
         return _Graph(replay, lists, logits)
 

@@ -14,7 +14,13 @@ from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
     attention_received_triton,
 )
-from looseleaf.ops.fetch_numbers.kernel import _fetch_numbers_kernel, fetch_numbers_triton
+from looseleaf.ops.fetch_numbers import num_blocks
+from looseleaf.ops.fetch_numbers.kernel import (
+    _fetch_numbers_kernel,
+    _fetch_turn_kernel,
+    fetch_numbers_triton,
+    fetch_turn_triton,
+)
 from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
@@ -22,6 +28,7 @@ from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_man
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources
 from looseleaf.ops.gather_kv.kernel import _gather_kv_kernel, gather_kv_triton
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
+from looseleaf.ops.likeliest.kernel import _row_kernel, _stretches_kernel, likeliest_triton
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
@@ -75,6 +82,7 @@ SHAPES = {
 KERNELS = (
     _attention_received_kernel,
     _fetch_numbers_kernel,
+    _fetch_turn_kernel,
     _finish_rows_kernel,
     _gather_kv_kernel,
     _merge_states_kernel,
@@ -84,10 +92,12 @@ KERNELS = (
     _prefill_attention_kernel,
     _rms_norm_kernel,
     _rotate_kernel,
+    _row_kernel,
     _select_pages_kernel,
     _silu_mul_kernel,
     _split_linear_kernel,
     _store_kv_kernel,
+    _stretches_kernel,
 )
 
 
@@ -169,6 +179,10 @@ def _compile_layer(dtype: torch.dtype) -> None:
     rms_norm_triton(stream, weight[0], 1e-5, delta)
     numbers = torch.zeros(300, dtype=torch.int32)
     fetch_numbers_triton(numbers, numbers.clone())
+    told = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)
+    counted = torch.zeros(1, dtype=torch.int64)
+    fetch_turn_triton(told, torch.zeros(len(numbers), dtype=torch.int32), counted)
+    likeliest_triton(stream)
 
 
 def compiled_fp8(shape: Shape) -> Iterator[Compiled]:
@@ -204,7 +218,7 @@ def compiled_gated() -> Iterator[Compiled]:
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
-    two, also of rows with patches and over gathered keys."""
+    two, over gathered keys too, and of rows with patches with one and with two."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -215,6 +229,7 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
             (5, Grid(1, 1)),
             (5, Grid(1, 2)),
             (8, Grid(1, 2)),
+            (10, Grid(1, 1)),
             (10, Grid(1, 2)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)

@@ -1,10 +1,10 @@
 """Work lists and span lists as host arrays, and the way they go to a device: in one copy.
 
-What is built here is numpy; `HostArrays.to` makes tensors of it for one step, `WorkBuffer` keeps
-tensors of fixed capacity for a captured graph and fills them anew for every step."""
+What is built here is numpy, of which tensors are made for one step; for a captured graph
+`looseleaf.attention.work_buffer` keeps some of fixed capacity."""
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Item, join_bitmaps
-from looseleaf.attention.own_reads import OWN_NUMBERS, own_reads
-from looseleaf.ops.partial_attention.unit_numbers import number_sizes, unit_numbers
+from looseleaf.attention.own_reads import own_reads
+from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -221,10 +221,10 @@ class HostWork:
     def to(self, device: torch.device) -> WorkList:
         """A work list of exactly these arrays."""
         numbers = unit_numbers(self.arrays, self.final) if device.type == "cuda" else {}
-        return _work_list(send({**self.arrays, **numbers}, device), self.tiles)
+        return work_list(send({**self.arrays, **numbers}, device), self.tiles)
 
 
-def _work_list(tensors: dict[str, Tensor], tiles: tuple[Tile, ...]) -> WorkList:
+def work_list(tensors: dict[str, Tensor], tiles: tuple[Tile, ...]) -> WorkList:
     tensors = dict(tensors)
     indptr = tensors.pop("tile_indptr")
     return WorkList(**tensors, tile_indptr=indptr if tiles else None, tiles=tiles, complete=True)
@@ -297,45 +297,6 @@ def make_work_list(
     return host_work(flat, Pieces.whole(flat), positions, page_size).to(device)
 
 
-@dataclass(frozen=True)
-class WorkCapacity:
-    """How much a `WorkBuffer` holds."""
-
-    rows: int
-    items: int
-    entries: int
-    pages: int
-    mask_words: int = 0
-
-    def holds(self, work: HostWork) -> bool:
-        """Whether ``work`` fits."""
-        return (
-            work.num_rows <= self.rows
-            and work.num_items <= self.items
-            and work.num_entries <= self.entries
-            and work.num_pages <= self.pages
-            and work.num_mask_words <= self.mask_words
-        )
-
-    def sizes(self, num_tiles: int) -> dict[str, int]:
-        """The length of every array of the list."""
-        sizes = {
-            "num_items": 1,
-            "item_page_indptr": self.items + 1,
-            "item_entry_indptr": self.items + 1,
-            "mask_words": self.mask_words,
-            "row_positions": self.rows,
-            "row_state_indptr": self.rows + 1,
-            "row_own": OWN_NUMBERS * self.rows,
-            "tile_indptr": num_tiles + 1,
-        }
-        sizes |= dict.fromkeys(("item_kv_head", "item_explicit"), self.items)
-        sizes |= dict.fromkeys(("page_indices", "page_positions"), self.pages)
-        sizes |= number_sizes(self.items, self.entries)
-        names = ("entry_row", "entry_offset", "entry_bound", "entry_mask", "entry_state")
-        return sizes | dict.fromkeys(names, self.entries)
-
-
 class IntBuffer:
     """Int32 arrays of fixed sizes at fixed addresses on a device, brought there in one copy.
 
@@ -365,30 +326,3 @@ class IntBuffer:
         self._flat.copy_(staging, non_blocking=True)
         if sent is not None:
             sent.record()
-
-
-@dataclass(eq=False)
-class WorkBuffer:
-    """A work list at fixed addresses, for graphs: loaded anew for every step, in one copy.
-
-    ``work`` is always the same object; rows past those loaded have no states."""
-
-    capacity: WorkCapacity
-    tiles: tuple[Tile, ...]
-    device: torch.device
-    work: WorkList = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._buffer = IntBuffer(self.capacity.sizes(len(self.tiles)), self.device)
-        self.work = _work_list(self._buffer.tensors, self.tiles)
-
-    def load(self, work: HostWork) -> None:
-        """Send ``work``, which the capacity holds and whose tiles are the buffer's."""
-        assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
-        # rows of padding have no states
-        states, own = work.arrays["row_state_indptr"], work.arrays["row_own"]
-        padding = np.ones(self.capacity.rows - work.num_rows, np.int32)
-        states = np.concatenate([states, padding * states[-1]])
-        own = np.concatenate([own, np.zeros(OWN_NUMBERS * len(padding), np.int32)])
-        numbers = unit_numbers(work.arrays, work.final)
-        self._buffer.load({**work.arrays, **numbers, "row_state_indptr": states, "row_own": own})

@@ -2,12 +2,12 @@
 
 A graph is captured for a padded number of rows and the capacities of its work list, and serves
 every step that fits. What differs from step to step (tokens, slots, positions, the work list) is
-data on the device, which one copy brings up to date. Rows that pad a step have no slot, so they
+in the host's memory, from where the graph fetches it. Rows that pad a step have no slot, so they
 write nothing, and no states, so they read nothing.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -20,10 +20,11 @@ from torch import Tensor
 from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice, HostStep
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted_device import DeviceWork
-from looseleaf.attention.lists import HostWork, WorkBuffer, WorkCapacity
+from looseleaf.attention.lists import HostWork, IntArray
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PrefillChunk
-from looseleaf.engine.rows import RowInputs, arrived_tokens, to_device
+from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
+from looseleaf.engine.rows import RowInputs, arrived_tokens
 from looseleaf.models import Decoder
 from looseleaf.ops.partial_attention.work_list import Tile
 
@@ -32,6 +33,8 @@ MAX_ROWS = 512
 _FINE, _COARSE = 16, 64
 # room for entries at least: of few rows, and of more
 _ENTRIES, _FEW_LISTED = (1024, 8192), 64
+# of each row of a step, and of each whose logits are wanted
+_ROW_NUMBERS = ("tokens", "slots", "places", "wanted")
 # so many rows at once that read around replaced tokens are usual
 _USUALLY_PATCHED = 8
 
@@ -88,12 +91,18 @@ class _Graph:
     lists: Sequence[_Lists]
     logits: Tensor
 
-    def load(self, step: HostStep) -> None:
-        """Bring the numbers of a step to the lists."""
-        for lists, (work, choice) in zip(self.lists, step.works, strict=True):
-            lists.work.load(work)
+    def load(self, step: HostStep, rows: Mapping[str, IntArray]) -> None:
+        """Bring the numbers of a step to the lists, those of its rows to the first."""
+        for nth, (lists, (work, choice)) in enumerate(zip(self.lists, step.works, strict=True)):
+            lists.work.load(work, {} if nth else rows)
             if lists.choice is not None and choice is not None:
                 lists.choice.load(choice)
+
+    def replay(self) -> None:
+        """Run what was loaded last."""
+        self.graph.replay()
+        for lists in self.lists:
+            lists.work.sent()
 
     def tell(self, step: HostStep) -> None:
         """Tell the rows of a step that was replayed what only the device counts."""
@@ -114,8 +123,6 @@ class StepGraphs:
 
     def __post_init__(self) -> None:
         device = self.model.device
-        # tokens, slots, places and the rows whose logits are wanted
-        self._inputs = torch.zeros((4, MAX_ROWS), dtype=torch.int64, device=device)
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -139,15 +146,14 @@ class StepGraphs:
             return None
         reads_hosted = any(row.hosted for row in decode)
         graph = self._graph_for(rows.num_rows, step, reads_hosted)
-        self._load(rows)
         if previous is not None:
             self._previous[: len(previous)].copy_(previous)
-        graph.load(step)
+        graph.load(step, _row_numbers(rows, padded_rows(rows.num_rows)))
         if reads_hosted:
             # last of all: it waits until the step before has read
             self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         self.attention.planner.launching()
-        graph.graph.replay()
+        graph.replay()
         graph.tell(step)
         if reads_hosted:
             self.attention.sent()
@@ -194,28 +200,17 @@ class StepGraphs:
             self._graphs[key] = self._capture(key, [choice for _, choice in step.works])
         return self._graphs[key]
 
-    def _load(self, rows: RowInputs) -> None:
-        """Bring the rows to the device; those that pad have slot -1."""
-        staged = torch.zeros(self._inputs.shape, dtype=torch.int64)
-        staged[1] = -1
-        staged[:3, : rows.num_rows] = torch.from_numpy(rows.table)
-        if rows.wanted is None:
-            staged[3, : rows.num_rows] = torch.arange(rows.num_rows)
-        else:
-            staged[3, : len(rows.wanted)] = torch.tensor(rows.wanted, dtype=torch.int64)
-        self._inputs.copy_(to_device(staged, self._inputs.device))
-
     def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
         device = self.model.device
-        lists = [_lists(*work, device) for work in zip(key.works, choices, strict=True)]
+        lists = _lists(key, choices, device)
         hosted = self.attention.hosted_room(key.rows) if key.hosted else None
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
-        self._inputs.zero_()
-        self._inputs[1].fill_(-1)
         side = torch.cuda.Stream(self.model.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._forward(key, lists, hosted)
+            for some in lists:
+                some.work.unsent()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # threads of the tiers may wait for the device meanwhile
@@ -224,7 +219,9 @@ class StepGraphs:
         return _Graph(graph, lists, logits)
 
     def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
-        tokens, slots, places, wanted = self._inputs[:, : key.rows].unbind(0)
+        for some in lists:
+            some.work.fetch()
+        tokens, slots, places, wanted = _rows_of(lists[0].work)
         works = [(some.work.work, some.device) for some in lists]
         attend = self.attention.over(works, key.layers, slots, places, hosted)
         hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
@@ -255,12 +252,39 @@ def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey
     return WorkKey(capacity, work.tiles, () if choice is None else choice.key)
 
 
-def _lists(key: WorkKey, choice: HostChoice | None, device: torch.device) -> _Lists:
-    work = WorkBuffer(key.capacity, key.tiles, device)
-    if choice is None:
-        return _Lists(work, None, None)
-    buffer = ChoiceBuffer(choice, device)
-    return _Lists(work, buffer, DeviceChoice(work.work, buffer, choice.how, choice.kept))
+def _lists(
+    key: GraphKey, choices: Sequence[HostChoice | None], device: torch.device
+) -> list[_Lists]:
+    """The lists of a graph, the first with room for the numbers of its rows; so far it has none."""
+    made: list[_Lists] = []
+    for work_key, choice in zip(key.works, choices, strict=True):
+        # 64 bits each
+        more = {} if made else dict.fromkeys(_ROW_NUMBERS, 2 * key.rows)
+        work = WorkBuffer(work_key.capacity, work_key.tiles, device, more)
+        if choice is None:
+            made.append(_Lists(work, None, None))
+            continue
+        buffer = ChoiceBuffer(choice, device)
+        chosen = DeviceChoice(work.work, buffer, choice.how, choice.kept)
+        made.append(_Lists(work, buffer, chosen))
+    _, slots, _, _ = _rows_of(made[0].work)
+    slots.fill_(-1)
+    return made
+
+
+def _rows_of(work: WorkBuffer) -> list[Tensor]:
+    """Tokens, slots and places of the rows of a step on the device, and whose logits are wanted."""
+    return [work.numbers[name].view(torch.int64) for name in _ROW_NUMBERS]
+
+
+def _row_numbers(rows: RowInputs, padded: int) -> dict[str, IntArray]:
+    """The same on the host, as `_rows_of` finds them; rows that pad have slot -1."""
+    told = np.zeros((len(_ROW_NUMBERS), padded), dtype=np.int64)
+    told[1] = -1
+    told[:3, : rows.num_rows] = rows.table
+    wanted = range(rows.num_rows) if rows.wanted is None else rows.wanted
+    told[3, : len(wanted)] = wanted
+    return dict(zip(_ROW_NUMBERS, told.view(np.int32), strict=True))
 
 
 def padded_sizes() -> list[int]:

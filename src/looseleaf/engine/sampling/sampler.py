@@ -15,6 +15,7 @@ from torch import Tensor
 from looseleaf.engine.sampling.batch import Option, SamplingBatch
 from looseleaf.engine.sampling.filters import min_p_threshold, top_k_threshold, top_p_threshold
 from looseleaf.engine.sampling.logprobs import TokenLogprob, gather_logprobs
+from looseleaf.ops.likeliest import likeliest
 
 
 class SampledTokens(NamedTuple):
@@ -26,16 +27,6 @@ class SampledTokens(NamedTuple):
 
     token_ids: Tensor
     logprobs: Mapping[int, tuple[TokenLogprob, ...]]
-
-
-def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """The first of the largest logits of every row, looked for in stretches of the row first: a
-    GPU has work for all processors then, also for few rows."""
-    stretches = next(n for n in (64, 32, 16, 8, 4, 2, 1) if logits.shape[1] % n == 0)
-    best = logits.unflatten(1, (stretches, -1)).max(-1)
-    place = best.values.argmax(-1, keepdim=True)
-    first: Tensor = best.indices.gather(1, place) + place * (logits.shape[1] // stretches)
-    return first.squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Sampler:
         A row's choice depends on its logits, its state and its seed, not on the other rows.
         """
         if batch.plain_greedy:
-            return SampledTokens(likeliest(logits) if logits.is_cuda else logits.argmax(-1), {})
+            return SampledTokens(likeliest(logits), {})
         adjusted = _adjusted(logits, batch)
         token_ids = adjusted.argmax(-1)
         if batch.random:
