@@ -139,7 +139,8 @@ def test_graphs_are_captured_while_another_thread_waits_for_the_device(tmp_path)
     ended, waits, errors = threading.Event(), [], []
 
     def wait_again_and_again():
-        stream, event = torch.cuda.Stream(), torch.cuda.Event()
+        # of usual priority there are few streams, and a capture may have been given the same
+        stream, event = torch.cuda.Stream(priority=-1), torch.cuda.Event()
         try:
             while not ended.is_set():
                 event.record(stream)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.prefill_attention.span_list import SpanList

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from looseleaf.attention.groups import DecodeRow, Positions, ReadSpan, join_bitmaps
 from looseleaf.attention.hosted import HostedRead
-from looseleaf.attention.lists import FlatItems, IntArray, indptr_of, int32
+from looseleaf.attention.lists import FlatItems, IntArray, indptr_of, int32, send
 from looseleaf.attention.span_buffer import HostSpans
+from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 
 PageArray = Callable[[Sequence[int]], IntArray]
@@ -131,6 +133,23 @@ def with_units(
     many ``groups``."""
     units, num_states = span_units(spans.arrays, num_kv_heads, costs)
     return HostSpans({**spans.arrays, **units}, spans.parts, num_states, groups)
+
+
+def make_span_list(
+    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
+) -> SpanList:
+    """The arrays of `SpanList` for ``chunks``, whose rows are all the rows there are; each chunk is
+    one "request" of the list."""
+    spans = host_spans(chunks, tile_rows)
+    return sent_spans(with_units(spans) if device.type == "cuda" else spans, device)
+
+
+def sent_spans(spans: HostSpans, device: torch.device) -> SpanList:
+    """``spans`` on a device."""
+    told = send(spans.arrays, device)
+    return SpanList(
+        **told, parts=spans.parts, complete=True, num_states=spans.num_states, groups=spans.groups
+    )
 
 
 def _patches(chunk: PrefillChunk) -> list[IntArray]:

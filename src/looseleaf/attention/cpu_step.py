@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
-from looseleaf.attention.plan import PrefillChunk, make_span_list
 from looseleaf.attention.readings import Joining, Reading
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory

@@ -18,6 +18,7 @@ from looseleaf.attention.chunks import (
     flat_tails,
     host_spans,
     is_patched,
+    sent_spans,
     with_units,
 )
 from looseleaf.attention.cost_model import CostModel, ReadBySpans, TileCost
@@ -38,7 +39,6 @@ from looseleaf.attention.lists import (
     indptr_of,
     int32,
     make_work_list,
-    send,
 )
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
@@ -51,7 +51,6 @@ __all__ = [
     "PlanCounters",
     "Planner",
     "PrefillChunk",
-    "make_span_list",
     "make_work_list",
 ]
 
@@ -219,14 +218,25 @@ class Planner:
         long = len(spans) > 2 and sum(span.length for span in spans) >= _LONG_KEYS
         return long and 2 * self._num_programs(chunks) <= self.costs.wide.programs
 
-    def span_list(self, chunks: Sequence[PrefillChunk], *, gather: bool | None = None) -> SpanList:
+    def span_list(
+        self,
+        chunks: Sequence[PrefillChunk],
+        *,
+        gather: bool | None = None,
+        groups: int | None = None,
+    ) -> SpanList:
         """The span list of ``chunks``, in parts where its tiles would leave processors idle.
 
-        Keys are gathered if that pays, or as ``gather`` says, where they can be."""
-        return _sent(self.host_spans(chunks, gather=gather), self.device)
+        Keys are gathered if that pays, or as ``gather`` says, where they can be; programs have as
+        many computing groups as pay, or ``groups``."""
+        return sent_spans(self.host_spans(chunks, gather=gather, groups=groups), self.device)
 
     def host_spans(
-        self, chunks: Sequence[PrefillChunk], *, gather: bool | None = None
+        self,
+        chunks: Sequence[PrefillChunk],
+        *,
+        gather: bool | None = None,
+        groups: int | None = None,
     ) -> HostSpans:
         """The same on the host."""
         read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
@@ -238,7 +248,7 @@ class Planner:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
             parts = -(-self.costs.wide.programs // self._num_programs(chunks))
             parts = max(1, min(parts, _MOST_PARTS, keys // _PART_KEYS))
-        groups = 2 if self.batch_invariant else self.costs.groups_for(read)
+        groups = groups or (2 if self.batch_invariant else self.costs.groups_for(read))
         tile_rows = max(1, self.tile_rows * groups // 2)
         spans = host_spans(chunks, tile_rows, parts, self.page_array)
         on_gpu = self.device.type == "cuda"
@@ -373,22 +383,6 @@ class Planner:
             first_page=np.maximum(cut, 0).astype(np.int32),
             stop_page=np.minimum(cut + step, flat.num_pages[pieces.item]).astype(np.int32),
         )
-
-
-def make_span_list(
-    chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
-) -> SpanList:
-    """The arrays of `SpanList` for ``chunks``, whose rows are all the rows there are; each chunk is
-    one "request" of the list."""
-    spans = host_spans(chunks, tile_rows)
-    return _sent(with_units(spans) if device.type == "cuda" else spans, device)
-
-
-def _sent(spans: HostSpans, device: torch.device) -> SpanList:
-    told = send(spans.arrays, device)
-    return SpanList(
-        **told, parts=spans.parts, complete=True, num_states=spans.num_states, groups=spans.groups
-    )
 
 
 def unit_costs(costs: CostModel) -> UnitCosts:

@@ -22,6 +22,7 @@ from looseleaf.config import Fuse
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pass_graphs import PassGraphs
 from looseleaf.models import Decoder
+from looseleaf.ops.likeliest import likeliest
 from looseleaf.ops.rotate import rotate
 
 # rows of a pass that is too long for a graph; and those of passes that are not
@@ -76,7 +77,7 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         for spans in ((whole,), replaced):
             chunk = PrefillChunk(range(rows), spans)
             step = StepRows([], [chunk], slots, at, [rows - 1])
-            model.logits(model.forward(tokens, attention.step(step), asked=asked))
+            likeliest(model.logits(model.forward(tokens, attention.step(step), asked=asked)))
         if on_gpu:
             _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
         shape = model.config.num_kv_heads, model.config.head_dim
@@ -91,9 +92,11 @@ def _launch_spans(
     variants: Sequence[tuple[ReadSpan, ...]],
     slots: torch.Tensor,
 ) -> None:
-    """What reads spans in place and gathered, whole and in parts: which of them a pass takes is
-    chosen by its size."""
+    """What reads spans in place, by one group and by two, and gathered, whole and in parts: which
+    of them a pass takes is chosen by its size."""
     planner, kv, total = attention.planner, attention.pool.kv, len(slots)
+    ways = [(False, 2), (True, 2)] if planner.gathering else [(False, 2)]
+    ways += [(False, 1)] if planner.costs.one_group and not planner.batch_invariant else []
     like = kv.new_empty(0, dtype=attention.row_dtype or kv.dtype)
     for rows in numbers:
         q = like.new_zeros((rows, attention.num_qo_heads, kv.shape[5]))
@@ -101,8 +104,8 @@ def _launch_spans(
         at = torch.arange(total - rows, total, device=kv.device)
         for spans in variants:
             chunk = PrefillChunk(range(total - rows, total), spans)
-            for gather in (False, True) if planner.gathering else (False,):
-                listed = planner.span_list([chunk], gather=gather)
+            for gather, groups in ways:
+                listed = planner.span_list([chunk], gather=gather, groups=groups)
                 ChunkStep(attention, listed, slots[-rows:], at).state(0, q, k, k)
 
 
