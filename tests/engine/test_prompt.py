@@ -9,6 +9,7 @@ from looseleaf.engine.loading import reference_model
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import Document, DocumentPart
 from looseleaf.errors import InvalidRequest
+from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Tokenizer
 
 TEXT = "The ferry to Ostrava leaves at nine."
@@ -78,3 +79,24 @@ def test_an_id_outside_of_the_vocabulary_is_refused(builder: PromptBuilder, toke
         builder.from_parts([[1, token]])
     with pytest.raises(InvalidRequest, match="outside the model's vocabulary"):
         builder.from_parts([Document(TEXT, token_ids=(1, token)), "When?"])
+
+
+def test_what_is_made_of_a_document_once_is_that_of_each_prompt_it_is_in(
+    builder: PromptBuilder,
+) -> None:
+    document = Document(TEXT)
+
+    def part(lead: str) -> DocumentPart:
+        prompt = builder.from_parts([lead, document, "When?"])
+        return next(part for part in prompt if isinstance(part, DocumentPart))
+
+    short, long = part("Read: "), part("Read all of this and then answer: ")
+    assert short.ids is long.ids and short.ids.tolist() == list(short.tokens)
+    spaces = [KeySpace(SegmentKey(bytes([n])), SegmentKey(b"shared")) for n in range(20)]
+    for _ in range(2):
+        # more than are kept, under salts and behind leads of their own
+        for keys in spaces:
+            for context in (keys.root, SegmentKey(b"lead")):
+                expected = keys.document(context, short.tokens)
+                assert short.key_behind(keys, context) == expected
+                assert long.key_behind(keys, context) == expected

@@ -9,9 +9,11 @@ model was trained to see, instead of one attention sink per document."""
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from looseleaf.engine.request import (
     Document,
+    DocumentContent,
     DocumentPart,
     Message,
     Prompt,
@@ -23,6 +25,14 @@ from looseleaf.errors import InvalidRequest
 from looseleaf.models.tokenizer import Tokenizer
 
 
+class _Encoded(NamedTuple):
+    """A document's tokens, and what is made of them once."""
+
+    document: weakref.ref[Document]
+    ids: tuple[int, ...]
+    content: DocumentContent
+
+
 @dataclass(frozen=True)
 class PromptBuilder:
     """Tokenizes prompts and conversations for one model; a `Document` once, for as long as its
@@ -31,7 +41,7 @@ class PromptBuilder:
     tokenizer: Tokenizer
     vocab_size: int
     # by object and not by text: how long it takes tells nobody what somebody else has sent
-    _encoded: dict[int, tuple[weakref.ref[Document], tuple[int, ...]]] = field(default_factory=dict)
+    _encoded: dict[int, _Encoded] = field(default_factory=dict)
 
     def from_parts(self, prompt: Prompt) -> PromptParts:
         """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
@@ -155,7 +165,7 @@ class PromptBuilder:
             if isinstance(part, list):
                 text += part
             elif part.context == "prompt":
-                text += self._document_ids(part)
+                text += self._encode(part).ids
             else:
                 if text:
                     made.append(TextPart(tuple(text)))
@@ -180,24 +190,27 @@ class PromptBuilder:
         number = sum(isinstance(part, DocumentPart) for part in before) + 1
         bos_length = int(first_text[:1] == (self.tokenizer.bos_token_id,))
         lead = len(first_text) if lead_length is None else lead_length
+        known = self._encode(document)
         return DocumentPart(
-            self._document_ids(document),
+            known.ids,
             lead if document.context == "lead" else bos_length,
             document.name or f"document {number}",
+            known.content,
         )
 
-    def _document_ids(self, document: Document) -> tuple[int, ...]:
+    def _encode(self, document: Document) -> _Encoded:
         number, encoded = id(document), self._encoded
         known = encoded.get(number)
-        if known is not None and known[0]() is document:
-            return known[1]
+        if known is not None and known.document() is document:
+            return known
         if document.token_ids is not None:
             ids = tuple(self._checked_ids(document.token_ids))
         else:
             encode = self.tokenizer.encode_document
             ids = tuple(token for text in document.texts for token in encode(text))
-        encoded[number] = weakref.ref(document, lambda _: encoded.pop(number, None)), ids
-        return ids
+        reference = weakref.ref(document, lambda _: encoded.pop(number, None))
+        encoded[number] = _Encoded(reference, ids, DocumentContent())
+        return encoded[number]
 
     def _checked_ids(self, part: object) -> list[int]:
         kinds = set(map(type, part)) if isinstance(part, Sequence) else set()

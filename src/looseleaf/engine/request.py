@@ -14,10 +14,13 @@ import numpy.typing as npt
 from looseleaf.config import Fuse, FuseSelector, Revise, Select, SelectPolicy
 from looseleaf.config.option import require_text
 from looseleaf.errors import EmptyDocument, InvalidOption
+from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.sampling_params import SamplingParams
 
 DocumentContext = Literal["lead", "alone", "prompt"]
 Kind = TypeVar("Kind", Fuse, Select, Revise)
+# places in which a document's key is kept: under how many salts, behind how many leads
+_MOST_KEYS = 16
 _SHORT = {Fuse: "selector", Select: "policy", Revise: "window"}
 
 
@@ -97,6 +100,30 @@ class TextPart:
     num_shared: int = 0
 
 
+class DocumentContent:
+    """What is made of a document's tokens once, for all parts of prompts that are this document:
+    an array of them, and keys."""
+
+    def __init__(self) -> None:
+        self._ids: npt.NDArray[np.int32] | None = None
+        self._keys: dict[tuple[SegmentKey, SegmentKey], SegmentKey] = {}
+
+    def ids(self, tokens: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        """``tokens``, which are always the same, as an array."""
+        if self._ids is None:
+            self._ids = np.frombuffer(struct.pack(f"<{len(tokens)}i", *tokens), dtype="<i4")
+        return self._ids
+
+    def key(self, tokens: tuple[int, ...], keys: KeySpace, context: SegmentKey) -> SegmentKey:
+        """The key of ``tokens`` behind ``context``; the last few are kept."""
+        place = keys.root, context
+        if place not in self._keys:
+            while len(self._keys) >= _MOST_KEYS:
+                self._keys.pop(next(iter(self._keys)))
+            self._keys[place] = keys.document(context, self.ids(tokens))
+        return self._keys[place]
+
+
 @dataclass(frozen=True)
 class DocumentPart:
     """Tokens of a document, encoded behind the first ``context_length`` tokens of the prompt."""
@@ -104,11 +131,16 @@ class DocumentPart:
     tokens: tuple[int, ...]
     context_length: int
     name: str
+    content: DocumentContent = field(default_factory=DocumentContent, repr=False, compare=False)
 
-    @cached_property
+    @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """``tokens`` as an array; made once, for the document's key and for its rows."""
-        return np.frombuffer(struct.pack(f"<{len(self.tokens)}i", *self.tokens), dtype="<i4")
+        """``tokens`` as an array."""
+        return self.content.ids(self.tokens)
+
+    def key_behind(self, keys: KeySpace, context: SegmentKey) -> SegmentKey:
+        """Its key behind ``context``."""
+        return self.content.key(self.tokens, keys, context)
 
 
 PromptParts = tuple[TextPart | DocumentPart, ...]

@@ -134,7 +134,7 @@ class Sequence:
                     contexts[part.context_length] = self._context(
                         part.context_length, keys, page_size
                     )
-                key = keys.document(contexts[part.context_length], part.ids)
+                key = part.key_behind(keys, contexts[part.context_length])
                 hosted = find_hosted(key) if retrieves else None
                 if hosted is not None:
                     self.parts.append(HostedUse(start, part, hosted))
