@@ -135,6 +135,7 @@ def test_nothing_is_asked_of_one_that_is_closed(checkpoint: Folder) -> None:
         ({"num_pages": 10**12}, "lower memory_gib or num_pages"),
         ({"memory_gib": 1e9}, "lower memory_gib or num_pages"),
         ({"host_gib": 1e7}, "lower host_gib or staging_gib"),
+        ({"tier_packing": "yes"}, "unknown tier_packing 'yes': use auto, on or off"),
     ],
     ids=str,
 )

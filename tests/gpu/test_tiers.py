@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from looseleaf import LLM, Document, SamplingParams
+from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.pool_copy import PoolCopy, Source
 from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -34,15 +35,18 @@ def tokens(llm: LLM) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("way", ["host", "disk", "host and disk"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "packed bfloat16"])
 def test_answers_are_the_same_from_any_tier(tmp_path, way, dtype):
-    folder = make_checkpoint(tmp_path / "model", "llama")
+    packed, dtype = "packed" in dtype, dtype.split()[-1]
+    shape = {"head_dim": 64} if packed else {}
+    folder = make_checkpoint(tmp_path / "model", "llama", **shape)
     options = {"device": "cuda", "dtype": dtype, "num_pages": 48, "staging_gib": 0.01}
     if "host" in way:
         options["host_gib"] = 0.02
     if "disk" in way:
         options["disk_path"] = str(tmp_path / "cache")
     llm = LLM(folder, **options)
+    assert llm.engine.tiers.copy.packs == packed
     tiering = llm.engine.tiering
     tiering.controller.pace.predict = lambda *_, **__: None
     right = tokens(llm)
@@ -81,7 +85,9 @@ def test_documents_that_arrive_do_not_break_a_graph_that_is_captured_meanwhile()
     numbers = torch.zeros(8, device="cuda")
     # as many as there are streams to hand out, and more
     copies = [PoolCopy(pool) for _ in range(40)]
-    events = [copy.fence() for copy in copies]
+    events = [torch.cuda.Event() for _ in copies]
+    for event in events:
+        event.record()
     for _ in range(40):
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -91,3 +97,73 @@ def test_documents_that_arrive_do_not_break_a_graph_that_is_captured_meanwhile()
         graph.replay()
     torch.cuda.synchronize()
     assert numbers.tolist() == [40.0] * 8
+
+
+def wide_pool(num_pages):
+    pool = PagePool(
+        num_pages=num_pages, page_size=16, num_layers=6, num_kv_heads=2, head_dim=64,
+        dtype=torch.bfloat16, device=torch.device("cuda"),
+    )  # fmt: skip
+    pool.kv.normal_()
+    return pool
+
+
+def test_packed_and_plain_documents_come_together_to_runs_of_pages_and_others():
+    pool = wide_pool(96)
+    copy, before = PoolCopy(pool, "auto"), pool.kv.clone()
+    # neighbours, one apart, one that is not packed
+    documents = [range(3, 9), range(9, 12), range(20, 27), range(30, 32)]
+    targets = [range(70, 76), range(76, 79), range(40, 47), range(50, 52)]
+    memories = []
+    for number, pages in enumerate(documents):
+        key = SegmentKey(bytes([number]) * 32)
+        record = copy.record(key, 16 * len(pages), len(pages), packed=number < 3)
+        assert record.packed == (number < 3)
+        memories.append(torch.empty(6, record.layer_bytes, dtype=torch.uint8, pin_memory=True))
+        assert copy.read(record, pages, memories[-1]).event is not None
+    torch.cuda.synchronize()
+    for layers in (range(0, 1), range(1, 5), range(5, 6)):
+        sources = [
+            Source(run, memory.data_ptr(), number < 3)
+            for number, (run, memory) in enumerate(zip(targets, memories, strict=True))
+        ]
+        copy.write_from(layers, sources, [])
+    torch.cuda.synchronize()
+    for pages, run in zip(documents, targets, strict=True):
+        assert torch.equal(pool.kv[:, :, list(run)], before[:, :, list(pages)])
+    # any pages, from memory that is not pinned
+    record = copy.record(SegmentKey(bytes(32)), 16 * 6, 6)
+    scattered = [90, 1, 88, 2, 60, 94]
+    copy.write_layers(record, 0, scattered, memories[0].clone())
+    torch.cuda.synchronize()
+    assert torch.equal(pool.kv[:, :, scattered], before[:, :, 3:9])
+
+
+def test_what_passes_through_the_ring_waits_for_what_stood_there():
+    pool = wide_pool(64)
+    copy, before = PoolCopy(pool, "auto"), pool.kv.clone()
+    record = copy.record(SegmentKey(bytes(32)), 16 * 20, 20)
+    memory = torch.empty(6, record.layer_bytes, dtype=torch.uint8, pin_memory=True)
+    copy.read(record, range(20), memory)
+    torch.cuda.synchronize()
+    for turn in range(200):
+        # many rounds through the ring, and nobody waits between two
+        for layer in range(6):
+            source = Source(range(20 + turn % 20, 40 + turn % 20), memory.data_ptr(), True)
+            copy.write_from(range(layer, layer + 1), [source], [])
+    torch.cuda.synchronize()
+    assert torch.equal(pool.kv[:, :, 39:59], before[:, :, :20])
+
+
+def test_documents_that_can_not_be_packed_are_kept_as_they_are_on_a_gpu():
+    pool = wide_pool(16)
+    pool.kv[4, 1, 2, :, :, ::2] *= 2.0**-40
+    copy = PoolCopy(pool, "auto")
+    record = copy.record(SegmentKey(bytes(32)), 16 * 4, 4)
+    memory = torch.empty(6, record.layer_bytes, dtype=torch.uint8, pin_memory=True)
+    copied = copy.read(record, range(4), memory)
+    copied.event.synchronize()
+    assert not copied.whole
+    copied = copy.read(record, range(4, 8), memory)
+    copied.event.synchronize()
+    assert copied.whole

@@ -44,6 +44,29 @@ def test_a_run_that_is_freed_and_taken_again_keeps_its_order() -> None:
     assert pool.allocate(5) == run
 
 
+@given(taken=st.lists(st.booleans(), min_size=1, max_size=60), count=st.integers(1, 20))
+def test_a_run_is_the_lowest_with_room_before_it_if_there_is_one(
+    taken: list[bool], count: int
+) -> None:
+    pool = make_pool(len(taken))
+    everything = pool.allocate(len(taken)) or []
+    pool.free(page for page in everything if not taken[page])
+
+    def free(start: int, length: int) -> bool:
+        return start + length <= len(taken) and not any(taken[start : start + length])
+
+    # a few pages behind what stands before are left free for it to grow into
+    starts = range(len(taken))
+    roomy = [s + 8 if s else 0 for s in starts if free(s, count + 8 if s else count)]
+    tight = [s for s in starts if free(s, count)]
+    expected = (roomy or tight or [None])[0]
+    pages = pool.allocate(count)
+    if expected is not None:
+        assert pages == list(range(expected, expected + count))
+    elif pages is not None:
+        assert pages == [page for page in starts if not taken[page]][:count]
+
+
 def test_a_page_to_grow_into_is_the_neighbour_if_that_is_free() -> None:
     pool = make_pool(8)
     run = pool.allocate(3)

@@ -30,6 +30,13 @@ from looseleaf.ops.gather_kv.kernel import _gather_kv_kernel, gather_kv_triton
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.likeliest.kernel import _row_kernel, _stretches_kernel, likeliest_triton
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
+from looseleaf.ops.packed_pages import BLOCK_BYTES
+from looseleaf.ops.packed_pages.kernel import (
+    _pack_pages_kernel,
+    _unpack_pages_kernel,
+    pack_pages_triton,
+    unpack_pages_triton,
+)
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.page_scores.kernel import _page_scores_kernel, page_scores_triton
@@ -86,6 +93,7 @@ KERNELS = (
     _finish_rows_kernel,
     _gather_kv_kernel,
     _merge_states_kernel,
+    _pack_pages_kernel,
     _page_bounds_kernel,
     _page_scores_kernel,
     _partial_attention_kernel,
@@ -98,6 +106,7 @@ KERNELS = (
     _split_linear_kernel,
     _store_kv_kernel,
     _stretches_kernel,
+    _unpack_pages_kernel,
 )
 
 
@@ -183,6 +192,16 @@ def _compile_layer(dtype: torch.dtype) -> None:
     counted = torch.zeros(1, dtype=torch.int64)
     fetch_turn_triton(told, torch.zeros(len(numbers), dtype=torch.int32), counted)
     likeliest_triton(stream)
+    if dtype is torch.bfloat16:
+        _compile_packing()
+
+
+def _compile_packing() -> None:
+    pages = torch.zeros(2, 2, 3, 2, 16, 64, dtype=torch.bfloat16)
+    packed = torch.zeros(2, 2, 3, BLOCK_BYTES, dtype=torch.uint8)
+    pack_pages_triton(pages, torch.arange(3), 40, packed, torch.zeros(1, dtype=torch.int32))
+    unpack_pages_triton(packed, torch.zeros(3, dtype=torch.int32), 0, pages)
+    unpack_pages_triton(packed, range(3), 0, pages)
 
 
 def compiled_fp8(shape: Shape) -> Iterator[Compiled]:

@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
+from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.base import Record, TierCounters
 from looseleaf.tiers.guard import Guard
@@ -16,13 +17,13 @@ from looseleaf.tiers.pool_copy import PoolCopy
 from tests.tiers.records import key
 
 
-def pool(dtype: torch.dtype) -> PagePool:
+def pool(dtype: torch.dtype, head_dim: int = 8) -> PagePool:
     made = PagePool(
         num_pages=12,
         page_size=16,
         num_layers=3,
         num_kv_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         dtype=dtype,
         device=torch.device("cpu"),
     )
@@ -30,25 +31,49 @@ def pool(dtype: torch.dtype) -> PagePool:
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, "packed"])
 @pytest.mark.parametrize("source", [[2, 3, 4], [9, 0, 5]])
 @pytest.mark.parametrize("target", [[6, 7, 8], [11, 1, 10]])
 def test_a_segment_comes_back_to_any_pages_bit_by_bit(
-    dtype: torch.dtype, source: list[int], target: list[int]
+    dtype: torch.dtype | str, source: list[int], target: list[int]
 ) -> None:
-    held = pool(dtype)
-    copy, before = PoolCopy(held), held.kv.clone()
+    packed = dtype == "packed"
+    held = pool(torch.bfloat16, head_dim=64) if isinstance(dtype, str) else pool(dtype)
+    copy, before = PoolCopy(held, "on" if packed else "auto"), held.kv.clone()
     record = copy.record(key(1), 37, 3)
+    assert record.packed == packed and record.num_bytes == copy.num_bytes(3)
     layers = torch.full((record.num_layers, record.layer_bytes), 255, dtype=torch.uint8)
-    assert copy.read(record, source, layers) is None
-    copy.write_layers(0, target, layers[:1])
-    copy.write_layers(1, target, layers[1:])
+    copied = copy.read(record, source, layers)
+    assert copied.event is None and copied.whole
+    copy.write_layers(record, 0, target, layers[:1])
+    copy.write_layers(record, 1, target, layers[1:])
     words = held.kv.view(torch.uint8)
     was = before.view(torch.uint8)
     assert torch.equal(words[:, :, target[:2]], was[:, :, source[:2]])
     assert torch.equal(words[:, :, target[2], :, :5], was[:, :, source[2], :, :5])
     others = [n for n in range(12) if n not in target]
     assert torch.equal(words[:, :, others], was[:, :, others])
+
+
+def test_what_can_not_be_packed_says_so_and_is_stored_as_it_is() -> None:
+    held = pool(torch.bfloat16, head_dim=64)
+    held.kv[2, 1, 3] *= torch.where(torch.arange(64) % 2 == 1, 2.0**-40, 1.0)
+    copy = PoolCopy(held, "on")
+    record = copy.record(key(1), 48, 3)
+    layers = torch.empty(record.num_layers, record.layer_bytes, dtype=torch.uint8)
+    assert not copy.read(record, [2, 3, 4], layers).whole
+    assert copy.read(record, [5, 6, 7], layers).whole
+    plain = copy.record(key(1), 48, 3, packed=False)
+    layers = torch.empty(plain.num_layers, plain.layer_bytes, dtype=torch.uint8)
+    assert not plain.packed and copy.read(plain, [2, 3, 4], layers).whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_pool_that_can_not_pack_does_so_on_no_request(dtype: torch.dtype) -> None:
+    held = pool(dtype, head_dim=8 if dtype is torch.bfloat16 else 64)
+    assert not PoolCopy(held, "auto").packs and not PoolCopy(held).packs
+    with pytest.raises(InvalidOption, match="use auto"):
+        PoolCopy(held, "on")
 
 
 def test_what_lies_behind_the_end_is_not_stored() -> None:
@@ -62,17 +87,19 @@ def test_what_lies_behind_the_end_is_not_stored() -> None:
     assert (stored[:, :, 2, :, 5:] == 0).all()
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("sizes", [[1], [1 << 20, 3 << 20], [9 << 20] * 5, [40 << 20] * 2])
 def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
-    sizes: list[int],
+    sizes: list[int], packed: bool
 ) -> None:
     copy, guard = PoolCopy(pool(torch.float32)), Guard(HostTier(Ledger(1)), TierCounters())
+    shape = 2, 1, 1, 1, 1
     loads = [
         Load(
-            Record(key(n), 5, 32, (2, 1, 1, 1, size // 2), "U8", size), [n], copy, guard, 1.0, None
+            Record(key(n), 5, 32, shape, "U8", size, packed=packed), [n], copy, guard, 1.0, None
         )
         for n, size in enumerate(sizes)
-    ]
+    ]  # fmt: skip
     sent: dict[Load, list[int]] = {load: [] for load in loads}
     order = []
     for layers, some in _parcels(loads):
@@ -86,5 +113,6 @@ def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
     first = [
         len(layers) * sum(load.record.layer_bytes for load in some) for layers, some in at_once
     ]
-    assert first[0] <= max(26 << 20, *sizes) and sum(first) <= max(78 << 20, 2 * max(sizes))
+    least, most = (48 << 20, 96 << 20) if packed else (26 << 20, 78 << 20)
+    assert first[0] <= max(least, *sizes) and sum(first) <= max(most, 2 * max(sizes))
     assert {0, 30, 31} <= set(order)

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,24 @@ def test_any_safetensors_reader_opens_a_record(tmp_path: Path) -> None:
         for half, letter in enumerate("kv"):
             mine = arrays[f"{letter}.{layer}"].view(torch.int32)
             assert torch.equal(mine, layers[layer, half].view(torch.int32))
+
+
+def test_a_packed_record_says_what_was_packed(tier: Tier, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    packed = replace(record(5), dtype="BF16", layer_bytes=392, packed=True)
+    layers = torch.arange(3 * 392).view(3, 392).to(torch.uint8)
+    assert tier.put(packed, layers)
+    reader = tier.open(key(5))
+    assert reader is not None and reader.record == packed
+    into = torch.empty(392, dtype=torch.uint8)
+    for layer in range(3):
+        assert torch.equal(reader.read(layer, into), layers[layer])
+    reader.close()
+    for path in (tmp_path / "cache").glob("*.segment"):
+        arrays = load_file(path)
+        assert [f"packed.{n}" for n in range(3)] == sorted(arrays)
+        assert torch.equal(torch.stack([arrays[name] for name in sorted(arrays)]), layers)
 
 
 def test_host_memory_in_pieces_is_made_whole_by_eviction() -> None:

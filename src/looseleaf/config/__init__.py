@@ -16,7 +16,7 @@ from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import EVICTING, GroupRule, LayerBudgets, Select, SelectPolicy
 from looseleaf.config.server import ServerConfig
-from looseleaf.config.tiers import TierConfig
+from looseleaf.config.tiers import TierConfig, TierPacking
 
 __all__ = [
     "CacheConfig",
@@ -44,4 +44,5 @@ __all__ = [
     "SelectPolicy",
     "ServerConfig",
     "TierConfig",
+    "TierPacking",
 ]

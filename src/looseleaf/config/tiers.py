@@ -2,8 +2,11 @@
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from looseleaf.config.option import option, require, require_kinds
+
+TierPacking = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class TierConfig:
     staging_gib: float = option(
         1.0, "memory for documents on their way to and from disk or server, in GiB"
     )
+    tier_packing: TierPacking = option(
+        "auto",
+        "store keys and values of bfloat16 in three quarters of their bytes, without losing any: "
+        "on, off, or auto: from a GPU",
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.disk_path, os.PathLike):
@@ -43,6 +51,10 @@ class TierConfig:
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(self.tier_ttl is None or self.tier_ttl > 0, "tier_ttl must be positive")
         require(0 < self.tenant_share <= 1, "tenant_share must be above 0 and at most 1")
+        require(
+            self.tier_packing in ("auto", "on", "off"),
+            f"unknown tier_packing {self.tier_packing!r}: use auto, on or off",
+        )
 
     @property
     def any(self) -> bool:

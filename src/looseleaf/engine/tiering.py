@@ -6,7 +6,7 @@ that is being computed; only when there is nothing else to do, a step follows cl
 layer. One that fails to arrive is computed by who waits for it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from looseleaf.config import Fuse
 from looseleaf.engine.pace import ComputePace
@@ -16,6 +16,15 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.tiers import Keeping, Load, Tiers, Wanted
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaving:
+    """A segment on its way out of the pool, held until it is out, and whose it is."""
+
+    segment: Segment
+    tenant: str
+    keeping: Keeping
 
 
 @dataclass(eq=False)
@@ -29,7 +38,7 @@ class Tiering:
     controller: LoadingController | None = None
     measured_pace: Callable[[], ComputePace] = ComputePace
     _arriving: dict[Segment, Load] = field(default_factory=dict)
-    _leaving: list[tuple[Segment, Keeping]] = field(default_factory=list)
+    _leaving: list["_Leaving"] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
@@ -100,27 +109,42 @@ class Tiering:
         """Bring a document that is ready now to the tiers; it is not evicted meanwhile."""
         if self.tiers is None or segment.forgotten:
             return
-        wanted = Wanted(segment.key, segment.length, segment.pages)
-        keeping = self.tiers.keep(wanted, tenant)
-        if keeping is not None and not keeping.is_out:
-            self._leaving.append((self.store.acquire(segment), keeping))
+        keeping = self._keep(segment, tenant, packed=True)
+        if keeping is not None:
+            self._leaving.append(_Leaving(self.store.acquire(segment), tenant, keeping))
 
     def release_pages(self) -> bool:
         """Wait for all that is leaving the pool; whether that lets go of any page."""
         held = bool(self._leaving)
-        for _, keeping in self._leaving:
-            keeping.wait()
-        self._let_go()
+        while self._leaving:
+            for leaving in self._leaving:
+                leaving.keeping.wait()
+            self._let_go()
         return held
 
     def _let_go(self) -> None:
         staying = []
-        for segment, keeping in self._leaving:
-            if keeping.is_out:
-                self.store.release(segment)
+        for leaving in self._leaving:
+            if leaving.keeping.is_out:
+                again = None
+                if not leaving.keeping.whole and not leaving.segment.forgotten:
+                    again = self._keep(leaving.segment, leaving.tenant, packed=False)
+                if again is None:
+                    self.store.release(leaving.segment)
+                else:
+                    staying.append(replace(leaving, keeping=again))
             else:
-                staying.append((segment, keeping))
+                staying.append(leaving)
         self._leaving = staying
+
+    def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> Keeping | None:
+        """What becomes of a segment that is brought to the tiers; None if its pages need not wait
+        for that."""
+        assert self.tiers is not None
+        wanted = Wanted(segment.key, segment.length, segment.pages)
+        keeping = self.tiers.keep(wanted, tenant, packed=packed)
+        done = keeping is None or (keeping.is_out and keeping.whole)
+        return None if done else keeping
 
     def _wanted(self, use: DocumentUse) -> Wanted:
         segment = use.segment

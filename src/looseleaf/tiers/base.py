@@ -1,8 +1,9 @@
 """What a tier is: records by key, read layer by layer, and side-cars by name.
 
 A record's layer is one run of bytes, its K and then its V, ``[2, pages, kv_heads, page_size,
-head_dim]`` as in the device pool, so that a load is a copy. Slots behind the segment's end are 0.
-"""
+head_dim]`` as in the device pool, so that a load is a copy; or the same packed, as
+`looseleaf.ops.packed_pages` does it. Slots behind the segment's end are 0. Tiers carry bytes: which
+of the two they are is a matter of who writes and reads pages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Record:
     """What is stored of a segment besides its bytes.
 
     ``layer_shape`` is ``(2, pages, kv_heads, page_size, head_dim)``; ``dtype`` a safetensors name
-    such as ``F32``. ``tenant`` says whose it is, without naming a salt; empty for none.
+    such as ``F32``; ``packed`` whether its bytes are those of `looseleaf.ops.packed_pages`.
+    ``tenant`` says whose it is, without naming a salt; empty for none.
     """
 
     key: SegmentKey
@@ -42,6 +44,7 @@ class Record:
     dtype: str
     layer_bytes: int
     tenant: str = ""
+    packed: bool = False
 
     @property
     def num_bytes(self) -> int:

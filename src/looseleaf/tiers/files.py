@@ -6,6 +6,8 @@ not against forgery: who can write to a tier can say what he likes in it.
 
 An array of a record is ``k.N`` or ``v.N``, K or V of layer N, ``[pages, kv_heads, page_size,
 head_dim]``; both of a layer are one run of bytes with one checksum, in the metadata as ``layers``.
+A record that is packed has one array ``packed.N`` of bytes a layer, and shape and dtype of what was
+packed in the metadata.
 """
 
 import json
@@ -83,12 +85,15 @@ def checksum(content: UInt8[Tensor, " bytes"]) -> str:
 
 def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bytes:
     """The header of a record; ``layers`` follows it in the file."""
-    half = record.layer_bytes // 2
-    arrays = [
-        (f"{letter}.{layer}", record.dtype, list(record.layer_shape[1:]), half)
-        for layer in range(record.num_layers)
-        for letter in "kv"
-    ]
+    size, shape = record.layer_bytes, list(record.layer_shape[1:])
+    if record.packed:
+        arrays = [(f"packed.{layer}", "U8", [size], size) for layer in range(record.num_layers)]
+    else:
+        arrays = [
+            (f"{letter}.{layer}", record.dtype, shape, size // 2)
+            for layer in range(record.num_layers)
+            for letter in "kv"
+        ]
     sums = " ".join(checksum(layers[layer]) for layer in range(record.num_layers))
     about = {
         "key": record.key.hex(),
@@ -96,6 +101,8 @@ def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -
         "tenant": record.tenant,
         "layers": sums,
     }
+    if record.packed:
+        about |= {"packed": json.dumps({"shape": shape, "dtype": record.dtype})}
     return _header(_RECORD, arrays, about)
 
 
@@ -104,14 +111,16 @@ def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
     this version, and unharmed."""
     content, about = _decode(header, _RECORD)
     try:
-        sums = tuple(about["layers"].split())
-        shape = tuple(content["k.0"]["shape"])
-        dtype = content["k.0"]["dtype"]
-        half = math.prod(shape) * _DTYPES[dtype].itemsize
-        same = about["key"] == key.hex() and len(shape) == 4 and len(content) == 2 * len(sums)
-        record = Record(
-            key, int(about["length"]), len(sums), (2, *shape), dtype, 2 * half, about["tenant"]
-        )
+        sums, packed = tuple(about["layers"].split()), "packed" in about
+        told = json.loads(about["packed"]) if packed else content["k.0"]
+        shape, dtype = tuple(told["shape"]), told["dtype"]
+        size = 2 * math.prod(shape) * _DTYPES[dtype].itemsize
+        if packed:
+            (size,) = content["packed.0"]["shape"]
+        same = about["key"] == key.hex() and len(shape) == 4
+        same = same and len(content) == (1 if packed else 2) * len(sums)
+        whole = (2, *shape), dtype, size, about["tenant"], packed
+        record = Record(key, int(about["length"]), len(sums), *whole)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TierFault("damaged", "the header is incomplete") from error
     if not same:

@@ -29,6 +29,8 @@ class LoadFailed(Exception):
 class Load:
     """One segment on its way into ``pages``. Only the engine's thread waits, cancels and settles.
 
+    ``record`` is what is expected to be found, and what was found once that is known.
+
     ``seconds`` is how long it took, once it ended, from ``queued`` on the clock
     `time.perf_counter`."""
 
@@ -62,6 +64,9 @@ class Load:
         # how many threads load at the same time for the same request
         self.hands = 1
         self.fence = fence
+        # asks for one more copy of this load and those beside it, if it comes by copies; False if
+        # there is none
+        self.ask: Callable[[], bool] | None = None
         self.changed = threading.Condition()
 
     @property
@@ -81,15 +86,24 @@ class Load:
 
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
         """Return when ``layer`` is sent to a GPU, with the event of its arrival, or there, with
-        None; raises LoadFailed."""
+        None; raises LoadFailed.
+
+        Whoever waits asks for copies himself: no other thread has to wake, and none takes the
+        interpreter from the one that launches."""
+        self.followed = True
+        while self.ask is not None and self._waits_for(layer) and self.ask():
+            pass
         with self.changed:
-            self.followed = True
             while self._layers <= layer and self._state == "loading":
                 self.changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
                 self._expire()
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
             return self._events[layer] if self._events else None
+
+    def _waits_for(self, layer: int) -> bool:
+        with self.changed:
+            return self._layers <= layer and self._state == "loading"
 
     def beside_launches(self) -> None:
         """A pass follows on a GPU whose kernels are launched one by one."""
@@ -126,7 +140,7 @@ class Load:
         with self.changed:
             if self._state != "loading":
                 return False
-            event = self._copy.write_layers(first, self.pages, content, self.fence)
+            event = self._copy.write_layers(self.record, first, self.pages, content, self.fence)
             self.sent(len(content), event)
             return True
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import UInt8
@@ -21,17 +22,27 @@ from looseleaf.tiers.base import Reader, Record, Tier, TierFault
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load, send
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.pool_copy import PoolCopy, Source
 
-# how much is copied to a GPU at a time: of all documents the least that a step can begin with, then
-# what is copied while it is planned, so that all that is asked for at once is so much; then so much
-# of one, and of all of them; and how many such copies are asked for ahead
-_FIRST_BYTES = 26 << 20
-_SECOND_BYTES = 52 << 20
-_AT_ONCE_BYTES = 64 << 20
-_PARCEL_BYTES = 6 << 20
-_TOGETHER_BYTES = 18 << 20
-_AHEAD = 2
+
+@dataclass(frozen=True)
+class _Portions:
+    """How much is copied to a GPU at a time: of all documents the ``first`` that a step can begin
+    with, then a ``second`` that comes while it is planned, so that ``at_once`` is asked for at
+    once; then ``one`` document's layers, or None for as many of all as go ``together``, and so much
+    together; in bytes. And how many such copies are asked for ``ahead``."""
+
+    first: int
+    second: int
+    at_once: int
+    one: int | None
+    together: int
+    ahead: int
+
+
+_PLAIN = _Portions(26 << 20, 52 << 20, 64 << 20, 6 << 20, 18 << 20, 2)
+# a kernel behind each copy: to launch it takes as long as to ask for six copies
+_PACKED = _Portions(30 << 20, 40 << 20, 60 << 20, None, 48 << 20, 1)
 
 
 @dataclass(eq=False)
@@ -55,17 +66,50 @@ class _Opened:
         return self.scratch[layer % buffers]
 
 
-@dataclass
+class _Parcel(NamedTuple):
+    """What was asked for in one copy: its bytes, and when it is there, if anybody wants it."""
+
+    num_bytes: int
+    event: torch.cuda.Event | None
+
+
+@dataclass(eq=False)
 class _Sending:
     """Loads whose layers are copied to a GPU, from ``begun`` on: each of ``parcels`` is asked for
-    when it is taken from there, and yields its bytes, ``num_bytes`` so far. Those ``apart`` are
-    read behind them."""
+    when it is taken from there, by the thread that loads or by whoever waits for a layer. Those
+    ``apart`` are read behind them. Those that are packed are written by ``targets``."""
 
     opened: list[_Opened]
     apart: list[_Opened]
-    parcels: Iterator[int]
+    parcels: Iterator[_Parcel]
+    portions: _Portions
     begun: float
     num_bytes: int = 0
+    under_way: deque[torch.cuda.Event] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self) -> bool:
+        """Ask for one more; False if there is none."""
+        with self._lock:
+            parcel = next(self.parcels, None)
+            if parcel is None:
+                return False
+            self.num_bytes += parcel.num_bytes
+            if parcel.event is not None:
+                self.under_way.append(parcel.event)
+            return True
+
+    def ask_for_rest(self) -> None:
+        """Ask for all others that nobody asks for who waits."""
+        while True:
+            # copies of another stream may wait as long as there is any of these: until a step
+            # follows, it is one by one. One that is replayed asks for all itself, in less time than
+            # they take; beside one that is launched some are asked for ahead
+            launched = any(one.load.launched for one in self.opened)
+            while len(self.under_way) > (self.portions.ahead if launched else 0):
+                self.under_way.popleft().synchronize()
+            if not self.ask():
+                return
 
 
 @dataclass(eq=False)
@@ -154,7 +198,8 @@ class Loader:
     def _bring(self, job: list[Load] | _Sending) -> None:
         if isinstance(job, _Sending):
             begun, opened = job.begun, job.opened
-            num_bytes = job.num_bytes + sum(job.parcels) + self._read_all(job.apart)
+            job.ask_for_rest()
+            num_bytes = job.num_bytes + self._read_all(job.apart)
         else:
             begun = time.perf_counter()
             opened = [one for load in job if (one := self._open(load)) is not None]
@@ -189,6 +234,8 @@ class Loader:
         if reader is None:
             load.fail()
             return None
+        # it may be packed or not, whatever this pool does
+        load.record = reader.record
         if isinstance(reader, HostReader):
             return _Opened(load, reader, None, None, self._no_room)
         size, slot, run = load.record.layer_bytes, None, None
@@ -231,33 +278,28 @@ class Loader:
         runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
-            one.load: (run, one.reader.address)
+            one.load: Source(run, one.reader.address, one.load.record.packed)
             for one in opened
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
-        sending = _Sending(opened, apart, self._send(sources), begun)
-        while sending.num_bytes < _AT_ONCE_BYTES and (asked := next(sending.parcels, 0)):
-            sending.num_bytes += asked
+        portions, parcels = _portions(list(sources)), self._send(sources)
+        sending = _Sending(opened, apart, parcels, portions, begun)
+        for load in sources:
+            load.ask = sending.ask
+        while sending.num_bytes < portions.at_once and sending.ask():
+            pass
         return sending
 
-    def _send(self, sources: dict[Load, tuple[range, int]]) -> Iterator[int]:
-        """Bring all layers of loads from the host's memory, each to a run of pages from an address,
-        to a GPU, in few copies; yields their bytes. The first are not waited for, the others are
-        asked for a little ahead."""
-        under_way: deque[torch.cuda.Event] = deque()
-        num_bytes = 0
+    def _send(self, sources: dict[Load, Source]) -> Iterator[_Parcel]:
+        """Bring all layers of loads from the host's memory to a GPU, in few copies, each asked for
+        when it is taken from here."""
         for layers, some in _parcels(list(sources)):
-            # copies of another stream may wait as long as there is any of these: until a step
-            # follows, before which some may be asked for, it is one by one
-            ahead = _AHEAD if some[0].followed else 0
-            while num_bytes >= _AT_ONCE_BYTES and len(under_way) > ahead:
-                under_way.popleft().synchronize()
             some = [load for load in some if not self._given_up(load)]
 
             def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
                 fences = {x.fence for x in loads if x.fence is not None}
                 behind = [] if layers.start else list(fences)
-                return self.copy.write_runs(layers, [sources[x] for x in loads], behind)
+                return self.copy.write_from(layers, [sources[x] for x in loads], behind)
 
             try:
                 sent, event = send(some, layers, write)
@@ -266,10 +308,8 @@ class Loader:
                 for load in some:
                     load.fail()
                 continue
-            under_way += [] if event is None else [event]
             asked = sum(load.record.layer_bytes for load in sent) * len(layers)
-            num_bytes += asked
-            yield asked
+            yield _Parcel(asked, event)
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -309,16 +349,24 @@ def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
     has to compute them."""
     start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
     sizes = [load.record.layer_bytes for load in loads] or [1]
+    portions = _portions(loads)
     while start < num_layers:
-        soon = start * sum(sizes) < _AT_ONCE_BYTES
-        together = _SECOND_BYTES if start else _FIRST_BYTES
-        most = together // sum(sizes) if soon else _PARCEL_BYTES // max(sizes)
+        soon = start * sum(sizes) < portions.at_once
+        together = portions.second if start else portions.first
+        if soon or portions.one is None:
+            most = (together if soon else portions.together) // sum(sizes)
+        else:
+            most = portions.one // max(sizes)
         layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
-        at_a_time = max(1, _TOGETHER_BYTES // (max(sizes) * len(layers)))
+        at_a_time = max(1, portions.together // (max(sizes) * len(layers)))
         at_a_time = len(loads) if most and soon else at_a_time
         for first in range(0, len(loads), at_a_time):
             yield layers, list(loads[first : first + at_a_time])
         start = layers.stop
+
+
+def _portions(loads: Sequence[Load]) -> _Portions:
+    return _PACKED if loads and all(load.record.packed for load in loads) else _PLAIN
 
 
 def _depth(opened: Sequence[_Opened]) -> int:

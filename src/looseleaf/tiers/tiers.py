@@ -68,7 +68,7 @@ class Tiers:
 
     def __init__(self, pool: PagePool, tiers: Sequence[Tier], config: TierConfig) -> None:
         """``tiers`` in the order in which they are asked; one of them may be a `HostTier`."""
-        self.copy = PoolCopy(pool)
+        self.copy = PoolCopy(pool, config.tier_packing)
         self.guards = [Guard(tier, _counters(tier)) for tier in tiers]
         hosts = [tier for tier in tiers if isinstance(tier, HostTier)]
         self.host = hosts[0] if hosts else None
@@ -189,9 +189,8 @@ class Tiers:
             guard.counters.stored = guard.counters.bytes_written = 0
 
     def num_bytes(self, length: int) -> int:
-        """Bytes of a segment of so many tokens."""
-        num_pages = -(-length // self.copy.pool.page_size)
-        return num_pages * self.copy.pool.bytes_per_page
+        """Bytes of a segment of so many tokens, as this engine stores it."""
+        return self.copy.num_bytes(-(-length // self.copy.pool.page_size))
 
     def predict(self, tier: str, num_bytes: Sequence[int]) -> float | None:
         """How many seconds it takes to load segments of these sizes from a tier together; None if
@@ -210,10 +209,12 @@ class Tiers:
         pages = [w.pages for w in wanted]
         return self._loaders[tier].begin(list(zip(records, pages, strict=True)))
 
-    def keep(self, wanted: Wanted, tenant: str = "") -> Keeping | None:
-        """Bring a finished segment to the tiers in the background; None if it is left out."""
-        record = self.copy.record(wanted.key, wanted.length, len(wanted.pages), tenant)
-        return self.writer.keep(record, wanted.pages)
+    def keep(self, wanted: Wanted, tenant: str = "", *, packed: bool = True) -> Keeping | None:
+        """Bring a finished segment to the tiers in the background, ``packed`` if this engine packs;
+        None if it is left out. One that turns out not to be `Keeping.whole` is to be kept again,
+        not packed."""
+        about = wanted.key, wanted.length, len(wanted.pages), tenant
+        return self.writer.keep(self.copy.record(*about, packed=packed), wanted.pages)
 
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> None:
         """Store arrays beside a segment in every tier that has it, in the background, behind the

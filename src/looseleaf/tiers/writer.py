@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.base import Record
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.pool_copy import Copied, PoolCopy
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 256
@@ -29,17 +28,24 @@ _MOST_WAITING = 256
 class Keeping:
     """A segment that is being copied out of its pages, which must stay until it ``is_out``."""
 
-    event: torch.cuda.Event | None
+    copied: Copied
 
     @property
     def is_out(self) -> bool:
-        """Whether the pages may be used for something else."""
-        return self.event is None or bool(self.event.query())
+        """Whether it is copied: its pages may be used for something else, if it is `whole`."""
+        event = self.copied.event
+        return event is None or bool(event.query())
+
+    @property
+    def whole(self) -> bool:
+        """Whether what is out can be kept; if not, the segment could not be packed, and is to be
+        copied as it is."""
+        return self.copied.whole
 
     def wait(self) -> None:
         """Return when it is out."""
-        if self.event is not None:
-            self.event.synchronize()
+        if self.copied.event is not None:
+            self.copied.event.synchronize()
 
 
 @dataclass(eq=False)
@@ -71,9 +77,9 @@ class Writer:
             self.skipped += 1
             return None
         layers = run.view(record.num_layers, record.layer_bytes)
-        event = self.copy.read(record, pages, layers)
-        self.do(lambda: self._bring(record, layers, slot, event))
-        return Keeping(event)
+        copied = self.copy.read(record, pages, layers)
+        self.do(lambda: self._bring(record, layers, slot, copied))
+        return Keeping(copied)
 
     def do(self, job: Callable[[], None]) -> None:
         """Have ``job`` called behind all that was asked for before."""
@@ -108,10 +114,16 @@ class Writer:
         record: Record,
         layers: UInt8[Tensor, "layers layer_bytes"],
         slot: HostSlot | None,
-        event: torch.cuda.Event | None,
+        copied: Copied,
     ) -> None:
-        if event is not None:
-            event.synchronize()
+        if copied.event is not None:
+            copied.event.synchronize()
+        if not copied.whole:
+            if slot is not None and self.host is not None:
+                self.host.abandon(slot)
+            else:
+                self.staging.give(layers.view(-1))
+            return
         kept: HostReader | None = None
         if slot is not None and self.host is not None:
             kept = self.host.keep(slot)

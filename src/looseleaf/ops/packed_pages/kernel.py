@@ -1,0 +1,200 @@
+"""Packing and unpacking on the device: one program a block, its two halves side by side."""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from looseleaf.ops.packed_pages.layout import (
+    BLOCK,
+    BLOCK_BYTES,
+    COUNT_AT,
+    GROUP,
+    LOW_AT,
+    SPILLED,
+    TOPS_AT,
+)
+
+_HALF_GROUPS = BLOCK // GROUP // 2
+
+
+@triton.jit
+def _half(kv, at, last, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    # exponents, and sign with mantissa; slots from ``last`` on are empty
+    there = at // HEAD_DIM % PAGE_SIZE < last
+    bits = tl.load(kv + at, mask=there, other=0).to(tl.int32)
+    return bits >> 7 & 0xFF, bits >> 8 & 0x80 | bits & 0x7F
+
+
+@triton.jit
+def _ranks(written):
+    # how many before each, and how many there are
+    row = tl.sum(written, axis=1)
+    before = tl.cumsum(row, axis=0) - row
+    return tl.cumsum(written, axis=1) - 1 + before[:, None], tl.sum(row, axis=0)
+
+
+# for documents of any length
+@triton.jit(do_not_specialize=["pool_pages", "length"])
+def _pack_pages_kernel(
+    kv, pages, packed, words, spilled, pool_pages, length,
+    PAGE_NUMBERS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, SPILLED: tl.constexpr,
+    LOW_AT: tl.constexpr, TOPS_AT: tl.constexpr, COUNT_AT: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    BLOCKS: tl.constexpr = PAGE_NUMBERS // BLOCK
+    number, plane = tl.program_id(0) // BLOCKS, tl.program_id(1).to(tl.int64)
+    page = tl.load(pages + number).to(tl.int64)
+    last = length - number * PAGE_SIZE
+    row, column = tl.arange(0, HALF), tl.arange(0, GROUP)
+    at = row[:, None] * GROUP + column[None, :]
+    source = kv + (plane * pool_pages + page) * PAGE_NUMBERS
+    begin = tl.program_id(0) % BLOCKS * BLOCK
+    exponent, low = _half(source, begin + at, last, PAGE_SIZE, HEAD_DIM)
+    upper, upper_low = _half(source, begin + BLOCK // 2 + at, last, PAGE_SIZE, HEAD_DIM)
+    top, upper_top = tl.max(exponent, axis=1), tl.max(upper, axis=1)
+    code = tl.minimum(top[:, None] - exponent, 15)
+    upper_code = tl.minimum(upper_top[:, None] - upper, 15)
+    block = plane * tl.num_programs(0) + tl.program_id(0)
+    target = packed + block * BYTES
+    tl.store(target + at, (code | upper_code << 4).to(tl.uint8))
+    tl.store(target + LOW_AT + at, low.to(tl.uint8))
+    tl.store(target + LOW_AT + BLOCK // 2 + at, upper_low.to(tl.uint8))
+    tl.store(target + TOPS_AT + row, top.to(tl.uint8))
+    tl.store(target + TOPS_AT + HALF + row, upper_top.to(tl.uint8))
+    written = ((code == 15) & (exponent > 0)).to(tl.int32)
+    upper_written = ((upper_code == 15) & (upper > 0)).to(tl.int32)
+    rank, count = _ranks(written)
+    upper_rank, upper_count = _ranks(upper_written)
+    upper_rank += count
+    total = count + upper_count
+    word = words + block * (BYTES // 4) + COUNT_AT // 4
+    tl.store(word, tl.minimum(total, SPILLED))
+    tl.store(word + 1 + rank, exponent << 11 | at, mask=(written != 0) & (rank < SPILLED))
+    tl.store(
+        word + 1 + upper_rank, upper << 11 | at + BLOCK // 2,
+        mask=(upper_written != 0) & (upper_rank < SPILLED),
+    )  # fmt: skip
+    slot = tl.arange(0, 16)
+    tl.store(word + 1 + slot, 0, mask=(slot >= total) & (slot < SPILLED))
+    if total > SPILLED:
+        tl.store(spilled, 1)
+
+
+def pack_pages_triton(
+    kv: Tensor,
+    pages: Int[Tensor, " pages"],
+    length: int,
+    packed: UInt8[Tensor, "layers 2 blocks block_bytes"],
+    spilled: Int[Tensor, " 1"],
+) -> None:
+    """See `looseleaf.ops.packed_pages`."""
+    assert kv.is_contiguous() and packed.is_contiguous(), "both must be contiguous"
+    layers, _, pool_pages, heads, page_size, head_dim = kv.shape
+    blocks = packed.shape[2]
+    if not blocks:
+        return
+    _pack_pages_kernel[(blocks, 2 * layers)](
+        kv.view(torch.int16), pages, packed, packed.view(torch.int32), spilled, pool_pages, length,
+        PAGE_NUMBERS=heads * page_size * head_dim, PAGE_SIZE=page_size, HEAD_DIM=head_dim,
+        BLOCK=BLOCK, GROUP=GROUP, HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT,
+        TOPS_AT=TOPS_AT, COUNT_AT=COUNT_AT, BYTES=BLOCK_BYTES, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+# few variants for whatever is loaded: none must be compiled while somebody waits
+@triton.jit(do_not_specialize=["first_page", "first_layer", "pool_pages"])
+def _unpack_pages_kernel(
+    packed, words, pages, kv, first_page, first_layer, pool_pages,
+    RUN: tl.constexpr, PAGE_NUMBERS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    HALF: tl.constexpr, SPILLED: tl.constexpr, LOW_AT: tl.constexpr, TOPS_AT: tl.constexpr,
+    COUNT_AT: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    BLOCKS: tl.constexpr = PAGE_NUMBERS // BLOCK
+    number = tl.program_id(0) // BLOCKS
+    page = first_page + number.to(tl.int64) if RUN else tl.load(pages + number).to(tl.int64)
+    plane = tl.program_id(1).to(tl.int64)
+    block = plane * tl.num_programs(0) + tl.program_id(0)
+    source, word = packed + block * BYTES, words + block * (BYTES // 4) + COUNT_AT // 4
+    group, column = tl.arange(0, HALF), tl.arange(0, GROUP)
+    at = group[:, None] * GROUP + column[None, :]
+    code = tl.load(source + at).to(tl.int32)
+    low = tl.load(source + LOW_AT + at).to(tl.int32)
+    upper_low = tl.load(source + LOW_AT + BLOCK // 2 + at).to(tl.int32)
+    top = tl.load(source + TOPS_AT + group).to(tl.int32)[:, None]
+    upper_top = tl.load(source + TOPS_AT + HALF + group).to(tl.int32)[:, None]
+    upper_code = code >> 4
+    code = code & 15
+    exponent = tl.where(code == 15, 0, top - code)
+    upper = tl.where(upper_code == 15, 0, upper_top - upper_code)
+    for spill in range(tl.minimum(tl.load(word), SPILLED)):
+        spilled = tl.load(word + 1 + spill)
+        place = spilled & (BLOCK - 1)
+        exponent = tl.where(at == place, spilled // BLOCK, exponent)
+        upper = tl.where(at + BLOCK // 2 == place, spilled // BLOCK, upper)
+    bits = (low & 0x80) << 8 | (exponent & 0xFF) << 7 | low & 0x7F
+    upper_bits = (upper_low & 0x80) << 8 | (upper & 0xFF) << 7 | upper_low & 0x7F
+    target = kv + ((2 * first_layer + plane) * pool_pages + page) * PAGE_NUMBERS
+    target += tl.program_id(0) % BLOCKS * BLOCK
+    if page >= 0:
+        tl.store(target + at, bits.to(tl.int16))
+        tl.store(target + BLOCK // 2 + at, upper_bits.to(tl.int16))
+
+
+class Unpacker:
+    """The kernel that unpacks, made ready for the pages of one pool: to launch it takes a fifth of
+    what the usual way does, which looks at every argument anew."""
+
+    def __init__(self, kv: Tensor) -> None:
+        assert kv.is_contiguous(), "pages must be contiguous"
+        self._pages, self._pool_pages = kv.data_ptr(), kv.shape[2]
+        heads, page_size, head_dim = kv.shape[3:]
+        numbers = heads * page_size * head_dim
+        self._blocks = numbers // BLOCK
+        block = BLOCK, GROUP, _HALF_GROUPS, SPILLED, LOW_AT, TOPS_AT, COUNT_AT, BLOCK_BYTES
+        self._sizes = numbers, *block
+        # a page that is nowhere is not written
+        nowhere = torch.full((1,), -1, dtype=torch.int32, device=kv.device)
+        packed = torch.zeros(2 * self._blocks * BLOCK_BYTES, dtype=torch.uint8, device=kv.device)
+        self._listed, self._run = (
+            _unpack_pages_kernel[(self._blocks, 2)](
+                packed, packed.view(torch.int32), nowhere, kv.view(torch.int16), -1, 0,
+                self._pool_pages, run, *self._sizes, num_warps=4, enable_fp_fusion=True,
+            )
+            for run in (False, True)
+        )  # fmt: skip
+
+    def launch(
+        self, packed: int, pages: range | int, num_pages: int, layers: range, stream: int
+    ) -> None:
+        """`unpack_pages` on a stream, by its handle, of what lies at the address ``packed``, to
+        ``pages``, a run or the address of their numbers in int32; addresses are multiples of 16."""
+        run = isinstance(pages, range)
+        kernel = self._run if run else self._listed
+        listed, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
+        kernel[num_pages * self._blocks, 2 * len(layers), 1](
+            packed, packed, listed, self._pages, first, layers.start, self._pool_pages,
+            run, *self._sizes, stream=stream,
+        )  # fmt: skip
+
+
+def unpack_pages_triton(
+    packed: UInt8[Tensor, "some 2 blocks block_bytes"],
+    pages: Int[Tensor, " pages"] | range,
+    first_layer: int,
+    kv: Tensor,
+) -> None:
+    """See `looseleaf.ops.packed_pages`."""
+    assert kv.is_contiguous() and packed.is_contiguous(), "both must be contiguous"
+    heads, page_size, head_dim = kv.shape[3:]
+    run, blocks = isinstance(pages, range), packed.shape[2]
+    if not blocks:
+        return
+    listed, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
+    _unpack_pages_kernel[(blocks, 2 * len(packed))](
+        packed, packed.view(torch.int32), listed, kv.view(torch.int16), first, first_layer,
+        kv.shape[2], RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
+        HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT, TOPS_AT=TOPS_AT, COUNT_AT=COUNT_AT,
+        BYTES=BLOCK_BYTES, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Packing written out: an exponent is its distance from the largest of its group, or a spill."""
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from looseleaf.ops.packed_pages.layout import (
+    BLOCK,
+    COUNT_AT,
+    GROUP,
+    LOW_AT,
+    SPILLED,
+    TOPS_AT,
+)
+
+_FAR = 15
+
+
+def pack_pages_reference(
+    kv: Tensor,
+    pages: Int[Tensor, " pages"],
+    length: int,
+    packed: UInt8[Tensor, "layers 2 blocks block_bytes"],
+    spilled: Int[Tensor, " 1"],
+) -> None:
+    """See `looseleaf.ops.packed_pages`."""
+    taken = kv[:, :, pages].view(torch.int16).clone()
+    if behind := length % kv.shape[4]:
+        taken[:, :, -1, :, behind:] = 0
+    bits = taken.reshape(*packed.shape[:3], BLOCK).int() & 0xFFFF
+    exponent = bits >> 7 & 0xFF
+    groups = exponent.unflatten(-1, (-1, GROUP))
+    tops = groups.amax(-1)
+    code = (tops[..., None] - groups).clamp(max=_FAR).flatten(-2)
+    packed[..., :LOW_AT] = code[..., : BLOCK // 2] | code[..., BLOCK // 2 :] << 4
+    packed[..., LOW_AT:TOPS_AT] = bits >> 8 & 0x80 | bits & 0x7F
+    packed[..., TOPS_AT:COUNT_AT] = tops
+    written = (code == _FAR) & (exponent > 0)
+    rank = written.cumsum(-1) - 1
+    words = packed[..., COUNT_AT:].contiguous().view(torch.int32).zero_()
+    words[..., 0] = written.sum(-1).clamp(max=SPILLED)
+    *block, place = torch.nonzero(written & (rank < SPILLED), as_tuple=True)
+    at = (*block, place)
+    words[(*block, 1 + rank[at])] = exponent[at] << 11 | place.int()
+    packed[..., COUNT_AT:] = words.view(torch.uint8)
+    spilled |= (written.sum(-1) > SPILLED).any().to(spilled.dtype)
+
+
+def unpack_pages_reference(
+    packed: UInt8[Tensor, "some 2 blocks block_bytes"],
+    pages: Int[Tensor, " pages"],
+    first_layer: int,
+    kv: Tensor,
+) -> None:
+    """See `looseleaf.ops.packed_pages`."""
+    found = _unpacked(packed).view(len(packed), 2, len(pages), *kv.shape[3:])
+    there = pages >= 0
+    kv[first_layer : first_layer + len(packed), :, pages[there]] = found[:, :, there].to(kv.dtype)
+
+
+def _unpacked(packed: UInt8[Tensor, "layers 2 blocks block_bytes"]) -> Tensor:
+    """The numbers of all blocks, ``[layers, 2, blocks, BLOCK]``."""
+    halves, low = packed[..., :LOW_AT].int(), packed[..., LOW_AT:TOPS_AT].int()
+    tops = packed[..., TOPS_AT:COUNT_AT].int().repeat_interleave(GROUP, -1)
+    code = torch.cat((halves & 15, halves >> 4), -1)
+    exponent = torch.where(code == _FAR, 0, tops - code)
+    words = packed[..., COUNT_AT:].contiguous().view(torch.int32)
+    count = words[..., :1].clamp(0, SPILLED)
+    *block, rank = torch.nonzero(torch.arange(SPILLED, device=words.device) < count, as_tuple=True)
+    word = words[(*block, 1 + rank)]
+    exponent[(*block, word & 0x7FF)] = word >> 11
+    bits = (low & 0x80) << 8 | (exponent & 0xFF) << 7 | low & 0x7F
+    return bits.to(torch.int16).view(torch.bfloat16)
