@@ -206,6 +206,7 @@ class Engine:
         self.hosting.step()
         self._canary.start(self.add, len(self._scheduler.waiting))
         launched = self._take_ahead() or self._launch_next(changed)
+        self.tiering.wake()
         if launched is not None:
             self._finish(launched, changed)
         if self._warming:

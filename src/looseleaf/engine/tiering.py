@@ -102,8 +102,14 @@ class Tiering:
 
     def wait(self, seconds: float) -> None:
         """Wait until one of those that arrive has ended, for that long at most."""
+        self.wake()
         for load in list(self._arriving.values())[:1]:
             load.wait_for_end(seconds)
+
+    def wake(self) -> None:
+        """Have what arrives go on: to be called behind every launch."""
+        if self.tiers is not None and self._arriving:
+            self.tiers.wake()
 
     def keep(self, segment: Segment, tenant: str) -> None:
         """Bring a document that is ready now to the tiers; it is not evicted meanwhile."""

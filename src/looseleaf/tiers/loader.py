@@ -127,6 +127,7 @@ class Loader:
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
+    _held: list[_Sending] = field(default_factory=list)
     _closing: bool = False
     # for what is read in place
     _no_room: Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.uint8))
@@ -143,10 +144,18 @@ class Loader:
         for share, waiting in zip(shares, self._queues, strict=True):
             mine = [loads[n] for n in share]
             if mine and self._by_copies:
-                waiting.put(self._begin_copies(mine))
+                self._held.append(self._begin_copies(mine))
             elif mine:
                 waiting.put(mine)
         return loads
+
+    def wake(self) -> None:
+        """Have the thread go on with what only the first copies of were asked for; to be called
+        soon behind `begin`, when what is urgent is launched: a thread that wakes takes the
+        interpreter from the one that plans."""
+        for sending in self._held:
+            self._queues[0].put(sending)
+        self._held.clear()
 
     def largest_share(self, num_bytes: Sequence[int]) -> tuple[int, int]:
         """Of records of these sizes, how much comes one behind the other at most, and how many
@@ -172,6 +181,7 @@ class Loader:
     def close(self) -> None:
         """End the threads; what they are loading fails."""
         self._closing = True
+        self.wake()
         for waiting in self._queues:
             waiting.put(None)
 

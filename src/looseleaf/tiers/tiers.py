@@ -204,10 +204,16 @@ class Tiers:
         return (speed.slowdown or 1.0) if speed.proven else None
 
     def load(self, wanted: Sequence[Wanted], tier: str) -> list[Load]:
-        """Begin to load segments into their pages, in the order of ``wanted``."""
+        """Begin to load segments into their pages, in the order of ``wanted``. Whoever does so
+        calls `wake` soon."""
         records = [self.copy.record(w.key, w.length, len(w.pages)) for w in wanted]
         pages = [w.pages for w in wanted]
         return self._loaders[tier].begin(list(zip(records, pages, strict=True)))
+
+    def wake(self) -> None:
+        """Go on with what was begun to load: to be called when what is urgent is launched."""
+        for loader in self._loaders.values():
+            loader.wake()
 
     def keep(self, wanted: Wanted, tenant: str = "", *, packed: bool = True) -> Keeping | None:
         """Bring a finished segment to the tiers in the background, ``packed`` if this engine packs;
