@@ -114,8 +114,11 @@ class Scene:
     def pages(self, number: int) -> list[int]:
         return list(range(PAGES * number, PAGES * (number + 1)))
 
-    def begin(self) -> list[Any]:
-        return self.loader.begin([(r, self.pages(n)) for n, r in enumerate(self.records)])
+    def begin(self, apart: bool = False) -> list[Any]:
+        wanted = [(r, self.pages(n)) for n, r in enumerate(self.records)]
+        if apart:
+            wanted[1][1].reverse()
+        return self.loader.begin(wanted)
 
     def end(self) -> None:
         self.loader.close()
@@ -161,6 +164,16 @@ def test_whoever_waits_for_a_layer_asks_for_it_himself(scene: Scene) -> None:
     scene.end()
     assert scene.loader.guard.counters.loads == DOCUMENTS
     assert scene.loader.guard.counters.bytes_read == sum(r.num_bytes for r in scene.records)
+
+
+def test_a_document_in_scattered_pages_comes_though_nobody_wakes_the_thread(scene: Scene) -> None:
+    loads = scene.begin(apart=True)
+    for layer in range(LAYERS):
+        for load in loads:
+            load.sent_by(layer)
+    kv, back = scene.pool.kv, scene.pages(1)[::-1]
+    assert torch.equal(kv[:, :, back], scene.before[:, :, scene.pages(1)])
+    assert torch.equal(kv[:, :, scene.pages(2)], scene.before[:, :, scene.pages(2)])
 
 
 def test_a_thread_that_is_alone_waits_for_copies_before_it_asks_for_more(scene: Scene) -> None:

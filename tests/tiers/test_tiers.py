@@ -21,7 +21,10 @@ from looseleaf.tiers import (
     TierCounters,
     TierFault,
 )
+from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.loader import Loader
+from looseleaf.tiers.pool_copy import PoolCopy
 from tests.tiers.records import RECORD_BYTES, content, key, numbers, put, read, record
 from tests.tiers.redis_server import RedisServer
 
@@ -232,6 +235,21 @@ def test_a_packed_record_says_what_was_packed(tier: Tier, tmp_path: Path) -> Non
         arrays = load_file(path)
         assert [f"packed.{n}" for n in range(3)] == sorted(arrays)
         assert torch.equal(torch.stack([arrays[name] for name in sorted(arrays)]), layers)
+
+
+def test_a_record_that_was_packed_otherwise_does_not_fit_a_pool() -> None:
+    from tests.tiers.test_pool_copy import pool
+
+    copy = PoolCopy(pool(torch.bfloat16, head_dim=64), "on")
+    guard = Guard(HostTier(Ledger(1 << 20)), TierCounters())
+    loader = Loader(guard, copy, Arena(1 << 16, pinned=False), None, 5.0, lambda *_: None)
+    wanted = copy.record(key(1), 30, 2)
+    other = replace(wanted, layer_bytes=wanted.layer_bytes - 16)
+    assert guard.tier.put(other, torch.zeros(3, other.layer_bytes, dtype=torch.uint8))
+    (load,) = loader.begin([(wanted, [1, 2])])
+    assert load.wait_for_end(30) and load.state == "failed"
+    loader.close()
+    assert guard.counters.faults == {"unfit": 1}
 
 
 def test_host_memory_in_pieces_is_made_whole_by_eviction() -> None:

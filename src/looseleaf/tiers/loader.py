@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -144,7 +144,12 @@ class Loader:
         for share, waiting in zip(shares, self._queues, strict=True):
             mine = [loads[n] for n in share]
             if mine and self._by_copies:
-                self._held.append(self._begin_copies(mine))
+                sending = self._begin_copies(mine)
+                # what is read apart only the thread brings
+                if sending.apart:
+                    waiting.put(sending)
+                else:
+                    self._held.append(sending)
             elif mine:
                 waiting.put(mine)
         return loads
@@ -235,7 +240,7 @@ class Loader:
             reader = tier.open(load.record.key)
             if reader is None:
                 raise TierFault("missing", "the record is gone")
-            if not _fits(reader.record, load.record):
+            if not self._fits(reader.record, load.record):
                 reader.close()
                 raise TierFault("unfit", "the record has another shape than the pool")
             return reader
@@ -255,6 +260,12 @@ class Loader:
             run = self.staging.take(2 * size)
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
         return _Opened(load, reader, slot, run, scratch.view(2, size))
+
+    def _fits(self, found: Record, wanted: Record) -> bool:
+        """Whether a record is what is wanted, packed as this version does it or not."""
+        num_pages = wanted.layer_shape[1]
+        size = self.copy.layer_bytes(num_pages, packed=found.packed)
+        return found == replace(wanted, tenant=found.tenant, packed=found.packed, layer_bytes=size)
 
     def _read_all(self, opened: list[_Opened]) -> int:
         """Bring all layers of all loads, the first ones first; returns their bytes."""
@@ -381,8 +392,3 @@ def _portions(loads: Sequence[Load]) -> _Portions:
 
 def _depth(opened: Sequence[_Opened]) -> int:
     return max((one.load.record.num_layers for one in opened), default=0)
-
-
-def _fits(found: Record, wanted: Record) -> bool:
-    same = (found.length, found.num_layers) == (wanted.length, wanted.num_layers)
-    return same and (found.layer_shape, found.dtype) == (wanted.layer_shape, wanted.dtype)

@@ -5,6 +5,7 @@ what stood there before is unpacked; copies and unpacking have a stream each, so
 the other. Of a link that gives 50 GB/s and a memory that gives 4,000 the unpacking takes little."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,7 @@ class PackedCopy:
         # compiled before anybody waits
         self._unpacker = Unpacker(pool.kv)
         self._next = 0
-        self._used: list[tuple[range, torch.cuda.Event]] = []
+        self._used: deque[tuple[range, torch.cuda.Event]] = deque()
         self._lock = threading.Lock()
 
     def fits(self, num_pages: int) -> bool:
@@ -127,11 +128,10 @@ class PackedCopy:
         begin = self._next if self._next + size <= len(self._ring) else 0
         taken = range(begin, begin + -(-size // _ALIGNMENT) * _ALIGNMENT)
         assert taken.stop <= len(self._ring), "a layer that finds no room was to be kept as it is"
-        staying = []
+        while self._used and self._used[0][1].query():
+            self._used.popleft()
         for used, event in self._used:
             if used.start < taken.stop and taken.start < used.stop:
                 self._copies.wait_event(event)
-            else:
-                staying.append((used, event))
-        self._used, self._next = staying, taken.stop
+        self._next = taken.stop
         return taken

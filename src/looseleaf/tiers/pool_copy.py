@@ -121,20 +121,21 @@ class PoolCopy:
         layers, heads, page_size, dim = self._shape
         shape = 2, num_pages, heads, page_size, dim
         packed = packed and self._can_pack(num_pages)
-        size = self._layer_bytes(num_pages, packed)
+        size = self.layer_bytes(num_pages, packed=packed)
         return Record(key, length, layers, shape, self._dtype, size, tenant, packed)
 
     def num_bytes(self, num_pages: int) -> int:
         """Bytes of the record of so many pages."""
-        return self._shape[0] * self._layer_bytes(num_pages, self._can_pack(num_pages))
+        return self._shape[0] * self.layer_bytes(num_pages, packed=self._can_pack(num_pages))
 
-    def _can_pack(self, num_pages: int) -> bool:
-        return self.packs and (self._packed is None or self._packed.fits(num_pages))
-
-    def _layer_bytes(self, num_pages: int, packed: bool) -> int:
+    def layer_bytes(self, num_pages: int, *, packed: bool) -> int:
+        """Bytes of a layer of so many pages, 0 if they can't be packed and are to be."""
         if packed:
             return 2 * num_pages * self._blocks * BLOCK_BYTES
         return num_pages * self.pool.bytes_per_page // self._shape[0]
+
+    def _can_pack(self, num_pages: int) -> bool:
+        return self.packs and (self._packed is None or self._packed.fits(num_pages))
 
     def fence(self) -> torch.cuda.Event | None:
         """On a GPU, when all that was launched so far has been computed: what was read from pages
