@@ -12,8 +12,8 @@ from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import Load
-from looseleaf.tiers.loader import _parcels
 from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.sending import parcels_of
 from tests.tiers.records import key
 
 
@@ -102,14 +102,14 @@ def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
     ]  # fmt: skip
     sent: dict[Load, list[int]] = {load: [] for load in loads}
     order = []
-    for layers, some in _parcels(loads):
+    for layers, some in parcels_of(loads):
         order.append(layers.start)
         for load in some:
             sent[load] += layers
     assert all(layers == list(range(32)) for layers in sent.values())
     assert order == sorted(order)
     # what is asked for at once is little, and a step ends with what the last layer lets it compute
-    at_once = islice(_parcels(loads), 2)
+    at_once = islice(parcels_of(loads), 2)
     first = [
         len(layers) * sum(load.record.layer_bytes for load in some) for layers, some in at_once
     ]

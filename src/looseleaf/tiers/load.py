@@ -42,9 +42,10 @@ class Load:
         guard: Guard,
         timeout: float,
         fence: torch.cuda.Event | None,
+        changed: threading.Condition | None = None,
     ) -> None:
         """``fence`` is `PoolCopy.fence` now: rows of an earlier owner of the pages may not be
-        computed yet."""
+        computed yet. Loads that are sent together share ``changed``."""
         self.record = record
         self.pages = pages
         self.guard = guard
@@ -67,7 +68,7 @@ class Load:
         # asks for one more copy of this load and those beside it, if it comes by copies; False if
         # there is none
         self.ask: Callable[[], bool] | None = None
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
 
     @property
     def tier(self) -> str:
@@ -91,6 +92,8 @@ class Load:
         Whoever waits asks for copies himself: no other thread has to wake, and none takes the
         interpreter from the one that launches."""
         self.followed = True
+        if layer < self._layers:
+            return self._events[layer] if self._events else None
         while self.ask is not None and self._waits_for(layer) and self.ask():
             pass
         with self.changed:
@@ -194,8 +197,8 @@ def send(
     """Have ``write`` send ``layers`` of those loads that are wanted, while none of them is let go
     of; which these are, and when what was sent is there."""
     with ExitStack() as held:
-        for load in loads:
-            held.enter_context(load.changed)
+        for changed in dict.fromkeys(load.changed for load in loads):
+            held.enter_context(changed)
         wanted = [load for load in loads if load.wanted]
         if not wanted:
             return [], None

@@ -8,10 +8,8 @@ filled, and nothing writes to them any more."""
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import UInt8
@@ -23,26 +21,7 @@ from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
 from looseleaf.tiers.load import Load, send
 from looseleaf.tiers.pool_copy import PoolCopy, Source
-
-
-@dataclass(frozen=True)
-class _Portions:
-    """How much is copied to a GPU at a time: of all documents the ``first`` that a step can begin
-    with, then a ``second`` that comes while it is planned, so that ``at_once`` is asked for at
-    once; then ``one`` document's layers, or None for as many of all as go ``together``, and so much
-    together; in bytes. And how many such copies are asked for ``ahead``."""
-
-    first: int
-    second: int
-    at_once: int
-    one: int | None
-    together: int
-    ahead: int
-
-
-_PLAIN = _Portions(26 << 20, 52 << 20, 64 << 20, 6 << 20, 18 << 20, 2)
-# a kernel behind each copy: to launch it takes as long as to ask for six copies
-_PACKED = _Portions(30 << 20, 40 << 20, 60 << 20, None, 48 << 20, 1)
+from looseleaf.tiers.sending import Parcel, Sending, parcels_of, portions_of
 
 
 @dataclass(eq=False)
@@ -66,50 +45,15 @@ class _Opened:
         return self.scratch[layer % buffers]
 
 
-class _Parcel(NamedTuple):
-    """What was asked for in one copy: its bytes, and when it is there, if anybody wants it."""
-
-    num_bytes: int
-    event: torch.cuda.Event | None
-
-
-@dataclass(eq=False)
-class _Sending:
-    """Loads whose layers are copied to a GPU, from ``begun`` on: each of ``parcels`` is asked for
-    when it is taken from there, by the thread that loads or by whoever waits for a layer. Those
-    ``apart`` are read behind them. Those that are packed are written by ``targets``."""
+@dataclass
+class _Copies:
+    """Loads from the host's memory to a GPU, from ``begun`` on: what is ``sending``, and those
+    ``apart``, which are read behind it."""
 
     opened: list[_Opened]
     apart: list[_Opened]
-    parcels: Iterator[_Parcel]
-    portions: _Portions
+    sending: Sending
     begun: float
-    num_bytes: int = 0
-    under_way: deque[torch.cuda.Event] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def ask(self) -> bool:
-        """Ask for one more; False if there is none."""
-        with self._lock:
-            parcel = next(self.parcels, None)
-            if parcel is None:
-                return False
-            self.num_bytes += parcel.num_bytes
-            if parcel.event is not None:
-                self.under_way.append(parcel.event)
-            return True
-
-    def ask_for_rest(self) -> None:
-        """Ask for all others that nobody asks for who waits."""
-        while True:
-            # copies of another stream may wait as long as there is any of these: until a step
-            # follows, it is one by one. One that is replayed asks for all itself, in less time than
-            # they take; beside one that is launched some are asked for ahead
-            launched = any(one.load.launched for one in self.opened)
-            while len(self.under_way) > (self.portions.ahead if launched else 0):
-                self.under_way.popleft().synchronize()
-            if not self.ask():
-                return
 
 
 @dataclass(eq=False)
@@ -126,8 +70,8 @@ class Loader:
     observe: Callable[[int, float, bool, int], None]
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
-    _queues: list["queue.SimpleQueue[list[Load] | _Sending | None]"] = field(default_factory=list)
-    _held: list[_Sending] = field(default_factory=list)
+    _queues: list["queue.SimpleQueue[list[Load] | _Copies | None]"] = field(default_factory=list)
+    _held: list[_Copies] = field(default_factory=list)
     _closing: bool = False
     # for what is read in place
     _no_room: Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.uint8))
@@ -136,7 +80,8 @@ class Loader:
         """Load records into pages, all of them layer by layer together."""
         self._start()
         about = self.copy, self.guard, self.timeout, self.copy.fence()
-        loads = [Load(record, pages, *about) for record, pages in wanted]
+        changed = threading.Condition() if self._by_copies else None
+        loads = [Load(record, pages, *about, changed) for record, pages in wanted]
         shares = self._shares([load.record.layer_bytes for load in loads])
         hands = sum(map(bool, shares))
         for load in loads:
@@ -144,12 +89,12 @@ class Loader:
         for share, waiting in zip(shares, self._queues, strict=True):
             mine = [loads[n] for n in share]
             if mine and self._by_copies:
-                sending = self._begin_copies(mine)
+                copies = self._begin_copies(mine)
                 # what is read apart only the thread brings
-                if sending.apart:
-                    waiting.put(sending)
+                if copies.apart:
+                    waiting.put(copies)
                 else:
-                    self._held.append(sending)
+                    self._held.append(copies)
             elif mine:
                 waiting.put(mine)
         return loads
@@ -158,8 +103,8 @@ class Loader:
         """Have the thread go on with what only the first copies of were asked for; to be called
         soon behind `begin`, when what is urgent is launched: a thread that wakes takes the
         interpreter from the one that plans."""
-        for sending in self._held:
-            self._queues[0].put(sending)
+        for copies in self._held:
+            self._queues[0].put(copies)
         self._held.clear()
 
     def largest_share(self, num_bytes: Sequence[int]) -> tuple[int, int]:
@@ -192,32 +137,33 @@ class Loader:
 
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
-            waiting: queue.SimpleQueue[list[Load] | _Sending | None] = queue.SimpleQueue()
+            waiting: queue.SimpleQueue[list[Load] | _Copies | None] = queue.SimpleQueue()
             name = f"looseleaf-{self.guard.name}-{number}"
             thread = threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
             self._queues.append(waiting)
 
-    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Sending | None]") -> None:
+    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Copies | None]") -> None:
         while (job := waiting.get()) is not None:
             try:
                 self._bring(job)
             except Exception as error:
                 # whatever it is: a thread that ends would leave all later loads waiting
                 self.guard.fail(error)
-                loads = [o.load for o in job.opened] if isinstance(job, _Sending) else job
+                loads = [o.load for o in job.opened] if isinstance(job, _Copies) else job
                 for load in loads:
                     load.fail()
 
-    def _bring(self, job: list[Load] | _Sending) -> None:
-        if isinstance(job, _Sending):
+    def _bring(self, job: list[Load] | _Copies) -> None:
+        if isinstance(job, _Copies):
             begun, opened = job.begun, job.opened
-            job.ask_for_rest()
-            num_bytes = job.num_bytes + self._read_all(job.apart)
+            job.sending.ask_for_rest()
+            num_bytes = job.sending.num_bytes + self._read_all(job.apart)
         else:
             begun = time.perf_counter()
-            opened = [one for load in job if (one := self._open(load)) is not None]
+            # one by one: of a tier that fails the others may be there
+            opened = [one for load in job for one in self._open([load])]
             num_bytes = self._read_all(opened)
         for one in opened:
             self._close(one)
@@ -232,23 +178,34 @@ class Loader:
             launched = any(one.load.launched for one in well)
             self.observe(num_bytes, seconds, launched, well[0].load.hands)
 
-    def _open(self, load: Load) -> _Opened | None:
-        if self._given_up(load):
-            return None
+    def _open(self, loads: Sequence[Load]) -> list[_Opened]:
+        """Those of some loads whose records are there; the others have failed."""
+        wanted = [load for load in loads if not self._given_up(load)]
 
-        def act(tier: Tier) -> Reader:
-            reader = tier.open(load.record.key)
-            if reader is None:
-                raise TierFault("missing", "the record is gone")
-            if not self._fits(reader.record, load.record):
-                reader.close()
-                raise TierFault("unfit", "the record has another shape than the pool")
-            return reader
+        def act(tier: Tier) -> list[Reader | TierFault | None]:
+            return [self._find(tier, load.record) for load in wanted]
 
-        reader = self.guard.call(act, None, proof=False)
+        gone: list[Reader | TierFault | None] = [None] * len(wanted)
+        opened = []
+        for load, reader in zip(wanted, self.guard.call(act, gone, proof=False), strict=True):
+            if reader is None or isinstance(reader, TierFault):
+                if reader is not None:
+                    self.guard.fail(reader)
+                load.fail()
+            else:
+                opened.append(self._opened(load, reader))
+        return opened
+
+    def _find(self, tier: Tier, wanted: Record) -> Reader | TierFault:
+        reader = tier.open(wanted.key)
         if reader is None:
-            load.fail()
-            return None
+            return TierFault("missing", "the record is gone")
+        if not self._fits(reader.record, wanted):
+            reader.close()
+            return TierFault("unfit", "the record has another shape than the pool")
+        return reader
+
+    def _opened(self, load: Load, reader: Reader) -> _Opened:
         # it may be packed or not, whatever this pool does
         load.record = reader.record
         if isinstance(reader, HostReader):
@@ -263,9 +220,10 @@ class Loader:
 
     def _fits(self, found: Record, wanted: Record) -> bool:
         """Whether a record is what is wanted, packed as this version does it or not."""
-        num_pages = wanted.layer_shape[1]
-        size = self.copy.layer_bytes(num_pages, packed=found.packed)
-        return found == replace(wanted, tenant=found.tenant, packed=found.packed, layer_bytes=size)
+        same = (found.length, found.num_layers) == (wanted.length, wanted.num_layers)
+        same = same and (found.layer_shape, found.dtype) == (wanted.layer_shape, wanted.dtype)
+        size = self.copy.layer_bytes(wanted.layer_shape[1], packed=found.packed)
+        return same and found.layer_bytes == size
 
     def _read_all(self, opened: list[_Opened]) -> int:
         """Bring all layers of all loads, the first ones first; returns their bytes."""
@@ -291,11 +249,11 @@ class Loader:
             load.fail()
         return load.state != "loading"
 
-    def _begin_copies(self, loads: Sequence[Load]) -> _Sending:
+    def _begin_copies(self, loads: Sequence[Load]) -> _Copies:
         """Ask for the first layers at once: until a thread wakes, a step may be half planned, and
         both would wait for the interpreter."""
         begun = time.perf_counter()
-        opened = [one for load in loads if (one := self._open(load)) is not None]
+        opened = self._open(loads)
         runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
@@ -303,19 +261,19 @@ class Loader:
             for one in opened
             if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
         }
-        portions, parcels = _portions(list(sources)), self._send(sources)
-        sending = _Sending(opened, apart, parcels, portions, begun)
-        for load in sources:
+        loads = list(sources)
+        sending = Sending(loads, self._send(sources), portions_of(loads))
+        for load in loads:
             load.ask = sending.ask
-        while sending.num_bytes < portions.at_once and sending.ask():
-            pass
-        return sending
+        sending.ask_at_once()
+        return _Copies(opened, apart, sending, begun)
 
-    def _send(self, sources: dict[Load, Source]) -> Iterator[_Parcel]:
+    def _send(self, sources: dict[Load, Source]) -> Iterator[Parcel]:
         """Bring all layers of loads from the host's memory to a GPU, in few copies, each asked for
         when it is taken from here."""
-        for layers, some in _parcels(list(sources)):
-            some = [load for load in some if not self._given_up(load)]
+        for layers, some in parcels_of(list(sources)):
+            for load in some if self._closing else ():
+                load.fail()
 
             def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
                 fences = {x.fence for x in loads if x.fence is not None}
@@ -330,7 +288,7 @@ class Loader:
                     load.fail()
                 continue
             asked = sum(load.record.layer_bytes for load in sent) * len(layers)
-            yield _Parcel(asked, event)
+            yield Parcel(asked, event)
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)
@@ -360,34 +318,6 @@ def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(number)
     return shares
-
-
-def _parcels(loads: Sequence[Load]) -> Iterator[tuple[range, list[Load]]]:
-    """Layers and loads that are sent together, in the order in which a step wants them.
-
-    A copy costs its asking, so of short documents several layers go at a time. The first few are
-    asked for at once, and a step waits for them; the last layers go one by one, since a step still
-    has to compute them."""
-    start, num_layers = 0, max((load.record.num_layers for load in loads), default=0)
-    sizes = [load.record.layer_bytes for load in loads] or [1]
-    portions = _portions(loads)
-    while start < num_layers:
-        soon = start * sum(sizes) < portions.at_once
-        together = portions.second if start else portions.first
-        if soon or portions.one is None:
-            most = (together if soon else portions.together) // sum(sizes)
-        else:
-            most = portions.one // max(sizes)
-        layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
-        at_a_time = max(1, portions.together // (max(sizes) * len(layers)))
-        at_a_time = len(loads) if most and soon else at_a_time
-        for first in range(0, len(loads), at_a_time):
-            yield layers, list(loads[first : first + at_a_time])
-        start = layers.stop
-
-
-def _portions(loads: Sequence[Load]) -> _Portions:
-    return _PACKED if loads and all(load.record.packed for load in loads) else _PLAIN
 
 
 def _depth(opened: Sequence[_Opened]) -> int:
