@@ -88,7 +88,7 @@ def test_a_deadline_ends_a_request_with_408(live: Live) -> None:
 
 
 def test_a_deadline_in_a_stream_is_its_last_event(live: Live) -> None:
-    events = live.events("/v1/chat/completions", chat_body(stream=True, deadline=0.5, **LONG))
+    events = live.events("/v1/chat/completions", chat_body(stream=True, deadline=1.5, **LONG))
     assert events[-1]["error"]["code"] == "deadline_exceeded"
     assert len(events) > 1
     live.wait_until_idle()

@@ -1,6 +1,5 @@
 """Tenants share nothing: neither documents, nor ids, nor hits, nor the time a hit saves."""
 
-import statistics
 from typing import Any
 
 import pytest
@@ -131,7 +130,8 @@ def test_the_time_of_an_answer_does_not_tell_what_another_tenant_holds(tenants: 
             body = chat_body(documents=[{"text": text}], max_tokens=1)
             answer = tenants.post("/v1/chat/completions", body, headers=BLUE).json()
             times[who].append(answer["looseleaf"]["times"]["first_token"])
-    red, nobody, blue = (statistics.median(times[who]) for who in texts)
+    # the quickest of each: what else the machine does makes single ones slower
+    red, nobody, blue = (min(times[who]) for who in texts)
     assert blue < 0.5 * nobody, "a hit must be visible in this measurement"
     assert red > 0.7 * nobody, times
 
