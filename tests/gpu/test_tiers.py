@@ -133,6 +133,10 @@ def wide_pool(num_pages):
 def test_packed_and_plain_documents_come_together_to_runs_of_pages_and_others():
     pool = wide_pool(96)
     copy, before = PoolCopy(pool, "auto"), pool.kv.clone()
+    # a distance from layer to layer that copies of plain runs can't take is nothing to packed ones
+    near, copy._plane = copy._plane, (1 << 31) + 4096
+    assert copy.run_of([3, 4, 5]) is None and copy.run_of([3, 4, 5], packed=True) == range(3, 6)
+    copy._plane = near
     # neighbours, one apart, one that is not packed
     documents = [range(3, 9), range(9, 12), range(20, 27), range(30, 32)]
     targets = [range(70, 76), range(76, 79), range(40, 47), range(50, 52)]

@@ -61,7 +61,7 @@ class PlayedCopies(PoolCopy):
     def fence(self) -> None:
         return None
 
-    def run_of(self, pages: Sequence[int]) -> range | None:
+    def run_of(self, pages: Sequence[int], *, packed: bool = False) -> range | None:
         run = range(pages[0], pages[0] + len(pages))
         return run if list(pages) == list(run) else None
 

@@ -254,7 +254,10 @@ class Loader:
         both would wait for the interpreter."""
         begun = time.perf_counter()
         opened = self._open(loads)
-        runs = {one.load: self.copy.run_of(one.load.pages) for one in opened}
+        runs = {
+            one.load: self.copy.run_of(one.load.pages, packed=one.load.record.packed)
+            for one in opened
+        }
         apart = [one for one in opened if runs[one.load] is None]
         sources = {
             one.load: Source(run, one.reader.address, one.load.record.packed)

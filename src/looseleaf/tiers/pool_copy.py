@@ -194,10 +194,13 @@ class PoolCopy:
             event.record(self._stream)
         return event
 
-    def run_of(self, pages: Sequence[int]) -> range | None:
+    def run_of(self, pages: Sequence[int], *, packed: bool = False) -> range | None:
         """``pages`` if they are neighbours, rising, and the pool is a GPU's that takes copies of
-        runs; else None."""
-        if self._stream is None or runtime_copy() is None or self._plane > MOST_PITCH:
+        runs, or unpacks them; else None."""
+        if self._stream is None or runtime_copy() is None:
+            return None
+        # from one layer to the next, unless they are laid out anew
+        if self._plane > MOST_PITCH and not packed:
             return None
         run = range(pages[0], pages[0] + len(pages))
         return run if list(pages) == list(run) else None
