@@ -38,7 +38,7 @@ class Tiering:
     controller: LoadingController | None = None
     measured_pace: Callable[[], ComputePace] = ComputePace
     _arriving: dict[Segment, Load] = field(default_factory=dict)
-    _leaving: list["_Leaving"] = field(default_factory=list)
+    _leaving: list[_Leaving] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:

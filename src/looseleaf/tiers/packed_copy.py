@@ -80,10 +80,10 @@ class PackedCopy:
         """Bring layers of one document from ``first`` on into any ``pages``, as `write` does, from
         anywhere on the host."""
         layers, fences = range(first, first + len(content)), [] if behind is None else [behind]
-        with self._lock:
-            with torch.cuda.stream(self._stream):
-                numbers = torch.tensor(pages, dtype=torch.int32).pin_memory()
-                numbers = numbers.to(self._ring.device, non_blocking=True)
+        # the device of the stream is the one to launch on, whatever this thread's is
+        with self._lock, torch.cuda.stream(self._stream):
+            numbers = torch.tensor(pages, dtype=torch.int32).pin_memory()
+            numbers = numbers.to(self._ring.device, non_blocking=True)
             taken = self._take(content.numel())
             with torch.cuda.stream(self._copies):
                 room = self._ring[taken.start : taken.start + content.numel()]
