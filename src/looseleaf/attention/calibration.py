@@ -36,6 +36,7 @@ _PLAUSIBLE = 20.0
 _KERNELS = (
     "partial_attention",
     "hopper_attention",
+    "hopper_barriers",
     "hopper_entries",
     "hopper_fetch",
     "hopper_tiles",

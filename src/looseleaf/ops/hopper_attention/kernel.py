@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
+from looseleaf.ops.hopper_barriers.kernel import leave_products
 from looseleaf.ops.hopper_entries.kernel import angles_of, queries_of, turn_entries
 from looseleaf.ops.hopper_fetch.kernel import (
     fetch,
@@ -26,7 +27,6 @@ from looseleaf.ops.hopper_fetch.kernel import (
     seen_as,
     unit_of,
 )
-from looseleaf.ops.hopper_order.kernel import leave_products
 from looseleaf.ops.hopper_spans.kernel import read_spans
 from looseleaf.ops.hopper_tiles.kernel import (
     HALF,
@@ -81,27 +81,33 @@ def _store_states(
 
 @gluon.jit
 def _asked_bounds(
-    lists, item, place, m_row, first, last, block, GROUP: gl.constexpr, WORKERS: gl.constexpr
-):
+    lists, item, place, m_row, first, last, block, GROUP: gl.constexpr, WORKER: gl.constexpr,
+    WORKERS: gl.constexpr,
+):  # fmt: skip
     """What `_bounds` are made of: all is asked for before any of it is used, and before the rows
     turn, since one after another latencies would add up."""
     first_position = gl.load(lists[2] + item * 8 + 5)
     last_position = gl.load(lists[2] + item * 8 + 6)
     bound = gl.load(lists[3] + place * 4 + 2, mask=m_row, other=0)
-    # what one group clears is what the rows of neither see
-    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    every = first + (block + gl.arange(0, WORKERS * ROWS, layout=FLAT)) // GROUP
+    # every warp has those of all rows of the program, so no warp waits for another's
+    COUNT: gl.constexpr = WORKERS * ROWS // (GROUP if WORKERS * ROWS % GROUP == 0 else 2)
+    EACH: gl.constexpr = gl.BlockedLayout([(COUNT + 31) // 32], [32], [4], [0])
+    every = first + block // GROUP + gl.arange(0, COUNT, layout=EACH)
     bounds = gl.load(lists[3] + every * 4 + 2, mask=every <= last, other=0)
-    return first_position, last_position, bound, bounds
+    # what one group clears is what the rows of neither see
+    local = block + WORKER * ROWS
+    own = (every >= first + local // GROUP) & (every <= first + (local + ROWS - 1) // GROUP)
+    least = gl.where(own & (every <= last), bounds, 2147483647)
+    return first_position, last_position, bound, bounds, least
 
 
 @gluon.jit
-def _bounds(asked, m_row, num_pages, PAGE_SIZE: gl.constexpr):
+def _bounds(asked, num_pages, PAGE_SIZE: gl.constexpr):
     """Before which slot the keys of an item are that each row sees, before which all rows see all,
     and before which all are that any row of the program sees."""
-    first_position, last_position, bound, bounds = asked
+    first_position, last_position, bound, bounds, least = asked
     last_bound = gl.max(bounds, 0)
-    least_bound = gl.min(gl.where(m_row, bound, 2147483647), 0)
+    least_bound = gl.min(least, 0)
     plain_end = plain_end_of_run(first_position, last_position, num_pages, least_bound, PAGE_SIZE)
     return bound, plain_end, last_bound
 
@@ -176,21 +182,22 @@ def _compute(
                     lists, begin, first, last, DECODE, MASKED, PAGE_SIZE
                 )
                 asked = _asked_bounds(
-                    lists, begin, place_s, m_s, first, last, block, GROUP, WORKERS
+                    lists, begin, place_s, m_s, first, last, block, GROUP, WORKER, WORKERS
                 )
                 _turn_item(
                     q_halves, WORKER * HALVES, lists, (first, local, num_packed, kv_head), queries,
                     rotation, GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, AWAITED,
                 )  # fmt: skip
                 if num_slots > 0:
-                    bound, plain_end, last_bound = _bounds(asked, m_s, num_pages, PAGE_SIZE)
+                    bound, plain_end, last_bound = _bounds(asked, num_pages, PAGE_SIZE)
                     fence_async_shared()
                     wait_for_group()
                     state, count = fold_span(
                         q_tiles.index(WORKER), tiles, barriers, state, count, lists,
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
-                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, False,
+                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
+                        False,
                     )  # fmt: skip
             else:
                 true = gl.load(lists[7] + row_s, mask=m_s, other=0)
@@ -199,7 +206,7 @@ def _compute(
                 state, count = read_spans(
                     data, q_halves, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
-                    WORKER, WORKERS == 2, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
+                    WORKER, WORKERS, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
                     INTERLEAVED, HALVES, KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
@@ -209,14 +216,12 @@ def _compute(
 
 
 @gluon.jit
-def _ring(STAGES: gl.constexpr, WORKERS: gl.constexpr):
-    """Barriers of a ring of tiles: those that are full, and those that all groups have read."""
+def _filled(STAGES: gl.constexpr):
+    """Barriers of a ring of tiles, of which each says that a tile is there."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=WORKERS)
-    return full, empty
+    return full
 
 
 @gluon.jit
@@ -233,17 +238,15 @@ def _hopper_attention_kernel(
     q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, ROWS, HEAD_DIM], SHARED)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
-    k_full, k_empty = _ring(STAGES, WORKERS)
-    v_full, v_empty = _ring(STAGES, WORKERS)
+    k_full, v_full = _filled(STAGES), _filled(STAGES)
     fence_async_shared()
     wait_for_group()
-    barriers = (k_full, k_empty, v_full, v_empty)
     rotation = (cos, sin, stride_table)
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
-    k_side = (k_desc, k_tiles, k_full, k_empty, page_indices, lists)
-    v_side = (v_desc, v_tiles, v_full, v_empty, page_indices, lists)
+    k_side = (k_desc, k_tiles, k_full, page_indices, lists)
+    v_side = (v_desc, v_tiles, v_full, page_indices, lists)
     queries = (q, stride_row, stride_head, scale)
-    data = (queries, rotation, outputs, q_tiles, (k_tiles, v_tiles), barriers, lists)
+    data = (queries, rotation, outputs, q_tiles, (k_tiles, v_tiles), (k_full, v_full), lists)
     if WORKERS == 2:
         gl.warp_specialize(
             [

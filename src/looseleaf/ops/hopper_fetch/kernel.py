@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from looseleaf.ops.hopper_barriers.kernel import await_back
 from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS
 
 # what Triton 3.6 calls by other names than later versions
@@ -142,7 +143,7 @@ def fetch(
 ):  # fmt: skip
     """A fetching warp: every tile of the keys (``SIDE`` 0) or the values (1) of every span of every
     unit, in the order of the readers."""
-    desc, tiles, full, empty, page_indices, lists = data
+    desc, tiles, full, page_indices, lists = data
     HALVES: gl.constexpr = HEAD_DIM // HALF
     RUN: gl.constexpr = KEYS // PAGE_SIZE
     pages = seen_as(tiles, STAGES * HALVES * RUN, PAGE_SIZE, SHARED)
@@ -171,7 +172,7 @@ def fetch(
                 start_slot = gl.where(span == begin, skip, 0)
                 num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
                 for start in range(start_slot, num_slots, KEYS):
-                    stage, phase = count % STAGES, (count // STAGES) & 1
+                    stage = count % STAGES
                     if DECODE and not AWAITED:
                         needed = written | (count == STAGES).to(gl.int32)
                         waiting = _waited(waiting, needed, SIDE)
@@ -179,7 +180,8 @@ def fetch(
                         page_indices + first_page, start, num_pages, kv_head,
                         NUM_KV_HEADS, PAGE_SIZE, RUN,
                     )  # fmt: skip
-                    mbarrier.wait(empty.index(stage), phase ^ 1)
+                    if count >= STAGES:
+                        await_back(stage, SIDE, STAGES, WORKERS)
                     _fetch_pages(
                         desc, pages, full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
                     )

@@ -42,7 +42,7 @@ def _numbers(lists, span, end, before, latest, last_patch, MASKED: gl.constexpr)
 
 @gluon.jit
 def read_spans(
-    data, q_halves, unit, spans, rows, state, count, WORKER: gl.constexpr, ORDERED: gl.constexpr,
+    data, q_halves, unit, spans, rows, state, count, WORKER: gl.constexpr, WORKERS: gl.constexpr,
     MASKED: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, HALVES: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr, BY_HEADS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
@@ -98,7 +98,8 @@ def read_spans(
                 q_tiles.index(WORKER), tiles, barriers, state, count, lists,
                 (first_page, start, num_slots, plain_end, bound, num_slots, first_word), ahead,
                 WORKER, False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
-                GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, ORDERED,
+                GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
+                WORKERS == 2,
             )  # fmt: skip
             turned = gl.where(goes_on, span + 1, -1)
     return state, count

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from looseleaf.ops.hopper_order.kernel import begin_products, leave_products
+from looseleaf.ops.hopper_barriers.kernel import begin_products, give_back, leave_products
 
 ROWS = gl.constexpr(64)
 # tiles lie in halves of 64 dims, the width that the hardware swizzles, one behind the other
@@ -317,7 +317,8 @@ def fold_span(
     WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, ORDERED: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, WORKERS: gl.constexpr,
+    ORDERED: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 rows with the keys of one span in it.
 
@@ -327,7 +328,7 @@ def fold_span(
     groups read the same tiles, and begin their products one after the other.
     """
     k_tiles, v_tiles = tiles
-    k_full, k_empty, v_full, v_empty = barriers
+    k_full, v_full = barriers
     acc, peak, total = state
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -345,8 +346,7 @@ def fold_span(
     if ORDERED:
         leave_products(WORKER)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    wait_for_group()
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    give_back(stage, 0, STAGES, WORKERS)
     weight, peak, total, shrink = _weigh(
         scores, peak, total, lists, keys, first, words, DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT
     )
@@ -366,6 +366,7 @@ def fold_span(
         if ORDERED:
             leave_products(WORKER)
         scores = warpgroup_mma_wait(1, deps=[scores])
+        give_back(next_stage, 0, STAGES, WORKERS)
         weight, peak, total, shrink = _weigh(
             scores, peak, total, lists, keys, start, words,
             DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT,
@@ -373,9 +374,7 @@ def fold_span(
         next_p = gl.convert_layout(_rounded_here(weight, v_tiles.dtype), P_LAYOUT)
         acc = warpgroup_mma_wait(0, deps=[acc])
         _kept_until_here(b_p)
-        wait_for_group()
-        mbarrier.arrive(k_empty.index(next_stage), count=1)
-        mbarrier.arrive(v_empty.index(stage), count=1)
+        give_back(stage, 1, STAGES, WORKERS)
         b_p = next_p
         count += 1
     stage, phase = count % STAGES, (count // STAGES) & 1
@@ -393,6 +392,5 @@ def fold_span(
             )  # fmt: skip
             fence_async_shared()
     acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
-    wait_for_group()
-    mbarrier.arrive(v_empty.index(stage), count=1)
+    give_back(stage, 1, STAGES, WORKERS)
     return (acc, peak, total), count + 1
