@@ -258,6 +258,17 @@ def test_a_model_is_drawn_beside_each_of_its_lines_and_told_once() -> None:
     assert "2.0 rows, model" not in page
 
 
+@pytest.mark.parametrize("sideways", [False, True])
+def test_bars_whose_color_comes_again_are_hatched(sideways: bool) -> None:
+    def hatches(count: int) -> int:
+        series = tuple(Series(f"series {n}", (0.0,), (1.0 + n,)) for n in range(count))
+        chart = Chart("a", "t", "y", series, groups=("g",), sideways=sideways)
+        return draw(chart).count(b"<pattern")
+
+    # one for the ninth, and one for what comes a third time
+    assert [hatches(count) for count in (8, 9, 17)] == [0, 1, 9]
+
+
 def test_pictures_come_as_png_too() -> None:
     chart = Chart("a", "t", "y", (Series("s", (0.0, 1.0), (1.0, 2.0), (0.5, 1.5), (1.5, 2.5)),))
     assert draw(chart, "png").startswith(b"\x89PNG")

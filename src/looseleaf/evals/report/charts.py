@@ -12,6 +12,7 @@ from looseleaf.evals.report.rows import Series
 Format = Literal["svg", "png"]
 _COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b7791f", "#97266d", "#4a5568", "#319795")
 _MARKS = ("o", "^", "s")
+_HATCHES = ("", "///", "...")
 _DECADES = 20
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 
@@ -70,13 +71,18 @@ def draw(chart: Chart, kind: Format = "svg") -> bytes:
     return buffer.getvalue()
 
 
+def _look_of_bars(number: int) -> dict[str, str]:
+    """Colors that come again are hatched."""
+    hatch = _HATCHES[number // len(_COLORS) % len(_HATCHES)]
+    return {"color": _COLORS[number % len(_COLORS)], "hatch": hatch, "edgecolor": "white"}
+
+
 def _bars(axes: Any, chart: Chart) -> None:
     """Groups of bars; a series' x is the number of the group."""
     share = 0.8 / len(chart.series)
     for number, series in enumerate(chart.series):
-        color = _COLORS[number % len(_COLORS)]
         places = [x + (number - (len(chart.series) - 1) / 2) * share for x in series.x]
-        axes.bar(places, series.y, share * 0.92, label=series.name, color=color)
+        axes.bar(places, series.y, share * 0.92, label=series.name, lw=0, **_look_of_bars(number))
         _whiskers(axes, places, series, "#1a202c", "none")
         for points in chart.points:
             if points.name == series.name:
@@ -94,8 +100,8 @@ def _bars_sideways(axes: Any, chart: Chart) -> None:
     share = 0.8 / len(chart.series)
     for number, series in enumerate(chart.series):
         places = [x + (number - (len(chart.series) - 1) / 2) * share for x in series.x]
-        color = _COLORS[number % len(_COLORS)]
-        drawn = axes.barh(places, series.y, share * 0.92, label=series.name, color=color)
+        look = _look_of_bars(number)
+        drawn = axes.barh(places, series.y, share * 0.92, label=series.name, lw=0, **look)
         axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
     axes.set_yticks(range(len(chart.groups)), chart.groups)
     axes.invert_yaxis()
