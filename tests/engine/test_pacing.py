@@ -17,10 +17,10 @@ from looseleaf.engine.pace import (
     count_read,
     passes_over,
 )
-from looseleaf.engine.pacing import again, piped, places_of, raised
+from looseleaf.engine.pacing import Trials, again, piped, places_of, raised
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.speed import TierSpeed
+from looseleaf.tiers.speed import Probe, TierSpeed
 
 
 @given(st.floats(0, 0.05), st.floats(1e6, 1e10), st.lists(st.integers(10_000, 10**9), min_size=2))
@@ -86,6 +86,50 @@ def test_documents_come_from_one_tier_where_one_has_them_all() -> None:
     apart = {a: ["disk"], b: ["host", "remote"]}
     assert places_of({a: 1, b: 1}, apart, seconds) == {a: "disk", b: "host"}
     assert places_of({}, {}, seconds) == {}
+
+
+def _tried(requests: int, **seconds: float) -> list[str]:
+    """Which of tiers is asked for each of so many requests, where each takes so long, if each was
+    measured before."""
+    speeds, trials, asked = {name: TierSpeed() for name in seconds}, Trials(), []
+    for name, speed in speeds.items():
+        speed.observe(1000, 1000 * seconds[name])
+    for _ in range(requests):
+        expected = {name: speed.predict(1000) or 0.0 for name, speed in speeds.items()}
+        asked.append(trials.choose(min(expected, key=lambda n: expected[n]), expected))
+        speeds[asked[-1]].observe_load(1000, 1000 * seconds[asked[-1]], launched=False)
+    return asked
+
+
+def test_a_tier_that_is_left_for_a_quicker_one_is_tried_again() -> None:
+    asked = _tried(160, host=1.0, disk=1.5, remote=3.5, far=4.1)
+    assert asked[:16] == ["host"] * 15 + ["disk"]
+    # each for a sixteenth of the time, and never what is expected to take four times as long
+    assert (asked.count("disk"), asked.count("remote"), asked.count("far")) == (10, 3, 0)
+    assert _tried(40, host=1.0) == ["host"] * 40
+
+
+def test_a_tier_that_was_slow_once_is_found_to_be_quick() -> None:
+    fast, medium, trials, asked = TierSpeed(), TierSpeed(), Trials(), []
+    # the first load of an engine: kernels are compiled meanwhile
+    fast.observe(1000, 1.9)
+    medium.observe(1000, 1.0)
+    for _ in range(80):
+        expected = {"fast": fast.predict(1000) or 0.0, "medium": medium.predict(1000) or 0.0}
+        asked.append(trials.choose(min(expected, key=lambda n: expected[n]), expected))
+        fast.observe(1000, 0.5) if asked[-1] == "fast" else medium.observe(1000, 1.0)
+    assert asked[:16] == ["medium"] * 15 + ["fast"] and asked[-16:].count("fast") == 15
+
+
+def test_the_first_load_of_a_tier_counts_twice_what_was_expected_at_most() -> None:
+    speed = TierSpeed()
+    speed.observe_probes([Probe(10**6, 1e-3, 1e-3, 1), Probe(10**7, 1e-2, 1e-2, 1)])
+    speed.observe_load(10**7, 1.0, launched=False)
+    assert speed.predict(10**7) == pytest.approx(1.5e-2, rel=0.4)
+    # of a tier that is that slow the second one tells
+    speed.observe_load(10**7, 1.0, launched=False)
+    predicted = speed.predict(10**7)
+    assert predicted is not None and predicted > 0.2
 
 
 def test_layers_are_computed_while_the_next_ones_load() -> None:

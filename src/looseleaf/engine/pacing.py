@@ -25,8 +25,33 @@ from looseleaf.tiers import Tiers
 
 # a tier that is too slow is tried again after so many documents were computed instead
 _TRY_AGAIN = 16
+# and one that is left for a quicker one if it is expected to take at most so many times as long
+_NEAR = 4.0
 # so many times as long may loads take for a larger budget
 _WORTH = 1.05
+
+
+@dataclass(eq=False)
+class Trials:
+    """Of a tier that is always left for another nothing new would be heard, so each is tried now
+    and then: if it is expected to take at most `_NEAR` times as long, and so seldom that what is
+    lost is a sixteenth of what loads take."""
+
+    _left: dict[str, int] = field(default_factory=dict)
+
+    def choose(self, quickest: str, seconds: Mapping[str, float]) -> str:
+        """The ``quickest`` of tiers that are expected to take so many ``seconds``, or one that is
+        to be tried."""
+        best = seconds[quickest]
+        self._left.pop(quickest, None)
+        for name, expected in seconds.items() if best else ():
+            if name == quickest or expected > _NEAR * best:
+                continue
+            self._left[name] = times = self._left.get(name, 0) + 1
+            if times >= _TRY_AGAIN * max(1.0, expected / best - 1):
+                del self._left[name]
+                return name
+        return quickest
 
 
 @dataclass(eq=False)
@@ -41,6 +66,7 @@ class LoadingController:
     replayed_rows: int | None = None
     _passed_over: dict[str, int] = field(default_factory=dict)
     _held_back: dict[str, int] = field(default_factory=dict)
+    _trials: Trials = field(default_factory=Trials)
 
     def choose(
         self,
@@ -52,7 +78,7 @@ class LoadingController:
         if not uses:
             return {}
         lengths = {use.key: use.num_tokens for use in uses}
-        chosen = self._places(lengths, found)
+        chosen = self._or_another(lengths, found, self._places(lengths, found))
         load = self.load_seconds(lengths, chosen)
         compute = self._encoding_seconds(uses)
         rows, rest = self._own_pass(sequence)
@@ -112,6 +138,20 @@ class LoadingController:
             return self.tiers.predict(name, [self.tiers.num_bytes(n) for n in tokens]) or 0.0
 
         return places_of(lengths, found, seconds)
+
+    def _or_another(
+        self,
+        lengths: Mapping[SegmentKey, int],
+        found: Mapping[SegmentKey, Rows[str]],
+        chosen: dict[SegmentKey, str],
+    ) -> dict[SegmentKey, str]:
+        """``chosen``, or another tier that has all of the documents too and is to be tried."""
+        used, common = set(chosen.values()), set.intersection(*(set(found[key]) for key in lengths))
+        if len(used) > 1 or not common - used:
+            return chosen
+        sizes = [self.tiers.num_bytes(n) for n in lengths.values()]
+        seconds = {name: self.tiers.predict(name, sizes) or 0.0 for name in sorted(common)}
+        return dict.fromkeys(lengths, self._trials.choose(used.pop(), seconds))
 
     def _encoding_seconds(self, uses: Rows[DocumentUse]) -> float | None:
         """How long it takes to compute documents, each by itself."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.8
+# times as long as expected that a first load counts at most
+_FIRST = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class TierSpeed:
         not."""
         with self._lock:
             expected = self.predict(num_bytes, hands)
+            if expected and not self.proven:
+                # memory is taken and kernels are compiled once: that is no other load's time
+                seconds = min(seconds, _FIRST * expected)
             if launched and self.proven and expected:
                 # no less than one: what comes that soon beside a pass comes as soon without
                 now, before = max(1.0, seconds / expected), self.slowdown
