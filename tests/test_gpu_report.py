@@ -66,7 +66,7 @@ def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
     named = {one.name: one for one in parts("cpu", tmp_path, tiny=True)}
     attention = named["attention"].command
-    assert attention[1:5] == ("-m", "looseleaf.cli", "bench", "attention")
+    assert attention[1:5] == ("-m", "looseleaf", "bench", "attention")
     assert attention[attention.index("--device") + 1] == "cpu"
     assert attention[attention.index("--output") + 1] == str(tmp_path / "attention.csv")
     assert attention[attention.index("--longest") + 1] == "128"
@@ -105,7 +105,7 @@ def test_every_part_is_a_command_with_the_flags_that_it_has(one: Measured, tmp_p
             continue
         # parsed as it is called, never run
         _, _, cli, *words = command
-        assert cli == "looseleaf.cli"
+        assert cli == "looseleaf"
         called, rest = find_command(words)
         called.make_context(one.name, rest)
 

@@ -197,7 +197,7 @@ def measured(one: Measured, device: str, out: Path, tiny: bool) -> Part:
     if "--output" in known:
         rows = out / f"{words[1]}.csv"
         words += ["--output", str(rows)]
-    return Part(one.name, (sys.executable, "-m", "looseleaf.cli", *words), one.seconds, rows=rows)
+    return Part(one.name, (sys.executable, "-m", "looseleaf", *words), one.seconds, rows=rows)
 
 
 def options_of(words: Sequence[str]) -> set[str]:

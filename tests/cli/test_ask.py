@@ -180,7 +180,7 @@ def test_a_missing_or_broken_checkpoint_is_refused_in_one_sentence(
 
 
 def test_the_module_runs_as_a_program_and_exits_with_2_on_a_refusal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "looseleaf.cli", "ask", "-d", str(tmp_path / "none"), "Who?"]
+    command = [sys.executable, "-m", "looseleaf", "ask", "-d", str(tmp_path / "none"), "Who?"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("looseleaf: no file")

@@ -157,7 +157,7 @@ def reader(tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> I
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     command = tmp_path / "bin" / "looseleaf"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m looseleaf.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m looseleaf "$@"\n')
     command.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     one = Reader(tmp_path, shared)

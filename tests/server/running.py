@@ -73,7 +73,7 @@ def running_server(*options: str, keys: Mapping[str, str] | None = None) -> Iter
     environment["PYTHONPATH"] = str(ROOT / "src")
     if keys:
         environment["LOOSELEAF_KEYS"] = ",".join(f"{name}={key}" for name, key in keys.items())
-    command = [sys.executable, "-m", "looseleaf.cli", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "looseleaf", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         log = _Log(process.stderr)

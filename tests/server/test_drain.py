@@ -20,7 +20,7 @@ def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """``looseleaf serve`` in a process of its own, and its address, from its log."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "looseleaf.cli", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "looseleaf", "serve", "--port", "0", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**environment, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_a_server_in_peace() -> None:
 def refused(*arguments: str, **environment: str) -> str:
     """The sentence with which ``looseleaf serve`` ends before it listens."""
     done = subprocess.run(
-        [sys.executable, "-m", "looseleaf.cli", "serve", *arguments],
+        [sys.executable, "-m", "looseleaf", "serve", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

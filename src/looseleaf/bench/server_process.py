@@ -48,7 +48,7 @@ class ServerProcess:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "looseleaf.cli", "serve", *flags],
+                [sys.executable, "-m", "looseleaf", "serve", *flags],
                 stderr=file,
                 env=environment,
             )

@@ -1,4 +1,4 @@
-"""``python -m looseleaf.cli``."""
+"""``python -m looseleaf``."""
 
 from looseleaf.cli import main
 
