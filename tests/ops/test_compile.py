@@ -29,3 +29,6 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
     for kernel in kernels:
         assert kernel["binary_bytes"] > 0, kernel
         assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel
+        if kernel["shape"] == "hopper":
+            # where it gives tiles back, from 8 on, the compiler must not have groups meet
+            assert kernel["barriers"] and set(kernel["barriers"]) <= {*range(8), 14, 15}, kernel

@@ -4,6 +4,7 @@ Only for a process in which triton is not interpreted: TRITON_INTERPRET must not
 is imported. Nothing runs; the tensors of the launch may be small ones on the CPU.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import mangle_type
 
 H100 = GPUTarget("cuda", 90, 32)
+_BARRIER = re.compile(r"\bbar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)[.\w]*\s+(\d+)")
 
 _POINTERS = {
     torch.float32: "*fp32",
@@ -33,11 +35,13 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled kernel: its name, size in bytes and shared memory."""
+    """One compiled kernel: its name, size in bytes and shared memory, and which of the hardware's
+    barriers its code calls by number."""
 
     name: str
     binary_bytes: int
     shared_bytes: int
+    barriers: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -93,7 +97,9 @@ def _compile_gluon(kernel: Any, values: dict[str, Any], options: dict[str, Any])
     source = GluonASTSource(kernel, signature, constexprs=constants)
     given = {name: value for name, value in options.items() if value is not None}
     built = triton.compile(source, target=H100, options=given)
-    return Compiled(built.metadata.name, len(built.asm["cubin"]), built.metadata.shared)
+    called = {int(number) for number in _BARRIER.findall(built.asm["ptx"])}
+    size = len(built.asm["cubin"])
+    return Compiled(built.metadata.name, size, built.metadata.shared, tuple(sorted(called)))
 
 
 def _kind(value: Any) -> str:
