@@ -7,9 +7,10 @@ import pytest
 
 from looseleaf import Fuse
 from looseleaf.engine.pace import ComputePace
-from tests.engine.harness import Folder, make_llm
+from tests.engine.harness import Folder, assert_same_answers, make_llm
 from tests.engine.harness import ask as ask_with
-from tests.engine.tiered import PARAMS, forget_pool, prompts, tiered
+from tests.engine.tiered import PARAMS, forget_pool, load_always, prompts, tiered
+from tests.tiers.redis_server import RedisServer
 
 
 def test_a_balanced_budget_grows_with_the_time_that_documents_take_to_load(
@@ -165,3 +166,24 @@ def test_a_model_whose_pace_nobody_knows_is_timed_when_a_budget_is_a_time(
     known = llm.engine.tiering.measured_pace()
     assert llm.engine.tiering.measured_pace() is known and known.predict(10, 100) is not None
     llm.engine.check()
+
+
+def test_documents_come_now_and_then_from_a_tier_that_was_slower(
+    checkpoint: Folder, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    llm = tiered(checkpoint(), tmp_path, remote_url=redis_server.url)
+    right = ask_with(llm, prompts(1), PARAMS)
+    forget_pool(llm)
+    load_always(llm)
+    tiers, came = llm.engine.tiers, []
+    assert tiers is not None
+    # what is measured here changes nothing
+    seconds = {"disk": 1.0, "remote": 1.5}
+    tiers.predict = lambda name, _: seconds[name]  # type: ignore[method-assign]
+    for _ in range(17):
+        answers = ask_with(llm, prompts(1), PARAMS)
+        assert_same_answers(answers, right)
+        came += [d.tier for d in answers[0].output.reuse.documents]
+        forget_pool(llm)
+    assert came == ["disk"] * 15 + ["remote", "disk"]
+    llm.close()

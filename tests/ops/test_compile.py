@@ -30,5 +30,5 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
         assert kernel["binary_bytes"] > 0, kernel
         assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel
         if kernel["shape"] == "hopper":
-            # where it gives tiles back, from 8 on, the compiler must not have groups meet
-            assert kernel["barriers"] and set(kernel["barriers"]) <= {*range(8), 14, 15}, kernel
+            # from 8 on it calls them itself, by registers: the compiler must keep off those
+            assert kernel["barriers"] and max(kernel["barriers"]) < 8, kernel

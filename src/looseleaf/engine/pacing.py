@@ -35,7 +35,7 @@ _WORTH = 1.05
 class Trials:
     """Of a tier that is always left for another nothing new would be heard, so each is tried now
     and then: if it is expected to take at most `_NEAR` times as long, and so seldom that what is
-    lost is a sixteenth of what loads take."""
+    lost by it is a sixteenth of what loads take."""
 
     _left: dict[str, int] = field(default_factory=dict)
 

@@ -56,7 +56,7 @@ class TierSpeed:
 
     def observe_load(self, num_bytes: int, seconds: float, launched: bool, hands: int = 1) -> None:
         """A load of documents took that long, beside a pass whose kernels were ``launched``, or
-        not."""
+        not. Before one is proven it counts as at most `_FIRST` times what was expected."""
         with self._lock:
             expected = self.predict(num_bytes, hands)
             if expected and not self.proven:

@@ -197,7 +197,6 @@ def _compute(
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                         GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
-                        False,
                     )  # fmt: skip
             else:
                 true = gl.load(lists[7] + row_s, mask=m_s, other=0)

@@ -13,9 +13,9 @@ group would have to meet first, and the compiler has it meet again wherever such
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# of the hardware's 16 barriers the compiler gives out the first few: tiles take those from here on,
+# of the hardware's 16 barriers the compiler gives out the first few: tiles take those from 8 on,
 # and the order of two groups, which have rings of three tiles, the last two
-_TILES = gl.constexpr(8)
+_TILES, _ORDER = gl.constexpr(8), gl.constexpr(14)
 
 
 @gluon.jit
@@ -32,19 +32,13 @@ def _at_barrier(INSTRUCTION: gl.constexpr, number, WARPS: gl.constexpr):
 @gluon.jit
 def begin_products(WORKER: gl.constexpr):
     """Wait until the other group has left the products to this one."""
-    if WORKER == 0:
-        _at_barrier("bar.sync 14, 256;", 0, 4)
-    else:
-        _at_barrier("bar.sync 15, 256;", 0, 4)
+    _at_barrier("bar.sync $1, 256;", _ORDER + WORKER, 4)
 
 
 @gluon.jit
 def leave_products(WORKER: gl.constexpr):
     """Leave the next products to the other group: those of this one have begun."""
-    if WORKER == 0:
-        _at_barrier("bar.arrive 15, 256;", 0, 4)
-    else:
-        _at_barrier("bar.arrive 14, 256;", 0, 4)
+    _at_barrier("bar.arrive $1, 256;", _ORDER + 1 - WORKER, 4)
 
 
 @gluon.jit

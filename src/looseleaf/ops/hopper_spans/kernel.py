@@ -99,7 +99,6 @@ def read_spans(
                 (first_page, start, num_slots, plain_end, bound, num_slots, first_word), ahead,
                 WORKER, False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                 GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
-                WORKERS == 2,
             )  # fmt: skip
             turned = gl.where(goes_on, span + 1, -1)
     return state, count

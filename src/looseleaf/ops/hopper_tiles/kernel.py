@@ -318,16 +318,16 @@ def fold_span(
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, WORKERS: gl.constexpr,
-    ORDERED: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 rows with the keys of one span in it.
 
     The product of a tile's weights and values runs beside the next tile's exponentials, and the
     values so far shrink while the next tile's scores are made. Beside the last product rows of a
-    span list turn to the next span, if ``ahead`` says so: their tile is free then. ``ORDERED``
-    groups read the same tiles, and begin their products one after the other.
+    span list turn to the next span, if ``ahead`` says so: their tile is free then. Two
+    groups of a span list read the same tiles, and begin their products one after the other.
     """
     k_tiles, v_tiles = tiles
+    ORDERED: gl.constexpr = WORKERS == 2 and not DECODE
     k_full, v_full = barriers
     acc, peak, total = state
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
