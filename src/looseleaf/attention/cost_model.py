@@ -14,7 +14,7 @@ import torch
 
 from looseleaf.ops.partial_attention.work_list import Tile
 
-_SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 # of a multiprocessor, less what its programs keep for themselves
 _SHARED_BYTES = 200 * 1024
 Counts = npt.NDArray[Any]
@@ -37,8 +37,10 @@ class TileCost:
         busy = total_keys * self.per_key / self.programs
         if not rest:
             return busy + whole_rounds * self.start
-        # programs of the last round share the memory with fewer others
-        last = keys_per_unit * max(self.per_key_alone, self.per_key * rest / self.programs)
+        # programs of the last round share the memory with fewer others, and near where few no
+        # longer need all of it both bounds are felt
+        bounds = self.per_key_alone**3 + (self.per_key * rest / self.programs) ** 3
+        last = keys_per_unit * float(np.cbrt(bounds))
         shared = keys_per_unit * self.per_key * rest / self.programs
         return busy - min(busy, shared) + last + (whole_rounds + 1) * self.start
 
@@ -121,25 +123,21 @@ class CostModel:
         # each row's state of the shared keys must be merged with that of the others
         return together + num_rows * self.per_state < alone
 
-    def split(
-        self, cost: TileCost, item_keys: Counts, item_entries: Counts, num_kv_heads: int
-    ) -> int:
-        """How many keys a unit should read at most, for items of these lengths and entries."""
+    def reading(
+        self,
+        cost: TileCost,
+        item_keys: Counts,
+        item_entries: Counts,
+        num_kv_heads: int,
+        *,
+        merged: bool = True,
+    ) -> "Reading":
+        """Ways to read items of these keys and entries with one tile; ``merged``: their rows have
+        several states even if no item is cut."""
         keys = np.asarray(item_keys, dtype=np.float64)
         entries = np.asarray(item_entries, dtype=np.float64)
-        total = float(keys.sum()) * num_kv_heads
-        longest = float(keys.max(initial=0))
-        best, best_time = _SPLITS[0], float("inf")
-        for split in _SPLITS:
-            parts = np.ceil(keys / split)
-            units = float(parts.sum()) * num_kv_heads
-            merge = float(parts @ entries) * num_kv_heads * self.per_state
-            time = cost.makespan(units, min(split, longest), total) + merge
-            if time < best_time:
-                best, best_time = split, time
-            if split >= longest:
-                break
-        return best
+        per_state = num_kv_heads * self.per_state
+        return Reading(cost, keys, entries, num_kv_heads, per_state, 0 if merged else self.launch)
 
     @property
     def _tiles(self) -> tuple[TileCost, TileCost]:
@@ -150,6 +148,44 @@ class CostModel:
         tiles = -(-num_packed // cost.tile.block_m)
         begun = cost.start if start else 0.0
         return tiles * (begun + num_keys * cost.per_key) / cost.programs
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Items of so many ``keys`` and ``entries``, as units of one tile read them. A state of all KV
+    heads costs ``per_state``, and to merge states at all costs ``merge`` if items are cut."""
+
+    cost: TileCost
+    keys: Counts
+    entries: Counts
+    num_kv_heads: int
+    per_state: float
+    merge: float
+
+    def split(self) -> tuple[int, float]:
+        """How many keys a unit should read at most if all are to read about as many, and how long
+        they take then."""
+        total = float(self.keys.sum()) * self.num_kv_heads
+        longest = float(self.keys.max(initial=0))
+        best, best_time = _SPLITS[0], float("inf")
+        for split in _SPLITS:
+            parts = np.ceil(self.keys / split)
+            units = float(parts.sum()) * self.num_kv_heads
+            time = self.cost.makespan(units, min(split, longest), total)
+            time += float(parts @ self.entries) * self.per_state
+            time += self.merge if split < longest else 0.0
+            if time < best_time:
+                best, best_time = split, time
+            if split >= longest:
+                break
+        return best, best_time
+
+    def shared(self, turns: int, states: int) -> float:
+        """How long they take if every program reads equally much, in ``turns`` at most, and all
+        entries of all pieces are ``states``."""
+        total = float(self.keys.sum()) * self.num_kv_heads
+        busy = total * self.cost.per_key / self.cost.programs
+        return busy + turns * self.cost.start + states * self.per_state + self.merge
 
 
 def default_cost_model(

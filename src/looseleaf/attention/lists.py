@@ -177,6 +177,10 @@ class Pieces(NamedTuple):
         entries = np.repeat(flat.entry_indptr[self.item] + self.first_entry, counts) + ramp(counts)
         return len(np.unique(flat.entries[0, entries])) == num_rows
 
+    def join(self, others: "Pieces") -> "Pieces":
+        """These and ``others`` behind them."""
+        return Pieces(*map(np.concatenate, zip(self, others, strict=True)))
+
     def take(self, order: IntArray) -> "Pieces":
         """The pieces in another order."""
         return Pieces(*(column[order] for column in self))

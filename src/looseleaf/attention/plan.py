@@ -22,6 +22,7 @@ from looseleaf.attention.chunks import (
     with_units,
 )
 from looseleaf.attention.cost_model import CostModel, ReadBySpans, TileCost
+from looseleaf.attention.cuts import equal_shares, fixed_places
 from looseleaf.attention.gathered import (
     MOST_GATHERED,
     GatheredChunks,
@@ -36,7 +37,6 @@ from looseleaf.attention.lists import (
     IntArray,
     Pieces,
     host_work,
-    indptr_of,
     int32,
     make_work_list,
 )
@@ -178,8 +178,8 @@ class Planner:
             positions += [int32(chunk.positions) for chunk in chunks]
             flats.append(flat_chunks(chunks, len(rows), self.page_size, self.page_array))
         flat = FlatItems.concatenate(flats)
-        pieces, classes = self._cut(flat)
         positions_of_all = np.concatenate(positions)
+        pieces, classes = self._cut(flat, len(positions_of_all))
         if finish and not any(row.hosted for row in rows):
             if self.finishing:
                 pieces, classes = self._finished(flat, pieces, classes)
@@ -302,29 +302,46 @@ class Planner:
         self._pages[id(pages)] = known
         return known[1]
 
-    def _cut(self, flat: FlatItems) -> tuple[Pieces, list[tuple[Tile, int]]]:
-        """The pieces in the order of their tiles, each tile's longest first."""
-        packed = flat.num_entries * self._group
+    def _cut(self, flat: FlatItems, num_rows: int) -> tuple[Pieces, list[tuple[Tile, int]]]:
+        """The pieces in the order of their tiles."""
+        packed, narrow = flat.num_entries * self._group, self.costs.narrow
         if self.batch_invariant:
-            pieces = self._at_fixed_places(flat)
-            return pieces, [(self.costs.narrow.tile, len(pieces.item))]
+            parts = -(-flat.num_entries // max(1, narrow.tile.block_m // self._group))
+            pieces = fixed_places(flat, parts, _INVARIANT_SPLIT // self.page_size)
+            return pieces, [(narrow.tile, len(pieces.item))]
         wide = self._wide(packed, flat.num_pages)
-        page_parts = np.ones_like(packed)
-        block_m = np.where(wide, self.costs.wide.tile.block_m, self.costs.narrow.tile.block_m)
-        entry_parts = -(-flat.num_entries // np.maximum(block_m // self._group, 1))
-        for cost, chosen in ((self.costs.narrow, ~wide), (self.costs.wide, wide)):
-            if chosen.any():
-                page_parts[chosen] = self._page_parts(cost, flat, chosen, entry_parts)
+        merged = bool(wide.any()) or flat.entries.shape[1] > num_rows
+        pieces = self._pieces(narrow, flat, ~wide, merged)
+        count = len(pieces.item)
+        classes = [(narrow.tile, count)]
+        self.counters.narrow_pieces += int((pieces.stop_entry > pieces.first_entry).sum())
+        if wide.any():
+            pieces = pieces.join(self._pieces(self.costs.wide, flat, wide, merged))
+            classes.append((self.costs.wide.tile, len(pieces.item) - count))
+            self.counters.wide_pieces += len(pieces.item) - count
+        return pieces, classes
+
+    def _pieces(self, cost: TileCost, flat: FlatItems, chosen: BoolArray, merged: bool) -> Pieces:
+        """The ``chosen`` items as ``cost`` says they are read soonest: all in parts of about one
+        length, the longest first, or in shares of one length for all programs."""
+        entry_parts = -(-flat.num_entries // max(cost.tile.block_m // self._group, 1)) * chosen
+        keys = np.repeat(flat.num_pages * self.page_size, entry_parts)
+        entries = np.repeat(flat.num_entries / np.maximum(entry_parts, 1), entry_parts)
+        read = self.costs.reading(cost, keys, entries, self.num_kv_heads, merged=merged)
+        split, time = read.split()
+        step = max(1, cost.tile.block_n // self.page_size)
+        if cost.programs % self.num_kv_heads == 0 and read.shared(1, 0) < time:
+            programs = cost.programs // self.num_kv_heads
+            found = equal_shares(flat, entry_parts, programs, step)
+            if found is not None:
+                pieces, turns = found
+                states = int((pieces.stop_entry - pieces.first_entry).sum())
+                if read.shared(turns, states) < time:
+                    return pieces
+        page_parts = np.maximum(-(-flat.num_pages // max(1, split // self.page_size)), 1)
         pieces = Pieces.cut(flat, page_parts, entry_parts)
-        lengths = pieces.stop_page - pieces.first_page
-        is_wide = wide[pieces.item]
-        pieces = pieces.take(np.lexsort((-lengths, is_wide)).astype(np.int32))
-        num_wide = int(is_wide.sum())
-        num_narrow = len(is_wide) - num_wide
-        self.counters.narrow_pieces += num_narrow
-        self.counters.wide_pieces += num_wide
-        classes = [(self.costs.narrow.tile, num_narrow)]
-        return pieces, [*classes, (self.costs.wide.tile, num_wide)] if num_wide else classes
+        order = np.argsort(pieces.first_page - pieces.stop_page, kind="stable")
+        return pieces.take(order.astype(np.int32))
 
     def _finished(
         self, flat: FlatItems, pieces: Pieces, classes: list[tuple[Tile, int]]
@@ -352,37 +369,6 @@ class Planner:
         if gains[wide].sum() * self.num_kv_heads < self.costs.launch:
             wide[:] = False
         return wide
-
-    def _page_parts(
-        self,
-        cost: TileCost,
-        flat: FlatItems,
-        chosen: BoolArray,
-        entry_parts: IntArray,
-    ) -> IntArray:
-        pages, parts = flat.num_pages[chosen], entry_parts[chosen]
-        keys = np.repeat(pages * self.page_size, parts)
-        entries = np.repeat(flat.num_entries[chosen] / parts, parts)
-        split = self.costs.split(cost, keys, entries, self.num_kv_heads)
-        return np.maximum(-(-pages // max(1, split // self.page_size)), 1)
-
-    def _at_fixed_places(self, flat: FlatItems) -> Pieces:
-        """Cuts at multiples of a fixed length from the segment's first page, a row at a time."""
-        step = _INVARIANT_SPLIT // self.page_size
-        stop = flat.first_page + flat.num_pages
-        parts = np.maximum(-(-stop // step) - flat.first_page // step, 1)
-        per_tile = max(1, self.costs.narrow.tile.block_m // self._group)
-        pieces = Pieces.cut(flat, parts, -(-flat.num_entries // per_tile))
-        begin = flat.first_page[pieces.item]
-        entry_parts = -(-flat.num_entries // per_tile)
-        nth = (np.arange(len(pieces.item)) - indptr_of(parts * entry_parts)[pieces.item]) // (
-            entry_parts[pieces.item]
-        )
-        cut = (begin // step + nth) * step - begin
-        return pieces._replace(
-            first_page=np.maximum(cut, 0).astype(np.int32),
-            stop_page=np.minimum(cut + step, flat.num_pages[pieces.item]).astype(np.int32),
-        )
 
 
 def unit_costs(costs: CostModel) -> UnitCosts:

@@ -24,7 +24,6 @@ from looseleaf.ops.hopper_fetch.kernel import (
     num_slots_of,
     num_units_of,
     rows_of,
-    seen_as,
     unit_of,
 )
 from looseleaf.ops.hopper_spans.kernel import read_spans
@@ -114,7 +113,7 @@ def _bounds(asked, num_pages, PAGE_SIZE: gl.constexpr):
 
 @gluon.jit
 def _turn_item(
-    q_halves, place, lists, unit, queries, rotation,
+    q_tile, lists, unit, queries, rotation,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, AWAITED: gl.constexpr,
 ):  # fmt: skip
@@ -126,7 +125,7 @@ def _turn_item(
         where = queries_of(lists, first, local, num_packed, kv_head, queries, GROUP)
         if not AWAITED:
             gdc_wait()
-        turn_entries(q_halves, place, where, angles)
+        turn_entries(q_tile, where, angles)
     else:
         m_q, place_q, row_q, head_q = rows_of(
             lists, first, local, num_packed, kv_head, True, GROUP, ROWS, gl.SliceLayout(1, PACKED)
@@ -137,7 +136,7 @@ def _turn_item(
         if not AWAITED:
             gdc_wait()
         turn_rows(
-            q_halves, place, vector, position, m_q, scale, rotation,
+            q_tile, vector, position, m_q, scale, rotation,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
         )  # fmt: skip
 
@@ -147,17 +146,15 @@ def _compute(
     data,
     WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, SHARED: gl.constexpr,
-    WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
-    BY_HEADS: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr, BY_HEADS: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    HALVES: gl.constexpr = HEAD_DIM // HALF
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    q_halves = seen_as(q_tiles, WORKERS * HALVES, ROWS, SHARED)
+    q_tile = q_tiles.index(WORKER)
     count = 0
     if WORKER == 1 and not DECODE:
         # the other group is the first to multiply
@@ -185,7 +182,7 @@ def _compute(
                     lists, begin, place_s, m_s, first, last, block, GROUP, WORKER, WORKERS
                 )
                 _turn_item(
-                    q_halves, WORKER * HALVES, lists, (first, local, num_packed, kv_head), queries,
+                    q_tile, lists, (first, local, num_packed, kv_head), queries,
                     rotation, GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, AWAITED,
                 )  # fmt: skip
                 if num_slots > 0:
@@ -193,7 +190,7 @@ def _compute(
                     fence_async_shared()
                     wait_for_group()
                     state, count = fold_span(
-                        q_tiles.index(WORKER), tiles, barriers, state, count, lists,
+                        q_tile, tiles, barriers, state, count, lists,
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                         GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
@@ -203,10 +200,10 @@ def _compute(
                 if not AWAITED:
                     gdc_wait()
                 state, count = read_spans(
-                    data, q_halves, (first, local, num_packed, kv_head),
+                    data, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
                     WORKER, WORKERS, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, HALVES, KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
+                    INTERLEAVED, KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,
@@ -251,11 +248,11 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (_compute, (
                     data, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
@@ -273,7 +270,7 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, SHARED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,

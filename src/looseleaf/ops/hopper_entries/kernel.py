@@ -8,7 +8,7 @@ kernel before still runs; the queries alone are awaited.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS
+from looseleaf.ops.hopper_tiles.kernel import HALF, ROWS, store_halves
 
 
 @gluon.jit
@@ -53,8 +53,8 @@ def queries_of(lists, first, local, num_packed, kv_head, queries, GROUP: gl.cons
 
 
 @gluon.jit
-def turn_entries(q_halves, place, where, angles):
-    """The rows at ``where``, turned, to the halves of a tile of shared memory from ``place`` on."""
+def turn_entries(q_tile, where, angles):
+    """The rows at ``where``, turned, to a tile of shared memory."""
     p_x, m_x = where
     b_cos, b_sin = angles
     p_high = gl.multiple_of(p_x + HALF, [1, 1, 16])
@@ -62,5 +62,4 @@ def turn_entries(q_halves, place, where, angles):
     b_high = gl.load(p_high, mask=m_x, other=0.0).to(gl.float32)
     b_cos, b_sin = gl.expand_dims(b_cos, 1), gl.expand_dims(b_sin, 1)
     low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
-    q_halves.index(place).store(low.to(q_halves.dtype).reshape([ROWS, HALF]))
-    q_halves.index(place + 1).store(high.to(q_halves.dtype).reshape([ROWS, HALF]))
+    store_halves(q_tile, low.reshape([ROWS, HALF]), high.reshape([ROWS, HALF]))

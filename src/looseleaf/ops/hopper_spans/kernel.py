@@ -7,14 +7,8 @@ the last product of the span before.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from looseleaf.ops.hopper_tiles.kernel import (
-    fold_span,
-    positions_of_unit,
-    turn_unit,
-    wait_for_group,
-)
+from looseleaf.ops.hopper_tiles.kernel import fold_span, positions_of_unit, turn_unit
 
 # what rows that are not there see at most: all of any span
 _EVERYTHING = gl.constexpr(1073741824)
@@ -42,14 +36,15 @@ def _numbers(lists, span, end, before, latest, last_patch, MASKED: gl.constexpr)
 
 @gluon.jit
 def read_spans(
-    data, q_halves, unit, spans, rows, state, count, WORKER: gl.constexpr, WORKERS: gl.constexpr,
+    data, unit, spans, rows, state, count, WORKER: gl.constexpr, WORKERS: gl.constexpr,
     MASKED: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, HALVES: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, BY_HEADS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    BY_HEADS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 packed rows with what their unit reads in it, and the tiles read so
     far."""
     queries, table, _, q_tiles, tiles, barriers, lists = data
+    q_tile = q_tiles.index(WORKER)
     first, local, num_packed, _ = unit
     begin, end, skip, before, last = spans
     m_row, place, true = rows
@@ -79,23 +74,13 @@ def read_spans(
             plain_end = gl.minimum(plain_end, num_pages * PAGE_SIZE)
             if turned != span:
                 turn_unit(
-                    q_halves, WORKER * HALVES, unit, position - offset, queries, table,
+                    q_tile, unit, position - offset, queries, table,
                     GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
                 )  # fmt: skip
-                fence_async_shared()
-                wait_for_group()
             goes_on = following[2] > 0
-            ahead = (
-                goes_on,
-                q_halves,
-                WORKER * HALVES,
-                unit,
-                position - following[3],
-                queries,
-                table,
-            )
+            ahead = goes_on, unit, position - following[3], queries, table
             state, count = fold_span(
-                q_tiles.index(WORKER), tiles, barriers, state, count, lists,
+                q_tile, tiles, barriers, state, count, lists,
                 (first_page, start, num_slots, plain_end, bound, num_slots, first_word), ahead,
                 WORKER, False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
                 GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,

@@ -23,7 +23,7 @@ wait_for_group = getattr(gl, "thread_barrier", None) or gl.barrier
 
 @gluon.jit
 def _turn_half(
-    q_tile, vector, position, m_row, scale, table,
+    q_half, vector, position, m_row, scale, table,
     HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -48,17 +48,24 @@ def _turn_half(
     b_sin = gl.load(sin + p_angle, mask=m_turn, other=0.0)
     b_sin = gl.where(is_first[None, :], -b_sin, b_sin)
     turned = b_x.to(gl.float32) * b_cos + b_partner.to(gl.float32) * b_sin
-    q_tile.store((turned * scale).to(q_tile.dtype))
+    q_half.store((turned * scale).to(q_half.dtype))
+
+
+@gluon.jit
+def store_halves(q_tile, low, high):
+    """Both halves of 64 rows, [ROWS, HALF] each, to a tile of shared memory in one store: between
+    two of them the compiler would have the group meet."""
+    both = gl.join(low.to(q_tile.dtype), high.to(q_tile.dtype)).permute((0, 2, 1))
+    q_tile.store(both.reshape([ROWS, 2 * HALF]))
 
 
 @gluon.jit
 def turn_rows(
-    q_halves, place, vector, position, m_row, scale, table,
+    q_tile, vector, position, m_row, scale, table,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, INTERLEAVED: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Some rows, turned to ``position`` and scaled, to the halves of a tile of shared memory from
-    ``place`` on."""
+    """Some rows, turned to ``position`` and scaled, to a tile of shared memory."""
     HALVES: gl.constexpr = HEAD_DIM // HALF
     if HALVES == 2 and ROTARY_DIM == HEAD_DIM and not INTERLEAVED:
         # each half holds the partners of the other: everything is read once, and in one piece
@@ -74,19 +81,18 @@ def turn_rows(
         b_sin = gl.load(gl.multiple_of(sin + p_angle, at_16), mask=m_x, other=0.0) * scale
         b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
-        q_halves.index(place).store(low.to(q_halves.dtype))
-        q_halves.index(place + 1).store(high.to(q_halves.dtype))
+        store_halves(q_tile, low, high)
     else:
         for half in gl.static_range(HALVES):
             _turn_half(
-                q_halves.index(place + half), vector, position, m_row, scale, table, half,
+                q_tile.slice(half * HALF, HALF, 1), vector, position, m_row, scale, table, half,
                 HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
 
 
 @gluon.jit
 def _turn_heads(
-    q_halves, place, unit, position, queries, table, TURNED: gl.constexpr, GROUP: gl.constexpr
+    q_tile, unit, position, queries, table, TURNED: gl.constexpr, GROUP: gl.constexpr
 ):  # fmt: skip
     """64 packed rows, as rows and their heads: cosines and sines are read once a row, and all that
     is read is on its way before any of it is used."""
@@ -116,8 +122,7 @@ def _turn_heads(
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
     else:
         low, high = b_low.to(gl.float32) * scale, b_high.to(gl.float32) * scale
-    q_halves.index(place).store(low.to(q_halves.dtype).reshape([ROWS, HALF]))
-    q_halves.index(place + 1).store(high.to(q_halves.dtype).reshape([ROWS, HALF]))
+    store_halves(q_tile, low.reshape([ROWS, HALF]), high.reshape([ROWS, HALF]))
 
 
 @gluon.jit
@@ -136,15 +141,15 @@ def positions_of_unit(lists, unit, GROUP: gl.constexpr, BY_HEADS: gl.constexpr):
 
 @gluon.jit
 def turn_unit(
-    q_halves, place, unit, position, queries, table,
+    q_tile, unit, position, queries, table,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
 ):  # fmt: skip
     """The 64 packed rows of a unit of a span list, turned to ``position`` or, before a frame, to
-    its begin, and scaled, to the halves of a tile of shared memory from ``place`` on."""
+    its begin, and scaled, to a tile of shared memory."""
     position = gl.maximum(position, 0)
     if BY_HEADS:
-        _turn_heads(q_halves, place, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
+        _turn_heads(q_tile, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
     else:
         first, local, num_packed, kv_head = unit
         q, stride_row, stride_head, scale = queries
@@ -152,7 +157,7 @@ def turn_unit(
         vector = q + (first + packed // GROUP).to(gl.int64) * stride_row
         vector += (kv_head * GROUP + packed % GROUP) * stride_head
         turn_rows(
-            q_halves, place, vector, position, packed < num_packed, scale, table,
+            q_tile, vector, position, packed < num_packed, scale, table,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
         )  # fmt: skip
 
@@ -384,13 +389,12 @@ def fold_span(
     acc *= gl.convert_layout(shrink, O_ROW)[:, None]
     acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
     if not DECODE:
-        goes_on, q_halves, place, unit, position, queries, table = ahead
+        goes_on, unit, position, queries, table = ahead
         if goes_on:
             turn_unit(
-                q_halves, place, unit, position, queries, table,
+                q_tile, unit, position, queries, table,
                 GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
             )  # fmt: skip
-            fence_async_shared()
     acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
     give_back(stage, 1, STAGES, WORKERS)
     return (acc, peak, total), count + 1
