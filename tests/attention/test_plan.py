@@ -287,3 +287,26 @@ def test_a_whole_list_leaves_what_its_merge_would(implementation: Implementation
     assert found.out.dtype == torch.float16
     assert torch.equal(found.out, merged.out)
     assert torch.equal(found.lse, merged.lse)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[8192] * 34, [16384] * 24, [400 * n + 77 for n in range(1, 40)]]
+)
+def test_programs_read_equal_shares_of_keys_that_nobody_shares(lengths: list[int]) -> None:
+    costs = default_cost_model(128, 2, 132, hopper=True)
+    made = Planner(16, 32, 8, torch.device("cpu"), costs)
+    rows, page = [], 0
+    for length in lengths:
+        pages = range(page, page - (-length // 16))
+        rows.append(DecodeRow(length - 1, (), ReadSpan(pages, 0, length, 0)))
+        page = pages.stop
+    work = made.plan(rows, made.group(rows, grouping=True), ()).work
+    assert work is not None
+    # a program of a KV head takes every 33rd item
+    read = 16 * np.diff(work.item_page_indptr.numpy())
+    shares = [int(read[n::33].sum()) for n in range(33)]
+    assert max(shares) - min(shares) <= 4 * costs.narrow.tile.block_n
+    assert max(shares) < 1.03 * sum(lengths) / 33
+    # short ones are not worth it: nothing is merged if every row is read whole
+    few = made.host_work(rows[:1], made.group(rows[:1], grouping=True), finish=True)
+    assert few is not None and few.num_items != 33

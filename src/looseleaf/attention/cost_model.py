@@ -14,7 +14,11 @@ import torch
 
 from looseleaf.ops.partial_attention.work_list import Tile
 
-_SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+_SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+# what a key takes where all programs read to the end, of what it takes where some end sooner
+_FULL = 0.97
+# how many times what it takes to begin a share is read at least
+_LONG_SHARE = 16
 # of a multiprocessor, less what its programs keep for themselves
 _SHARED_BYTES = 200 * 1024
 Counts = npt.NDArray[Any]
@@ -37,10 +41,8 @@ class TileCost:
         busy = total_keys * self.per_key / self.programs
         if not rest:
             return busy + whole_rounds * self.start
-        # programs of the last round share the memory with fewer others, and near where few no
-        # longer need all of it both bounds are felt
-        bounds = self.per_key_alone**3 + (self.per_key * rest / self.programs) ** 3
-        last = keys_per_unit * float(np.cbrt(bounds))
+        # programs of the last round share the memory with fewer others
+        last = keys_per_unit * max(self.per_key_alone, self.per_key * rest / self.programs)
         shared = keys_per_unit * self.per_key * rest / self.programs
         return busy - min(busy, shared) + last + (whole_rounds + 1) * self.start
 
@@ -173,19 +175,21 @@ class Reading:
             units = float(parts.sum()) * self.num_kv_heads
             time = self.cost.makespan(units, min(split, longest), total)
             time += float(parts @ self.entries) * self.per_state
-            time += self.merge if split < longest else 0.0
             if time < best_time:
                 best, best_time = split, time
             if split >= longest:
                 break
-        return best, best_time
+        return best, best_time + (self.merge if best < longest else 0.0)
 
     def shared(self, turns: int, states: int) -> float:
         """How long they take if every program reads equally much, in ``turns`` at most, and all
-        entries of all pieces are ``states``."""
+        entries of all pieces are ``states``; forever, where a share is short: programs that begin
+        together take longer to."""
         total = float(self.keys.sum()) * self.num_kv_heads
         busy = total * self.cost.per_key / self.cost.programs
-        return busy + turns * self.cost.start + states * self.per_state + self.merge
+        if busy < _LONG_SHARE * self.cost.start:
+            return float("inf")
+        return _FULL * busy + turns * self.cost.start + states * self.per_state + self.merge
 
 
 def default_cost_model(

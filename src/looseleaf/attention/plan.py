@@ -330,8 +330,8 @@ class Planner:
         read = self.costs.reading(cost, keys, entries, self.num_kv_heads, merged=merged)
         split, time = read.split()
         step = max(1, cost.tile.block_n // self.page_size)
-        if cost.programs % self.num_kv_heads == 0 and read.shared(1, 0) < time:
-            programs = cost.programs // self.num_kv_heads
+        programs, rest = divmod(cost.programs, self.num_kv_heads)
+        if rest == 0 and read.shared(1, 0) < time:
             found = equal_shares(flat, entry_parts, programs, step)
             if found is not None:
                 pieces, turns = found
