@@ -237,8 +237,7 @@ def compiled_gated() -> Iterator[Compiled]:
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
-    two, over gathered keys too, and of rows with patches with one, among others and alone, and
-    with two."""
+    two, over gathered keys too, and of rows with patches with one and with two."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -250,7 +249,6 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
             (5, Grid(1, 2)),
             (8, Grid(1, 2)),
             (10, Grid(1, 1)),
-            (10, Grid(1, 1, alone=True)),
             (10, Grid(1, 2)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)

@@ -294,27 +294,22 @@ def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
 
 class Grid(NamedTuple):
     """How many programs with how many computing groups; ``awaited``: the kernel before this one is
-    of the same kind and has waited for whatever wrote the queries and the pages; ``alone``: there
-    are no more programs than multiprocessors."""
+    of the same kind and has waited for whatever wrote the queries and the pages."""
 
     programs: int
     num_groups: int
     awaited: bool = False
-    alone: bool = False
 
 
 PROGRAMS = {1: 2, 2: 1}
 """Programs that share a multiprocessor, by their computing groups."""
 
 
-def sizes(
-    head_dim: int, num_groups: int, *, spans: bool, alone: bool
-) -> tuple[int, int, int | None]:
+def sizes(head_dim: int, num_groups: int, *, spans: bool) -> tuple[int, int, int | None]:
     """Keys of a tile, tiles in a ring and registers of a thread, None for all there are.
 
-    Rows of ``spans`` are in registers while they are read, those of items in shared memory. Where a
-    program is ``alone`` nothing hides what it waits for in every tile."""
-    if num_groups == 2 or (spans and alone):
+    Rows of ``spans`` are in registers while they are read, those of items in shared memory."""
+    if num_groups == 2:
         return 128, 3, None
     return 64, 3 if head_dim == 128 else 4, 168 if spans else 128
 
@@ -343,9 +338,7 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    keys, stages, registers = sizes(
-        head_dim, grid.num_groups, spans=len(lists) != 5, alone=grid.alone
-    )
+    keys, stages, registers = sizes(head_dim, grid.num_groups, spans=len(lists) != 5)
     # rows are read 16 bytes at a time
     assert q.stride(2) == 1 and q.stride(1) % 8 == 0, "heads begin anywhere"
     _hopper_attention_kernel[(grid.programs,)](

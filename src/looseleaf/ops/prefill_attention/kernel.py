@@ -241,17 +241,16 @@ def _by_units(
     assert spans.unit_numbers is not None, "a list with units"
     lists = _unit_arrays(spans)
     programs = spans.unit_numbers.shape[0] // UNIT_NUMBERS * pages[0].shape[1]
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     if not spans.complete:
         # programs that find no unit would still take turns with those that do
+        processors = torch.cuda.get_device_properties(q.device).multi_processor_count
         programs = min(programs, processors * PROGRAMS[spans.groups])
     if spans.num_states:
         out = q.new_empty((spans.num_states, *q.shape[1:]), dtype=torch.float32)
         state = AttnState(out, out.new_empty(out.shape[:2]))
     else:
         state = AttnState(*_room(spans, q.shape, q))
-    grid = Grid(programs, spans.groups, alone=programs <= processors)
-    launch(q, pages, lists, spans.page_indices, state, rotation, rule, grid)
+    launch(q, pages, lists, spans.page_indices, state, rotation, rule, Grid(programs, spans.groups))
     if not spans.num_states:
         return state
     assert spans.row_state_indptr is not None
