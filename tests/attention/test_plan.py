@@ -32,6 +32,7 @@ def cost_model(per_key: float = 0.05) -> CostModel:
         TileCost(wide, 6, 0.1, per_key, per_key),
         launch=0.1,
         per_state=0.001,
+        share_keys=24,
     )
 
 

@@ -17,8 +17,8 @@ from looseleaf.ops.partial_attention.work_list import Tile
 _SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 # what a key takes where all programs read to the end, of what it takes where some end sooner
 _FULL = 0.97
-# how many times what it takes to begin a share is read at least
-_LONG_SHARE = 16
+# pieces of a share in the mean: more lost 2 to 8 %, each being begun (docs/log.md)
+_MOST_PIECES = 3
 # of a multiprocessor, less what its programs keep for themselves
 _SHARED_BYTES = 200 * 1024
 Counts = npt.NDArray[Any]
@@ -90,6 +90,7 @@ class CostModel:
     per_state: float
     gather: GatherCost | None = None
     one_group: float = 0.0
+    share_keys: int = 1024
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
         """Whether keys had better be gathered before rows read them."""
@@ -139,7 +140,8 @@ class CostModel:
         keys = np.asarray(item_keys, dtype=np.float64)
         entries = np.asarray(item_entries, dtype=np.float64)
         per_state = num_kv_heads * self.per_state
-        return Reading(cost, keys, entries, num_kv_heads, per_state, 0 if merged else self.launch)
+        merge = 0 if merged else self.launch
+        return Reading(cost, keys, entries, num_kv_heads, per_state, merge, self.share_keys)
 
     @property
     def _tiles(self) -> tuple[TileCost, TileCost]:
@@ -155,7 +157,8 @@ class CostModel:
 @dataclass(frozen=True, eq=False)
 class Reading:
     """Items of so many ``keys`` and ``entries``, as units of one tile read them. A state of all KV
-    heads costs ``per_state``, and to merge states at all costs ``merge`` if items are cut."""
+    heads costs ``per_state``, and to merge states at all ``merge`` if items are cut; shares of all
+    programs have ``share_keys`` at least."""
 
     cost: TileCost
     keys: Counts
@@ -163,6 +166,7 @@ class Reading:
     num_kv_heads: int
     per_state: float
     merge: float
+    share_keys: int
 
     def split(self) -> tuple[int, float]:
         """How many keys a unit should read at most if all are to read about as many, and how long
@@ -181,14 +185,15 @@ class Reading:
                 break
         return best, best_time + (self.merge if best < longest else 0.0)
 
-    def shared(self, turns: int, states: int) -> float:
-        """How long they take if every program reads equally much, in ``turns`` at most, and all
-        entries of all pieces are ``states``; forever, where a share is short: programs that begin
-        together take longer to."""
-        total = float(self.keys.sum()) * self.num_kv_heads
-        busy = total * self.cost.per_key / self.cost.programs
-        if busy < _LONG_SHARE * self.cost.start:
+    def shared(self, turns: int, pieces: int, states: int) -> float:
+        """How long they take if every program reads equally much, in so many ``turns`` at most,
+        of which ``pieces`` of items read something, whose entries are ``states``; forever where
+        that was seen to lose."""
+        programs = self.cost.programs / self.num_kv_heads
+        few_keys = float(self.keys.sum()) < self.share_keys * programs
+        if few_keys or pieces > _MOST_PIECES * programs:
             return float("inf")
+        busy = float(self.keys.sum()) * self.cost.per_key / programs
         return _FULL * busy + turns * self.cost.start + states * self.per_state + self.merge
 
 

@@ -331,12 +331,12 @@ class Planner:
         split, time = read.split()
         step = max(1, cost.tile.block_n // self.page_size)
         programs, rest = divmod(cost.programs, self.num_kv_heads)
-        if rest == 0 and read.shared(1, 0) < time:
+        if rest == 0 and read.shared(1, int(entry_parts.sum()), 0) < time:
             found = equal_shares(flat, entry_parts, programs, step)
             if found is not None:
                 pieces, turns = found
-                states = int((pieces.stop_entry - pieces.first_entry).sum())
-                if read.shared(turns, states) < time:
+                counts = pieces.stop_entry - pieces.first_entry
+                if read.shared(turns, int((counts > 0).sum()), int(counts.sum())) < time:
                     return pieces
         page_parts = np.maximum(-(-flat.num_pages // max(1, split // self.page_size)), 1)
         pieces = Pieces.cut(flat, page_parts, entry_parts)
