@@ -8,17 +8,16 @@ program has its share; what a program reads stands in the list where its turns a
 
 import numpy as np
 
-from looseleaf.attention.lists import FlatItems, IntArray, Pieces, indptr_of, ramp
+from looseleaf.attention.lists import BoolArray, FlatItems, IntArray, Pieces, indptr_of, ramp
 
 
 def equal_shares(
-    flat: FlatItems, parts: IntArray, programs: int, step: int
+    flat: FlatItems, chosen: BoolArray, programs: int, step: int
 ) -> tuple[Pieces, int] | None:
-    """Items, each in so many ``parts`` of its entries, cut for ``programs`` of each KV head that
-    take turns, at every ``step`` pages of an item at most; and how many turns there are. Turns of
-    programs that have no more to read are pieces of nothing. None if an item has no pages, or there
-    is too little to share."""
-    item = np.repeat(np.arange(len(parts), dtype=np.int32), parts)
+    """The ``chosen`` items, cut for ``programs`` of each KV head that take turns, at every ``step``
+    pages of an item at most; and how many turns there are. Turns of programs that have no more to
+    read are pieces of nothing. None if an item has no pages, or there is too little to share."""
+    item = np.flatnonzero(chosen)
     pages = flat.num_pages[item].astype(np.int64)
     ends = np.cumsum(pages)
     if not len(item) or pages.min() == 0 or ends[-1] < programs * step:
@@ -35,14 +34,12 @@ def equal_shares(
     reader = np.searchsorted(cuts, starts, "right")
     turn = ramp(np.bincount(reader, minlength=programs))
     turns = int(turn.max()) + 1
-    entries, nth = flat.num_entries[item].astype(np.int64), ramp(parts)
     at = turn * programs + reader
     pieces = Pieces(*(np.zeros(int(at.max()) + 1, np.int32) for _ in Pieces._fields))
     pieces.item[at] = item[of]
     pieces.first_page[at] = starts - begins[of]
     pieces.stop_page[at] = stops - begins[of]
-    pieces.first_entry[at] = (entries * nth // parts[item])[of]
-    pieces.stop_entry[at] = (entries * (nth + 1) // parts[item])[of]
+    pieces.stop_entry[at] = flat.num_entries[item[of]]
     return pieces, turns
 
 

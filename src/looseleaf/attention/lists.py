@@ -18,6 +18,7 @@ from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
+BoolArray = npt.NDArray[np.bool_]
 # kernels read the arrays best where each begins at a multiple of 64 bytes
 _ALIGNED = 16
 

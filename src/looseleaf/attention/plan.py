@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from looseleaf.attention.chunks import (
@@ -32,6 +31,7 @@ from looseleaf.attention.gathered import (
 )
 from looseleaf.attention.groups import DecodeRow, Groups, Item, group_rows
 from looseleaf.attention.lists import (
+    BoolArray,
     FlatItems,
     HostWork,
     IntArray,
@@ -45,7 +45,6 @@ from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import KEYS, UnitCosts
 
-BoolArray = npt.NDArray[np.bool_]
 __all__ = [
     "AttentionPlan",
     "PlanCounters",
@@ -331,8 +330,10 @@ class Planner:
         split, time = read.split()
         step = max(1, cost.tile.block_n // self.page_size)
         programs, rest = divmod(cost.programs, self.num_kv_heads)
-        if rest == 0 and read.shared(1, int(entry_parts.sum()), 0) < time:
-            found = equal_shares(flat, entry_parts, programs, step)
+        # those that read the same keys one after the other stay side by side
+        once = rest == 0 and entry_parts.max(initial=0) == 1
+        if once and read.shared(1, len(keys), 0) < time:
+            found = equal_shares(flat, chosen, programs, step)
             if found is not None:
                 pieces, turns = found
                 counts = pieces.stop_entry - pieces.first_entry
