@@ -5,6 +5,7 @@ What is built here is numpy, of which tensors are made for one step; for a captu
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
+# up to so many numbers are added up one by one sooner than by numpy
+_SHORT = 64
 # kernels read the arrays best where each begins at a multiple of 64 bytes
 _ALIGNED = 16
 
@@ -32,6 +35,8 @@ def int32(values: Sequence[int] | IntArray) -> IntArray:
 
 def indptr_of(counts: Sized) -> IntArray:
     """Prefix sums of ``counts``, with the leading 0."""
+    if isinstance(counts, list) and len(counts) <= _SHORT:
+        return np.array([0, *accumulate(counts)], dtype=np.int32)
     indptr = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(np.asarray(counts), out=indptr[1:])
     return indptr

@@ -126,7 +126,8 @@ class Intake:
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
         sampling = SamplingState(
             params,
-            request.token_ids,
+            # of thousands of tokens each is somewhere else in memory: who needs none touches none
+            request.token_ids if params.has_penalties else (),
             vocab_size=self.grammars.vocab_size,
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
             child=index,

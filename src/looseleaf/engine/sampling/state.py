@@ -31,7 +31,8 @@ class SamplingState:
         output_token_ids: Sequence[int] = (),
         grammar: GrammarState | None = None,
     ) -> None:
-        """``child`` is the output's number among the ``n`` of its request.
+        """``child`` is the output's number among the ``n`` of its request; the prompt's tokens are
+        for penalties only.
 
         ``seed`` is what the engine gives to a request that names none, ``output_token_ids`` what
         the output begins with, ``grammar`` what its text must follow. Raises InvalidRequest if an

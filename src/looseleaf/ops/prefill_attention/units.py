@@ -9,7 +9,7 @@ of keys, counted over all spans that the rows of its tile may see, wherever span
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -93,6 +93,28 @@ def blocks_seen(arrays: Mapping[str, IntArray]) -> tuple[IntArray, IntArray, Int
     return tile, span, -(-slots // KEYS)
 
 
+def _seen_by_few(arrays: Mapping[str, IntArray]) -> list[list[tuple[int, int]]]:
+    """The same of few tiles, for each its spans and blocks, one by one: before a first launch each
+    call of numpy costs as much as some dozens of numbers."""
+    indptr, rows = arrays["request_span_indptr"].tolist(), arrays["tile_row_indptr"][1:] - 1
+    offsets, lengths = arrays["span_offset"].tolist(), arrays["span_length"].tolist()
+    lasts, of_patch = arrays["row_positions"][rows].tolist(), [0] * len(rows)
+    patches = [0] * len(lengths)
+    if "row_patch_bounds" in arrays:
+        of_patch, patches = (
+            arrays["row_patch_bounds"][rows].tolist(),
+            arrays["span_explicit"].tolist(),
+        )
+    seen = []
+    for request, last, bound in zip(arrays["tile_request"].tolist(), lasts, of_patch, strict=True):
+        of_tile = []
+        for span in range(indptr[request], indptr[request + 1]):
+            slots = bound if patches[span] else min(max(last - offsets[span] + 1, 0), lengths[span])
+            of_tile.append((span, -(-slots // KEYS)))
+        seen.append(of_tile)
+    return seen
+
+
 def span_units(
     arrays: Mapping[str, IntArray], num_heads: int, costs: UnitCosts | None
 ) -> tuple[dict[str, npt.NDArray[np.int32]], int]:
@@ -100,18 +122,26 @@ def span_units(
     how many states its units leave; 0 if every row has one only, which is its answer.
 
     Without ``costs`` tiles are read whole."""
-    seen, indptr = blocks_seen(arrays), arrays["tile_row_indptr"]
-    rows, num_tiles = indptr[1:] - indptr[:-1], len(arrays["tile_request"])
-    total = np.bincount(seen[0], seen[2], num_tiles).astype(np.int64)
-    parts, states = [1] * num_tiles, np.zeros(int(rows.sum()) + 1, dtype=np.int32)
-    if costs is not None and num_tiles <= costs.programs:
-        tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
-        parts = best_parts(tiles, num_heads, costs)
+    indptr, num_tiles = arrays["tile_row_indptr"], len(arrays["tile_request"])
+    rows = indptr[1:] - indptr[:-1]
+    parts = [1] * num_tiles
     if num_tiles <= _FEW_TILES:
-        units = _listed(seen, indptr.tolist(), parts)
+        of_tiles = _seen_by_few(arrays)
+        if costs is not None and num_tiles <= costs.programs:
+            totals = [sum(blocks for _, blocks in of_tile) for of_tile in of_tiles]
+            parts = best_parts(list(zip(totals, rows.tolist(), strict=True)), num_heads, costs)
+        units = _listed(of_tiles, indptr.tolist(), parts)
+        of_rows = chain.from_iterable(map(repeat, parts, rows.tolist()))
+        states = np.array([0, *accumulate(of_rows)], dtype=np.int32)
     else:
+        seen = blocks_seen(arrays)
+        total = np.bincount(seen[0], seen[2], num_tiles).astype(np.int64)
+        if costs is not None and num_tiles <= costs.programs:
+            tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
+            parts = best_parts(tiles, num_heads, costs)
         units = _listed_at_once(seen, indptr, total, np.array(parts, dtype=np.int64))
-    np.array(parts, dtype=np.int64).repeat(rows).cumsum(out=states[1:])
+        states = np.zeros(int(indptr[-1]) + 1, dtype=np.int32)
+        np.array(parts, dtype=np.int64).repeat(rows).cumsum(out=states[1:])
     made = {
         "num_units": np.array([len(units)], dtype=np.int32),
         "unit_numbers": units.ravel(),
@@ -121,17 +151,13 @@ def span_units(
 
 
 def _listed(
-    seen: tuple[IntArray, IntArray, IntArray], bounds: Sequence[int], parts: Sequence[int]
+    of_tiles: Sequence[Sequence[tuple[int, int]]], bounds: Sequence[int], parts: Sequence[int]
 ) -> npt.NDArray[np.int32]:
-    """The units of few tiles, the longest first, one by one: before a first launch each call of
-    numpy costs as much as some dozens of numbers."""
-    of_tile: list[list[tuple[int, int]]] = [[] for _ in parts]
-    for tile, span, blocks in zip(*(array.tolist() for array in seen), strict=True):
-        of_tile[tile].append((span, blocks))
+    """The units of few tiles (spans and blocks of each), the longest first, one by one."""
     units, state = list[tuple[int, tuple[int, ...]]](), 0
-    for tile, ((first, end), cut) in enumerate(zip(pairwise(bounds), parts, strict=True)):
-        spans = [span for span, _ in of_tile[tile]] or [0]
-        for nth, stretch in enumerate(_stretches([n for _, n in of_tile[tile]], cut)):
+    for of_tile, (first, end), cut in zip(of_tiles, pairwise(bounds), parts, strict=True):
+        spans = [span for span, _ in of_tile] or [0]
+        for nth, stretch in enumerate(_stretches([n for _, n in of_tile], cut)):
             begin, last, start, stop, length = stretch
             read = spans[begin], spans[last] + (length > 0), start * KEYS, stop * KEYS
             units.append((-length, (first, end - first, *read, state + nth, cut)))
