@@ -177,9 +177,21 @@ def test_few_rows_that_cross_borders_often_are_read_by_one_group() -> None:
     behind = ReadBySpans(5 * 8, 3136.0, 7.0, 3136, masked=True)
     assert costs.groups_for(behind) == 1
     assert costs.groups_for(replace(behind, masked=False)) == 2
-    assert costs.groups_for(replace(behind, units=20 * 8)) == 2
-    assert costs.groups_for(replace(behind, unit_keys=20480.0)) == 2
+    assert costs.groups_for(replace(behind, unit_keys=20480.0)) == 1
+    # what can't be cut for so many programs
+    assert costs.groups_for(replace(behind, units=15 * 8)) == 2
     assert default_cost_model(128, 4, 132, hopper=True).groups_for(behind) == 2
+
+
+def test_programs_of_one_group_are_twice_as_many() -> None:
+    """They share a multiprocessor by two, so what few rows read is cut for all of them."""
+    chunk = Prompts(5).chunk([400] * 6, 0.03, 64)
+    costs = default_cost_model(128, 2, 132, hopper=True)
+    planner = Planner(SIZE, 32, 8, torch.device("cuda"), costs)
+    one, two = (planner.host_spans([chunk], gather=False, groups=groups) for groups in (1, 2))
+    for spans, most in ((one, 264), (two, 132)):
+        assert spans.num_states > len(chunk.positions)
+        assert 0.7 * most < 8 * spans.num_units <= most
 
 
 @pytest.mark.parametrize("invariant", [False, True])

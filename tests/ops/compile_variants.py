@@ -25,6 +25,7 @@ from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_tr
 from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_many
+from looseleaf.ops.gated_several.kernel import _gated_several_kernel, gated_linear_several
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources
 from looseleaf.ops.gather_kv.kernel import _gather_kv_kernel, gather_kv_triton
 from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
@@ -229,6 +230,10 @@ def compiled_gated() -> Iterator[Compiled]:
     x, weight = torch.zeros(8, 512, dtype=torch.bfloat16), torch.zeros(256, 512).bfloat16()
     with compiling(_gated_linear_kernel) as kernels:
         gated_linear_gluon(x, weight, FEATURES)
+    yield from kernels
+    with compiling(_gated_several_kernel) as kernels:
+        for rows in (65, 144, 160, 192):
+            gated_linear_several(x[:1].expand(rows, -1).contiguous(), weight)
     yield from kernels
     with compiling(_gated_many_kernel) as kernels:
         gated_linear_many(x, weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from looseleaf.ops.gated_linear import MAX_FEW, gated_linear, serves
+from looseleaf.ops.gated_linear import MAX_FEW, fits, gated_linear, serves
 from looseleaf.testing.budget import assert_within_budget
 
 HAS_KERNEL = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -33,14 +33,18 @@ def test_the_reference_is_the_product_the_activation_and_the_factor_in_turn(
 
 def test_where_there_is_no_kernel_it_is_said() -> None:
     x, weight = drawn(8, 64, 64, torch.bfloat16)
-    assert serves(x, weight) == HAS_KERNEL
-    assert not serves(x.float(), weight.float())
+    assert fits(x, weight) == serves(x, weight) == HAS_KERNEL
+    assert not fits(x.float(), weight.float())
     twice = torch.cat([weight, weight])
-    for rows in (MAX_FEW + 1, 128, 256, 1024):
-        assert serves(x[:1].expand(rows, 64), twice) == HAS_KERNEL
+    for rows in (MAX_FEW + 1, 128, 192, 256, 1024):
+        assert fits(x[:1].expand(rows, 64), twice) == HAS_KERNEL
         # a tile of many rows is wider
-        assert not serves(x[:1].expand(rows, 64), weight)
-    for rows in (129, 192, 257, 1023):
+        assert not fits(x[:1].expand(rows, 64), weight)
+    # where others are quicker: tiles of some rows that fill no device, and of more that fill it ill
+    for rows in (MAX_FEW + 1, 192, 257, 1023):
         assert not serves(x[:1].expand(rows, 64), twice)
-    assert not serves(x, weight[:96])
-    assert not serves(x[:, :40], weight[:, :40])
+    filling = weight[:1].expand(2 * 112 * 128, 64).contiguous()
+    for rows in (1, MAX_FEW + 1, 192, 193, 256, 1024):
+        assert serves(x[:1].expand(rows, 64), filling) == HAS_KERNEL
+    assert not fits(x, weight[:96])
+    assert not fits(x[:, :40], weight[:, :40])

@@ -81,21 +81,21 @@ class ReadBySpans:
 class CostModel:
     """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
     costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
-    where keys are read in place. Rows that read around replaced tokens do so sooner by programs of
-    one computing group than of two where units times keys are at most ``one_group``."""
+    where keys are read in place. Rows that read around replaced tokens do so soonest by programs of
+    one computing group where units are ``one_group`` at most."""
 
     narrow: TileCost
     wide: TileCost
     launch: float
     per_state: float
     gather: GatherCost | None = None
-    one_group: float = 0.0
+    one_group: int = 0
     share_keys: int = 1024
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
         """Whether keys had better be gathered before rows read them."""
         cost = self.gather
-        if cost is None:
+        if cost is None or self.groups_for(read) == 1:
             return False
         # few units are cut in parts, which are in flight at a time
         rounds = read.units / self.wide.programs
@@ -107,10 +107,9 @@ class CostModel:
 
     def groups_for(self, read: ReadBySpans) -> int:
         """How many computing groups the programs have that read this: two, which share the tiles
-        of keys, or one, which at a border waits for nobody; its keys are read once for half as many
-        rows, and the second cache gives no more than some."""
-        few = read.masked and read.units <= self.wide.programs
-        return 1 if few and read.units * read.unit_keys <= self.one_group else 2
+        of keys, or one. There are twice as many of those at a time, and at a border they wait for
+        nobody; so it pays to cut what few rows read for them."""
+        return 1 if read.masked and read.units <= self.one_group else 2
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
         """What the wide tile saves over narrow ones, for rows that read the same keys."""
@@ -228,7 +227,8 @@ def default_cost_model(
         listing = 8.0
         gather = GatherCost(3.0, 0.00027 * scale, listing, 1.6, paged, 2.8, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
-    one_group = 375e3 if hopper and _on_hopper(head_dim, itemsize) else 0.0
+    # as many units as can still be cut (docs/log.md)
+    one_group = num_processors * 4 // 5 if hopper and _on_hopper(head_dim, itemsize) else 0
     return CostModel(*tiles, 4.0, 0.00025, gather, one_group)
 
 

@@ -41,6 +41,7 @@ from looseleaf.attention.lists import (
     make_work_list,
 )
 from looseleaf.attention.span_buffer import HostSpans
+from looseleaf.ops.hopper_attention import PROGRAMS
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import KEYS, UnitCosts
@@ -241,7 +242,8 @@ class Planner:
         read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
         if (gathered := self._gathered(chunks, read, gather)) is not None:
             self.counters.gathered_keys += gathered.num_keys
-            return with_units(gathered_spans(gathered, self.tile_rows), *self._units)
+            spans = gathered_spans(gathered, self.tile_rows)
+            return with_units(spans, self.num_kv_heads, self._unit_costs(2))
         parts = 1
         if is_patched(chunks) and not self.batch_invariant:
             keys = max(sum(span.length for span in chunk.spans) for chunk in chunks)
@@ -251,13 +253,13 @@ class Planner:
         tile_rows = max(1, self.tile_rows * groups // 2)
         spans = host_spans(chunks, tile_rows, parts, self.page_array)
         on_gpu = self.device.type == "cuda"
-        return with_units(spans, *self._units, groups) if on_gpu else spans
+        costs = self._unit_costs(groups)
+        return with_units(spans, self.num_kv_heads, costs, groups) if on_gpu else spans
 
-    @property
-    def _units(self) -> tuple[int, UnitCosts | None]:
-        """KV heads, and what units cost; in batch-invariant mode every tile is whole, whatever
-        else is in the step."""
-        return self.num_kv_heads, None if self.batch_invariant else unit_costs(self.costs)
+    def _unit_costs(self, groups: int) -> UnitCosts | None:
+        """What units cost that programs of so many ``groups`` read; in batch-invariant mode every
+        tile is whole, whatever else is in the step."""
+        return None if self.batch_invariant else unit_costs(self.costs, groups)
 
     def _gathered(
         self, chunks: Sequence[PrefillChunk], read: ReadBySpans, gather: bool | None
@@ -372,7 +374,9 @@ class Planner:
         return wide
 
 
-def unit_costs(costs: CostModel) -> UnitCosts:
-    """What ``costs`` say of the units of a span list, which wide tiles read."""
+def unit_costs(costs: CostModel, groups: int = 2) -> UnitCosts:
+    """What ``costs`` say of the units of a span list, which wide tiles read, or programs of one
+    computing group, twice as many at a time."""
     wide = costs.wide
-    return UnitCosts(wide.programs, wide.start, KEYS * wide.per_key, costs.launch, costs.per_state)
+    programs, block = wide.programs * PROGRAMS[groups], KEYS * wide.per_key
+    return UnitCosts(programs, wide.start, block, costs.launch, costs.per_state)

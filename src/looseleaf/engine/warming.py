@@ -22,11 +22,14 @@ from looseleaf.config import Fuse
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.pass_graphs import PassGraphs
 from looseleaf.models import Decoder
+from looseleaf.models.layers import apply_gated
 from looseleaf.ops.likeliest import likeliest
 from looseleaf.ops.rotate import rotate
 
 # rows of a pass that is too long for a graph; and those of passes that are not
-_LONG, _SHORT = 1040, (96, 512)
+_LONG, _SHORT = 1040, (96, 160, 512)
+# and those for which products have a kernel of their own each
+_OF_PRODUCTS = (128, 144, 160, 192)
 # a tile has 128 rows and heads at most, and somewhat fewer where heads come in threes
 _ROWS_OF_A_PROCESSOR = 160
 _DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
@@ -43,7 +46,7 @@ def warming(
     """What is to be done, in order; each takes about as long as the others once kernels are
     compiled."""
     jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
-    jobs.append(partial(_launch_passes, model, attention))
+    jobs += [partial(_launch_passes, model, attention), partial(_launch_products, model)]
     if passes is not None:
         jobs += _passes(model, passes, attention.pool.page_size)
     return jobs
@@ -84,6 +87,15 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         rotate(torch.zeros(rows, *shape, dtype=model.dtype, device=device), at, attention.rotation)
     finally:
         pool.free(pages)
+
+
+@torch.inference_mode()
+def _launch_products(model: Decoder) -> None:
+    """What passes of other lengths launch of what rows alone decide on."""
+    gate_up = model.weights.layers[0].gate_up
+    for rows in _OF_PRODUCTS if model.device.type == "cuda" else ():
+        normed = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        apply_gated(normed, gate_up, model.config)
 
 
 def _launch_spans(

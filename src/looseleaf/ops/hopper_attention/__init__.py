@@ -9,6 +9,9 @@ from looseleaf.types import ScoreRule
 PACKED_ROWS = 128
 """Packed rows of a program with two computing groups, 64 for each; one with one group has 64."""
 
+PROGRAMS = {1: 2, 2: 1}
+"""Programs that share a multiprocessor, by their computing groups."""
+
 
 def serves(k_pages: Tensor, rule: ScoreRule, *, spans: bool = False) -> bool:
     """Whether the device has the kernel for such pages and rules; ``spans``: for those of a span

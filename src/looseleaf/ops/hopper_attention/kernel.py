@@ -301,17 +301,13 @@ class Grid(NamedTuple):
     awaited: bool = False
 
 
-PROGRAMS = {1: 2, 2: 1}
-"""Programs that share a multiprocessor, by their computing groups."""
-
-
-def sizes(head_dim: int, num_groups: int, *, spans: bool) -> tuple[int, int, int | None]:
+def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
     """Keys of a tile, tiles in a ring and registers of a thread, None for all there are.
 
-    Rows of ``spans`` are in registers while they are read, those of items in shared memory."""
+    Two programs of one group share a multiprocessor, and each has eight warps."""
     if num_groups == 2:
         return 128, 3, None
-    return 64, 3 if head_dim == 128 else 4, 168 if spans else 128
+    return 64, 3 if head_dim == 128 else 4, 128
 
 
 def by_heads(group: int, rotation: Rotation, head_dim: int) -> bool:
@@ -338,7 +334,7 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    keys, stages, registers = sizes(head_dim, grid.num_groups, spans=len(lists) != 5)
+    keys, stages, registers = sizes(head_dim, grid.num_groups)
     # rows are read 16 bytes at a time
     assert q.stride(2) == 1 and q.stride(1) % 8 == 0, "heads begin anywhere"
     _hopper_attention_kernel[(grid.programs,)](

@@ -12,8 +12,10 @@ from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
 
-# from so many outputs on a program takes several heads; one after another, each in the same order
+# from so many outputs on a program takes several heads: of rows that mostly have one state, or of
+# rows that have several, up to so many of which are read at once; each in the same order
 _MANY, _HEADS = 4096, 4
+_FEW_HEADS, _FEW_STATES = 2, 8
 
 
 @triton.jit
@@ -72,13 +74,45 @@ def _copied(
 
 
 @triton.jit
+def _merged_at_once(
+    states_out, states_lse, out, lse, row, heads, first_head, start, stop,
+    stride_state, stride_state_head, stride_lse_state, stride_lse_head,
+    stride_out_row, stride_out_head,
+    HEADS: tl.constexpr, FEW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The merge of up to ``FEW`` states for some heads: all that is read is asked for before any of
+    it is used, where one after another latencies would add up."""
+    head, o_d = first_head + tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
+    state = (start + tl.arange(0, FEW)).to(tl.int64)
+    m_state = (head >= 0)[:, None] & (state < stop)[None, :]
+    p_lse = states_lse + (head * stride_lse_head)[:, None] + (state * stride_lse_state)[None, :]
+    p_out = (head * stride_state_head)[:, None] + (state * stride_state)[None, :]
+    m_out = m_state[:, :, None] & (o_d < HEAD_DIM)[None, None, :]
+    b_lse = tl.load(p_lse, mask=m_state, other=float("-inf"))
+    b_out = tl.load(states_out + p_out[:, :, None] + o_d[None, None, :], mask=m_out, other=0.0)
+    # an empty state's output may be anything
+    there = b_lse > float("-inf")
+    b_out = tl.where(there[:, :, None], b_out.to(tl.float32), 0.0)
+    peak = tl.max(b_lse, 1)
+    pivot = tl.where(peak == float("-inf"), 0.0, peak)
+    weight = tl.exp(b_lse - pivot[:, None])
+    total = tl.sum(weight, 1)
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    merged = tl.sum(weight[:, :, None] * b_out, 1) / total[:, None]
+    p_out = out + row * stride_out_row + (head * stride_out_head)[:, None] + o_d[None, :]
+    tl.store(p_out, merged, mask=(head >= 0)[:, None] & (o_d < HEAD_DIM)[None, :])
+    tl.store(lse + row * heads + head, tl.where(empty, float("-inf"), peak + tl.log(total)))
+
+
+@triton.jit
 def _merge_states_kernel(
     states_out, states_lse, carried_out, carried_lse, kept_at, kept_first, kept_fresh,
     out, lse, row_state_indptr, heads,
     stride_state, stride_state_head, stride_lse_state, stride_lse_head,
     stride_carried_row, stride_carried_head, stride_carried_lse_row, stride_carried_lse_head,
     stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, HEADS: tl.constexpr, FEW: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
@@ -92,7 +126,13 @@ def _merge_states_kernel(
         goes_on = (place >= 0) & (tl.load(kept_fresh + row) == 0)
 
     await_previous(CHAINED)
-    if HEADS > 1 and carried_out is None and stop == start + 1:
+    if FEW > 0 and stop - start <= FEW:
+        _merged_at_once(
+            states_out, states_lse, out, lse, row, heads, first_head, start, stop,
+            stride_state, stride_state_head, stride_lse_state, stride_lse_head,
+            stride_out_row, stride_out_head, HEADS, FEW, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    elif HEADS > 1 and carried_out is None and stop == start + 1:
         _copied(
             states_out, states_lse, out, lse, row, heads, first_head, start,
             stride_state, stride_state_head, stride_lse_state, stride_lse_head,
@@ -162,11 +202,13 @@ def merge_states_triton(
     # a carried state may come from another stream than the states
     chained = chains(out) and carried is None
     per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
+    several = per_program > 1 and carried_out is None and len(states.out) >= 2 * rows
+    per_program = _FEW_HEADS if several else per_program
     _merge_states_kernel[(rows, heads // per_program)](
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
         row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program,
+        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program, FEW=_FEW_STATES if several else 0,
         BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=1,
         enable_fp_fusion=True, launch_pdl=chained,

@@ -236,7 +236,7 @@ def _by_units(
     rule: ScoreRule,
 ) -> AttnState:
     """By the kernel of the Hopper generation, and merged where tiles are cut."""
-    from looseleaf.ops.hopper_attention.kernel import PROGRAMS, Grid, launch
+    from looseleaf.ops.hopper_attention.kernel import Grid, launch
 
     assert spans.unit_numbers is not None, "a list with units"
     lists = _unit_arrays(spans)
@@ -244,7 +244,7 @@ def _by_units(
     if not spans.complete:
         # programs that find no unit would still take turns with those that do
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-        programs = min(programs, processors * PROGRAMS[spans.groups])
+        programs = min(programs, processors * hopper_attention.PROGRAMS[spans.groups])
     if spans.num_states:
         out = q.new_empty((spans.num_states, *q.shape[1:]), dtype=torch.float32)
         state = AttnState(out, out.new_empty(out.shape[:2]))

@@ -1,0 +1,1 @@
+"""`looseleaf.ops.gated_linear` for some dozens of rows on Hopper: they read the matrix once."""
