@@ -76,9 +76,6 @@ def test_what_a_launched_pass_awaits_on_a_gpu_hears_of_it(timed: bool) -> None:
         def cancel(self) -> None:
             pass
 
-        def send_next(self) -> None:
-            pass
-
         def beside_launches(self) -> None:
             self.beside = True
 

@@ -220,9 +220,6 @@ class PassGraphs:
             graph.replay()
             if graph is captured.graphs[0] and self._fetched is not None:
                 self._fetched.record()
-                # the link must not idle until the first layer is waited for that nobody asked for
-                for arriving in awaited[:1]:
-                    arriving.send_next()
         self.replays += 1
 
     def _await_fetch(self) -> None:

@@ -29,10 +29,6 @@ class Arriving(Protocol):
         """A pass follows on a GPU whose kernels are launched one by one."""
         ...
 
-    def send_next(self) -> None:
-        """Have more of it sent, if that takes asking: soon somebody waits for it."""
-        ...
-
     def cancel(self) -> None:
         """Write nothing more to the pages."""
         ...

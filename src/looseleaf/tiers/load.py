@@ -112,11 +112,6 @@ class Load:
         """A pass follows on a GPU whose kernels are launched one by one."""
         self.launched = True
 
-    def send_next(self) -> None:
-        """Ask for one more copy of this load and those beside it, if it comes by copies."""
-        if self.ask is not None:
-            self.ask()
-
     def wait_for_end(self, seconds: float) -> bool:
         """Wait until it has ended or failed, for that long at most; whether it has."""
         end = time.perf_counter() + seconds
