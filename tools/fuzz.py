@@ -4,10 +4,10 @@ nothing else: finds what tests of chosen mixes do not think of.
     python -m tools.fuzz --minutes 5 --seed 1
 
 A tiny random model in fp32 on a CPU. Prompts have leads, up to five documents (empty, shorter and
-longer than a page, some twice), texts between them; policies of blending, choosing, revising and
+longer than a page, some twice, encoded alone or behind the lead), texts between them; policies of blending, choosing, revising and
 throwing away, with their budgets; tokens are drawn or not, with penalties, seeds and stop tokens;
 engines differ in pages, chunks, tiers, stored dtype and batch invariance; some requests
-are aborted. What is compared: tokens, log-probabilities, reasons to end, errors, the number of
+are aborted, and files of tiers flipped, cut and deleted. What is compared: tokens, log-probabilities, reasons to end, errors, the number of
 documents that are reported, and that an engine holds nothing when all is done. A difference is
 printed with what was drawn; the same seed draws the same again. Exits with 1 if there is one."""
 
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ from looseleaf.engine.request import DocumentPart, Policies, PromptParts, Reques
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
+from looseleaf.tiers.disk import RECORD, DiskTier
 
 _VOCAB = 400
 _LENGTHS = (0, 1, 5, 15, 16, 17, 33, 64, 100, 160)
@@ -98,9 +100,11 @@ class Drawing:
         draw, count = self.draw, self.draw.choice((0, 1, 2, 3, 5))
         twice = draw.random() < 0.5
         documents = draw.choices(self.documents, k=count) if twice else None
-        drawn: list[DocumentPart | TextPart] = list(draw.choice(self.leads))
+        lead = draw.choice(self.leads)
+        context = draw.choice((0, sum(len(part.tokens) for part in lead)))
+        drawn: list[DocumentPart | TextPart] = list(lead)
         for document in documents or draw.sample(self.documents, count):
-            drawn.append(document)
+            drawn.append(replace(document, context_length=context) if context else document)
             if draw.random() < 0.25:
                 drawn.append(TextPart(draw.choice(self.texts)))
         text = draw.choice(self.texts)
@@ -193,7 +197,7 @@ class Fuzz:
         self.decoder = Decoder(model, random_weights(model, torch.float32, device))
         self.right: dict[tuple[str, bool], RequestOutput | Exception] = {}
         self.found: list[str] = []
-        self.engines = self.asked = self.refused = self.aborted = 0
+        self.engines = self.asked = self.refused = self.aborted = self.damaged = 0
         self.folder = ""
 
     def engine(self, kind: Kind) -> Engine:
@@ -262,6 +266,8 @@ class Fuzz:
                 self._compare(kind, ask, progress)
             if draw.random() < 0.4:
                 self._forget(engine)
+            if draw.random() < 0.3:
+                self._damage(engine)
         engine.close()
 
     def _asked(
@@ -286,6 +292,15 @@ class Fuzz:
             engine.tiers.flush(30.0)
         engine.tiering.release_pages()
         engine.store.evict_idle()
+
+    def _damage(self, engine: Engine) -> None:
+        """Have some of the files of an engine's disk say something else, or nothing."""
+        disks = engine.tiers.guards if engine.tiers is not None else ()
+        for disk in (guard.tier for guard in disks if isinstance(guard.tier, DiskTier)):
+            for path in sorted(disk.folder.glob(f"*{RECORD}")):
+                if self.drawing.draw.random() < 0.5:
+                    damage(path, self.drawing.draw)
+                    self.damaged += 1
 
     def _compare(self, kind: Kind, ask: Ask, progress: RequestProgress) -> None:
         right = self.answer(ask, kind.fp8)
@@ -316,14 +331,26 @@ class Fuzz:
                 self.round()
         print(
             f"seed {self.options.seed}: {self.engines} engines, {self.asked} requests "
-            f"({self.refused} refused, {self.aborted} aborted), {len(self.right)} answers known, "
-            f"{len(self.found)} differ; {self._seconds:.0f} s"
+            f"({self.refused} refused, {self.aborted} aborted), {self.damaged} files damaged, "
+            f"{len(self.right)} answers known, {len(self.found)} differ; {self._seconds:.0f} s"
         )
         return 1 if self.found else 0
 
     @property
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    """Flip a bit of a file, cut it, or delete it."""
+    content = bytearray(path.read_bytes())
+    kind = draw.choice(("flipped", "cut", "deleted"))
+    if kind == "deleted" or not content:
+        path.unlink()
+        return
+    place = draw.randrange(len(content))
+    content[place] ^= 1 << draw.randrange(8)
+    path.write_bytes(content if kind == "flipped" else content[:place])
 
 
 def _run(engine: Engine, steps: int = _NOBODY) -> None:

@@ -1,12 +1,15 @@
 """Requests drawn at random answer as each alone does: a short form of `tools.fuzz`."""
 
+import random
+from pathlib import Path
+
 import pytest
 from torch import Tensor
 
 from looseleaf.engine.drawing import Draw, OnFault
 from looseleaf.engine.drawing import Drawing as EngineDrawing
 from looseleaf.engine.progress import OutputProgress
-from tools.fuzz import Drawing, Fuzz, parsed
+from tools.fuzz import Drawing, Fuzz, damage, parsed
 
 
 def fuzz(seed: int, rounds: int) -> Fuzz:
@@ -39,3 +42,14 @@ def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(EngineDrawing, "draw", swapped)
     run = fuzz(seed=11, rounds=3)
     assert run() == 1 and run.found
+
+
+def test_a_damaged_file_is_another_or_gone(tmp_path: Path) -> None:
+    path, content, seen = tmp_path / "file", bytes(range(200)), set[str]()
+    for seed in range(20):
+        path.write_bytes(content)
+        damage(path, random.Random(seed))
+        found = path.read_bytes() if path.exists() else None
+        assert found != content
+        seen.add("gone" if found is None else "cut" if len(found) < len(content) else "flipped")
+    assert seen == {"gone", "cut", "flipped"}

@@ -183,7 +183,8 @@ def test_a_thread_that_is_alone_waits_for_copies_before_it_asks_for_more(scene: 
     loads = scene.begin()
     scene.loader.wake()
     told = 0
-    while told < len(scene.copy.asked) or not all(load._layers == LAYERS for load in loads):
+    # once all layers are asked for, nothing is asked for that was not counted
+    while not all(load._layers == LAYERS for load in loads) or told < len(scene.copy.asked):
         # at any time what was asked for at once is the most that has not come
         open_ones = [e for _, _, e in scene.copy.asked if not e.come.is_set()]
         assert len(open_ones) <= 3
