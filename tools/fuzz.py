@@ -4,12 +4,13 @@ nothing else: finds what tests of chosen mixes do not think of.
     python -m tools.fuzz --minutes 5 --seed 1
 
 A tiny random model in fp32 on a CPU. Prompts have leads, up to five documents (empty, shorter and
-longer than a page, some twice, encoded alone or behind the lead), texts between them; policies of blending, choosing, revising and
-throwing away, with their budgets; tokens are drawn or not, with penalties, seeds and stop tokens;
-engines differ in pages, chunks, tiers, stored dtype and batch invariance; some requests
-are aborted, and files of tiers flipped, cut and deleted. What is compared: tokens, log-probabilities, reasons to end, errors, the number of
-documents that are reported, and that an engine holds nothing when all is done. A difference is
-printed with what was drawn; the same seed draws the same again. Exits with 1 if there is one."""
+longer than a page, some twice, encoded alone or behind the lead), texts between them; policies of
+blending, choosing, revising and throwing away, with their budgets; tokens are drawn or not, with
+penalties, seeds and stop tokens; engines differ in pages, chunks, tiers, stored dtype and batch
+invariance; some requests are aborted, and files of tiers flipped, cut and deleted. What is
+compared: tokens, log-probabilities, reasons to end, errors, the number of documents that are
+reported, and that an engine holds nothing when all is done. A difference is printed with what was
+drawn; the same seed draws the same again. Exits with 1 if there is one."""
 
 import argparse
 import random
