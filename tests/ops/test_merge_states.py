@@ -1,6 +1,7 @@
 """Laws of ⊕: attention over the union; it commutes, associates, and has a unit."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -196,30 +197,29 @@ def test_what_a_row_keeps_is_the_merge_of_its_last_states_and_goes_into_its_answ
         assert torch.equal(kept.out[place], before.out[place])
 
 
-@pytest.mark.parametrize("room", [16, 10])
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_several_heads_a_program_change_no_bit(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, room: int
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: bool
 ) -> None:
     """Rows of no, one, several and many states, and of states that are empty and hold anything;
-    where there is room for two a row, all states of a row but the last are read at once."""
-    out, lse = torch.randn(room, 8, 80, device=DEVICE), torch.randn(room, 8, device=DEVICE)
+    those that are read at once may have other bits on a device."""
+    out, lse = torch.randn(16, 8, 80, device=DEVICE), torch.randn(16, 8, device=DEVICE)
     for state, head in ((3, 5), (4, 2), (5, 2)):
         out[state, head], lse[state, head] = torch.nan, -torch.inf
-    ends = [0, 0, 3, 4, 6, 15] if room == 16 else [0, 0, 3, 4, 6, 7, 10]
-    indptr = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
-    at_once = room >= 2 * (len(ends) - 1)
-    assert at_once == (room == 16)
+    indptr = torch.tensor([0, 0, 3, 4, 6, 15], dtype=torch.int32, device=DEVICE)
     found = []
     for many in (1, 10**6):
         monkeypatch.setattr(kernel, "_MANY", many)
-        into = torch.full((len(ends) - 1, 8, 80), torch.nan, dtype=dtype, device=DEVICE)
+        into = torch.full((5, 8, 80), torch.nan, dtype=dtype, device=DEVICE)
         with poisoned():
+            states = AttnState(out, lse)
             found.append(
-                merge_states(AttnState(out, lse), indptr, out=into, implementation="triton")
+                merge_states(states, indptr, out=into, implementation="triton", at_once=at_once)
             )
-    assert torch.equal(found[0].out, found[1].out)
-    assert torch.equal(found[0].lse, found[1].lse)
+    same = torch.equal if not at_once else partial(torch.allclose, atol=1e-3, rtol=1e-3)
+    assert same(found[0].out, found[1].out)
+    assert same(found[0].lse, found[1].lse)
     assert not found[0].out[2, 5].any()
     assert not found[0].out[3, 2].any()
     assert not found[0].out[0].any()

@@ -21,8 +21,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from looseleaf.ops.hopper_fetch.kernel import load_tile
+from looseleaf.ops.hopper_gate.kernel import gated
 from looseleaf.ops.hopper_tiles.kernel import ROWS, wait_for_group
-from looseleaf.ops.scores.kernel import LOG2_E
 
 # the width that the hardware swizzles
 INNER = gl.constexpr(64)
@@ -85,11 +85,8 @@ def _multiply(data, target, num_blocks, FEATURES: gl.constexpr, LAYOUT: gl.const
     o_m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     o_n = tile * FEATURES + gl.arange(0, FEATURES, layout=gl.SliceLayout(0, LAYOUT))
     p_out = out + o_m[:, None] * stride_out + o_n[None, :]
-    # the exponential of what is not positive can't overflow
-    decay = gl.exp2(-gl.abs(gate) * LOG2_E)
-    share = gl.where(gate < 0, decay, 1.0) / (1.0 + decay)
     m_out = (o_m < rows)[:, None] & (o_n >= 0)[None, :]
-    gl.store(p_out, (gate * share * up).to(out.dtype.element_ty), mask=m_out)
+    gl.store(p_out, gated(gate, up).to(out.dtype.element_ty), mask=m_out)
 
 
 # for whatever number of rows it is compiled once

@@ -21,8 +21,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from looseleaf.ops.hopper_fetch.kernel import load_tile
+from looseleaf.ops.hopper_gate.kernel import gated
 from looseleaf.ops.hopper_tiles.kernel import ROWS, wait_for_group
-from looseleaf.ops.scores.kernel import LOG2_E
 
 # the width that the hardware swizzles
 INNER = gl.constexpr(64)
@@ -96,10 +96,7 @@ def _multiply(data, sizes, target, GROUP: gl.constexpr):
         wait_for_group()
         mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)
         gate, up = gl.split(gl.permute(gl.reshape(both, [ROWS, 2, FEATURES]), [0, 2, 1]))
-        # the exponential of what is not positive can't overflow
-        decay = gl.exp2(-gl.abs(gate) * LOG2_E)
-        share = gl.where(gate < 0, decay, 1.0) / (1.0 + decay)
-        value = gl.convert_layout((gate * share * up).to(out.dtype.element_ty), STORE)
+        value = gl.convert_layout(gated(gate, up).to(out.dtype.element_ty), STORE)
         o_m = row_tile * HEIGHT + GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
         o_n = feature_tile * FEATURES + gl.arange(0, FEATURES, layout=gl.SliceLayout(0, STORE))
         p_out = out + o_m.to(gl.int64)[:, None] * stride_out + o_n[None, :]

@@ -21,8 +21,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from looseleaf.ops.hopper_fetch.kernel import load_tile
+from looseleaf.ops.hopper_gate.kernel import gated
 from looseleaf.ops.hopper_tiles.kernel import wait_for_group
-from looseleaf.ops.scores.kernel import LOG2_E
 
 # the width that the hardware swizzles
 INNER = gl.constexpr(64)
@@ -76,14 +76,6 @@ def _fetch(data, num_blocks, REST: gl.constexpr):
 
 
 @gluon.jit
-def _gated(gate, up):
-    """The activation of gate and its factor."""
-    # the exponential of what is not positive can't overflow
-    decay = gl.exp2(-gl.abs(gate) * LOG2_E)
-    return gate * (gl.where(gate < 0, decay, 1.0) / (1.0 + decay)) * up
-
-
-@gluon.jit
 def _store(value, tile, target, feature, first, COUNT: gl.constexpr):
     """``value`` [outputs, COUNT rows from ``first`` on] by way of ``tile``, a tile of the matrix
     that nobody reads any more: rows are written 16 bytes at a time, not number by number."""
@@ -129,7 +121,7 @@ def _multiply(data, target, num_blocks, GROUP: gl.constexpr, REST: gl.constexpr)
         wait_for_group()
         mbarrier.arrive(empty.index(stage), count=1)
     feature = tile * FEATURES + GROUP * OUTPUTS
-    value = _gated(gate, up).reshape([OUTPUTS, 2, MOST // 2]).permute((0, 2, 1))
+    value = gated(gate, up).reshape([OUTPUTS, 2, MOST // 2]).permute((0, 2, 1))
     low, high = gl.split(value)
     own = w_tiles.index(0).slice(GROUP * OUTPUTS, OUTPUTS, 0)
     _store(low, own, target, feature, 0, MOST // 2)
@@ -137,7 +129,7 @@ def _multiply(data, target, num_blocks, GROUP: gl.constexpr, REST: gl.constexpr)
     _store(high, own, target, feature, MOST // 2, MOST // 2)
     if REST:
         own = w_tiles.index(2).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        _store(_gated(rest_gate, rest_up), own, target, feature, MOST, COUNT)
+        _store(gated(rest_gate, rest_up), own, target, feature, MOST, COUNT)
 
 
 # for whatever number of rows it is compiled once

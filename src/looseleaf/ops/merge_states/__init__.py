@@ -21,6 +21,8 @@ def merge_states(
     out: Float[Tensor, "rows heads head_dim"] | None = None,
     kept: KeptStates | None = None,
     implementation: Implementation = "auto",
+    *,
+    at_once: bool = False,
 ) -> AttnState:
     """One state a row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
 
@@ -29,10 +31,11 @@ def merge_states(
     it. The result's ``out`` is in the dtype of ``out``, which is written if given, else of
     ``states.out``. No state, or only empty ones: ``(0, -inf)``. With ``kept``, instead of
     ``carried``, the last states of a row are merged with what it has kept, which is kept, and then
-    with the others."""
+    with the others. ``at_once``: most rows have several states, but few, to be read at once; then a
+    row may have other bits among many rows than among few."""
     assert carried is None or kept is None, "a row starts from one state"
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 
-        return merge_states_triton(states, row_state_indptr, carried, out, kept)
+        return merge_states_triton(states, row_state_indptr, carried, out, kept, at_once=at_once)
     return merge_states_reference(states, row_state_indptr, carried, out, kept)

@@ -12,9 +12,9 @@ from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
 
-# from so many outputs on a program takes several heads: of rows that mostly have one state, or of
-# rows that have several, up to so many of which are read at once; each in the same order
+# from so many outputs on a program takes several heads; one after another, each in the same order
 _MANY, _HEADS = 4096, 4
+# or, where that is wanted, up to so many states of so many heads at once
 _FEW_HEADS, _FEW_STATES = 2, 8
 
 
@@ -179,6 +179,8 @@ def merge_states_triton(
     carried: AttnState | None = None,
     out: Float[Tensor, "rows heads head_dim"] | None = None,
     kept: KeptStates | None = None,
+    *,
+    at_once: bool = False,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
     heads, head_dim = states.out.shape[1:]
@@ -202,13 +204,13 @@ def merge_states_triton(
     # a carried state may come from another stream than the states
     chained = chains(out) and carried is None
     per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
-    several = per_program > 1 and carried_out is None and len(states.out) >= 2 * rows
-    per_program = _FEW_HEADS if several else per_program
+    few = _FEW_STATES if at_once and per_program > 1 and carried_out is None else 0
+    per_program = _FEW_HEADS if few else per_program
     _merge_states_kernel[(rows, heads // per_program)](
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
         row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program, FEW=_FEW_STATES if several else 0,
+        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program, FEW=few,
         BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=1,
         enable_fp_fusion=True, launch_pdl=chained,

@@ -254,7 +254,8 @@ def _by_units(
     if not spans.num_states:
         return state
     assert spans.row_state_indptr is not None
-    return merge_states(state, spans.row_state_indptr, out=torch.empty_like(q))
+    # no batch-invariant step has tiles that are cut
+    return merge_states(state, spans.row_state_indptr, out=torch.empty_like(q), at_once=True)
 
 
 def _room(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
