@@ -7,7 +7,9 @@ from safetensors.torch import load_file
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.pool_copy import PoolCopy, Source
+from looseleaf.tiers.courier import Source
+from looseleaf.tiers.parcels import Parcel, Parcels, Portions
+from looseleaf.tiers.pool_copy import PoolCopy
 from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -130,6 +132,17 @@ def wide_pool(num_pages):
     return pool
 
 
+def bring(copy, sources, layers, together):
+    """Have a courier bring documents, so many ``together``, some layers at a time."""
+    firsts = range(0, len(sources), together)
+    every = [Parcel(some, range(n, n + together)) for some in layers for n in firsts]
+    parcels = Parcels(Portions(0, 0, 1 << 40, None, 0, 1), tuple(every))
+    order = copy.courier.order(sources, parcels, copy.fence())
+    assert order.wait_for_end(30) and not order.failed
+    order.event(0, -1).synchronize()
+    order.close()
+
+
 def test_packed_and_plain_documents_come_together_to_runs_of_pages_and_others():
     pool = wide_pool(96)
     copy, before = PoolCopy(pool, "auto"), pool.kv.clone()
@@ -148,13 +161,11 @@ def test_packed_and_plain_documents_come_together_to_runs_of_pages_and_others():
         memories.append(torch.empty(6, record.layer_bytes, dtype=torch.uint8, pin_memory=True))
         assert copy.read(record, pages, memories[-1]).event is not None
     torch.cuda.synchronize()
-    for layers in (range(0, 1), range(1, 5), range(5, 6)):
-        sources = [
-            Source(run, memory.data_ptr(), number < 3)
-            for number, (run, memory) in enumerate(zip(targets, memories, strict=True))
-        ]
-        copy.write_from(layers, sources, [])
-    torch.cuda.synchronize()
+    sources = [
+        Source(run, memory.data_ptr(), number < 3)
+        for number, (run, memory) in enumerate(zip(targets, memories, strict=True))
+    ]
+    bring(copy, sources, [range(0, 1), range(1, 5), range(5, 6)], 4)
     for pages, run in zip(documents, targets, strict=True):
         assert torch.equal(pool.kv[:, :, list(run)], before[:, :, list(pages)])
     # any pages, from memory that is not pinned
@@ -172,12 +183,9 @@ def test_what_passes_through_the_ring_waits_for_what_stood_there():
     memory = torch.empty(6, record.layer_bytes, dtype=torch.uint8, pin_memory=True)
     copy.read(record, range(20), memory)
     torch.cuda.synchronize()
-    for turn in range(200):
-        # many rounds through the ring, and nobody waits between two
-        for layer in range(6):
-            source = Source(range(20 + turn % 20, 40 + turn % 20), memory.data_ptr(), True)
-            copy.write_from(range(layer, layer + 1), [source], [])
-    torch.cuda.synchronize()
+    # many rounds through the ring, and nobody waits between two
+    source = Source(range(39, 59), memory.data_ptr(), True)
+    bring(copy, [source] * 200, [range(layer, layer + 1) for layer in range(6)], 1)
     assert torch.equal(pool.kv[:, :, 39:59], before[:, :, :20])
 
 

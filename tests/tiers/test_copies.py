@@ -1,13 +1,10 @@
-"""Loads from the host's memory by copies that are asked for: by whoever waits for a layer, and by
-the thread that loads once it is woken. The device is played by events that come when told to."""
+"""Loads from the host's memory by copies that a courier asks for; the device is played."""
 
-import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import config
@@ -15,12 +12,14 @@ from jaxtyping import config
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.base import TierCounters
+from looseleaf.tiers.courier import Courier
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import LoadFailed
 from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import PoolCopy, Source
+from looseleaf.tiers.pool_copy import PoolCopy
+from tests.tiers.played import PlayedGPU
 from tests.tiers.records import key
 
 LAYERS, DOCUMENTS, PAGES = 12, 3, 6
@@ -34,56 +33,17 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", False)
 
 
-class Played:
-    """When a copy is there."""
-
-    def __init__(self) -> None:
-        self.come = threading.Event()
-
-    def synchronize(self) -> None:
-        assert self.come.wait(30)
-
-    def query(self) -> bool:
-        return self.come.is_set()
-
-
 class PlayedCopies(PoolCopy):
-    """Copies that are made when they are asked for, and come as ``free`` says: at once, or by the
-    test."""
+    """Between a pool and records, with a courier of a GPU that is played."""
 
     on_gpu = True  # type: ignore[assignment]
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, gpu: PlayedGPU) -> None:
         super().__init__(pool)
-        self.free, self.asked = True, list[tuple[range, str, Played]]()
-        self.sent: list[tuple[int, int]] = []
-        self.broken = False
+        self.courier = Courier(pool, gpu.device())
 
     def fence(self) -> None:
         return None
-
-    def run_of(self, pages: Sequence[int], *, packed: bool = False) -> range | None:
-        run = range(pages[0], pages[0] + len(pages))
-        return run if list(pages) == list(run) else None
-
-    def write_from(self, layers: range, sources: Sequence[Source], behind: Any) -> Any:
-        assert not behind
-        if self.broken:
-            raise RuntimeError("no copy today")
-        size = 2 * PAGES * self.pool.kv[0, 0, 0].numel() * self.pool.kv.itemsize
-        for pages, address, _ in sources:
-            raw = (ctypes.c_ubyte * (len(layers) * size)).from_address(
-                address + layers.start * size
-            )
-            content = torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
-            record = self.record(key(0), 16 * PAGES, PAGES)
-            self.write_layers(record, layers.start, pages, content.view(len(layers), size))
-        self.sent += [(layer, source.pages.start) for source in sources for layer in layers]
-        event = Played()
-        if self.free:
-            event.come.set()
-        self.asked.append((layers, threading.current_thread().name, event))
-        return event
 
 
 class Scene:
@@ -94,9 +54,12 @@ class Scene:
             num_pages=18, page_size=16, num_layers=LAYERS, num_kv_heads=2, head_dim=2048,
             dtype=torch.float32, device=torch.device("cpu"),
         )  # fmt: skip
-        self.pool.kv.normal_(generator=torch.Generator().manual_seed(3))
+        # as it lies on a GPU
+        self.pool.kv = torch.randn(self.pool.kv.shape, generator=torch.Generator().manual_seed(3))
         self.before = self.pool.kv.clone()
-        self.copy = PlayedCopies(self.pool)
+        self.gpu = PlayedGPU(self.pool)
+        self.gpu.free = True
+        self.copy = PlayedCopies(self.pool, self.gpu)
         self.host = HostTier(Ledger(1 << 29))
         self.records = [self.copy.record(key(n), 16 * PAGES, PAGES) for n in range(DOCUMENTS)]
         for number, record in enumerate(self.records):
@@ -107,11 +70,16 @@ class Scene:
             assert kept is not None
             kept.close()
         self.pool.kv.zero_()
-        self.observed: list[tuple[Any, ...]] = []
+        self.observed, self.seen = list[tuple[Any, ...]](), threading.Condition()
         self.loader = Loader(
             Guard(self.host, TierCounters()), self.copy, Arena(1 << 20, pinned=False), self.host,
-            5.0, lambda *seen: self.observed.append(seen),
+            5.0, self._observe,
         )  # fmt: skip
+
+    def _observe(self, *seen: Any) -> None:
+        with self.seen:
+            self.observed.append(seen)
+            self.seen.notify_all()
 
     def pages(self, number: int) -> list[int]:
         return list(range(PAGES * number, PAGES * (number + 1)))
@@ -122,7 +90,20 @@ class Scene:
             wanted[1][1].reverse()
         return self.loader.begin(wanted)
 
+    def let_go(self) -> None:
+        """The device does what it has, and from now on all at once."""
+        with self.gpu.lock:
+            self.gpu.free = True
+            while self.gpu.step():
+                pass
+
+    def settle(self, num_loads: int) -> None:
+        """The loader has counted so many times."""
+        with self.seen:
+            assert self.seen.wait_for(lambda: len(self.observed) == num_loads, 30)
+
     def end(self) -> None:
+        self.let_go()
         self.loader.close()
         for thread in self.loader.threads:
             thread.join(10)
@@ -140,32 +121,38 @@ def scene() -> Iterator[Scene]:
     made.end()
 
 
-def test_only_the_first_layers_are_asked_for_before_the_thread_wakes(scene: Scene) -> None:
+def test_what_a_step_can_begin_with_is_asked_for_by_no_thread_of_python(scene: Scene) -> None:
+    scene.gpu.free = False
     loads = scene.begin()
-    asked = [layers for layers, _, _ in scene.copy.asked]
-    assert asked[0].start == 0 and 0 < sum(map(len, asked)) < LAYERS
-    assert {name for _, name, _ in scene.copy.asked} == {threading.current_thread().name}
+    assert all(load.sent_by(0) is not None for load in loads)
     assert not scene.loader._queues[0].qsize()
+    with scene.gpu.lock:
+        # it looks whether any has come, and asks for no more
+        seen = scene.gpu.queries
+        assert scene.gpu.moved.wait_for(lambda: scene.gpu.queries > seen + 3, 30)
+    assert 0 < loads[0]._layers < LAYERS
+    assert threading.current_thread().name not in {name for name, _ in scene.gpu.asked}
+    assert [load.state for load in loads] == ["loading"] * DOCUMENTS
+    scene.let_go()
     scene.loader.wake()
     assert all(load.wait_for_end(30) for load in loads)
     assert [load.state for load in loads] == ["done"] * DOCUMENTS and scene.arrived()
 
 
-def test_whoever_waits_for_a_layer_asks_for_it_himself(scene: Scene) -> None:
+def test_whoever_waits_for_a_layer_has_it_asked_for_whatever_has_come(scene: Scene) -> None:
+    scene.gpu.free = False
     loads = scene.begin()
-    # nobody woke a thread, and no copy has come
-    for layer in range(LAYERS):
-        for load in loads:
-            assert load.sent_by(layer) is not None
-    assert sum(len(layers) for layers, _, _ in scene.copy.asked) >= LAYERS
-    assert {name for _, name, _ in scene.copy.asked} == {threading.current_thread().name}
-    assert scene.arrived()
+    events = [load.sent_by(layer) for layer in range(LAYERS) for load in loads]
+    assert not any(event is None or event.query() for event in events)
+    scene.let_go()
+    assert all(event is not None and event.query() for event in events) and scene.arrived()
     # the thread has nothing left to do but to count
     scene.loader.wake()
     assert all(load.wait_for_end(30) for load in loads)
     scene.end()
     assert scene.loader.guard.counters.loads == DOCUMENTS
     assert scene.loader.guard.counters.bytes_read == sum(r.num_bytes for r in scene.records)
+    assert sum(size for _, size in scene.gpu.asked) == sum(r.num_bytes for r in scene.records)
 
 
 def test_a_document_in_scattered_pages_comes_though_nobody_wakes_the_thread(scene: Scene) -> None:
@@ -178,25 +165,10 @@ def test_a_document_in_scattered_pages_comes_though_nobody_wakes_the_thread(scen
     assert torch.equal(kv[:, :, scene.pages(2)], scene.before[:, :, scene.pages(2)])
 
 
-def test_a_thread_that_is_alone_waits_for_copies_before_it_asks_for_more(scene: Scene) -> None:
-    scene.copy.free = False
-    loads = scene.begin()
-    scene.loader.wake()
-    told = 0
-    # once all layers are asked for, nothing is asked for that was not counted
-    while not all(load._layers == LAYERS for load in loads) or told < len(scene.copy.asked):
-        # at any time what was asked for at once is the most that has not come
-        open_ones = [e for _, _, e in scene.copy.asked if not e.come.is_set()]
-        assert len(open_ones) <= 3
-        if told < len(scene.copy.asked):
-            scene.copy.asked[told][2].come.set()
-            told += 1
-    assert all(load.wait_for_end(30) for load in loads) and scene.arrived()
-
-
-def test_threads_that_wait_and_load_together_send_every_layer_once(scene: Scene) -> None:
-    for _ in range(5):
-        scene.copy.sent.clear()
+def test_events_are_used_again_when_what_they_told_of_is_there(scene: Scene) -> None:
+    courier = scene.copy.courier
+    assert courier is not None
+    for turn in range(4):
         scene.pool.kv.zero_()
         loads = scene.begin()
         scene.loader.wake()
@@ -204,23 +176,28 @@ def test_threads_that_wait_and_load_together_send_every_layer_once(scene: Scene)
             for load in loads:
                 load.sent_by(layer)
         assert all(load.wait_for_end(30) for load in loads) and scene.arrived()
-        every = [(layer, scene.pages(n)[0]) for layer in range(LAYERS) for n in range(DOCUMENTS)]
-        assert sorted(scene.copy.sent) == every
+        scene.settle(turn + 1)
+        # nothing is to be waited for any more
+        assert all(load.sent_by(0) is None for load in loads)
+        if not turn:
+            spare = set(courier._spare)
+    assert set(courier._spare) == spare and not courier._open
 
 
 def test_a_copy_that_is_refused_fails_its_loads_and_no_other(scene: Scene) -> None:
+    scene.gpu.broken = True
     loads = scene.begin()
-    scene.copy.broken = True
     with pytest.raises(LoadFailed):
         loads[0].sent_by(LAYERS - 1)
     scene.loader.wake()
     assert all(load.wait_for_end(30) for load in loads)
     assert {load.state for load in loads} == {"failed"}
-    scene.copy.broken = False
+    scene.gpu.broken = False
     again = scene.begin()
     scene.loader.wake()
     assert all(load.wait_for_end(30) for load in again)
     assert {load.state for load in again} == {"done"} and scene.arrived()
+    assert scene.loader.guard.counters.faults
 
 
 def test_what_is_cancelled_is_not_written_any_more(
@@ -228,10 +205,13 @@ def test_what_is_cancelled_is_not_written_any_more(
 ) -> None:
     computing = SimpleNamespace(wait_event=lambda event: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: computing)
+    scene.gpu.free = False
     loads = scene.begin()
+    assert loads[1].sent_by(0) is not None
     loads[1].cancel()
     for layer in range(LAYERS):
         loads[0].sent_by(layer)
+    scene.let_go()
     scene.loader.wake()
     assert all(load.wait_for_end(30) for load in (loads[0], loads[2]))
     assert [load.state for load in loads] == ["done", "cancelled", "done"]
@@ -240,3 +220,20 @@ def test_what_is_cancelled_is_not_written_any_more(
     for number in (0, 2):
         pages = scene.pages(number)
         assert torch.equal(kv[:, :, pages], scene.before[:, :, pages])
+
+
+def test_a_device_that_does_nothing_fails_a_load_in_its_time_and_keeps_no_thread(
+    scene: Scene,
+) -> None:
+    scene.gpu.free = False
+    loads = scene.begin()
+    assert loads[0].sent_by(0) is not None
+    scene.loader.wake()
+    # layers that nobody waits for are not asked for, and the loader is told to end
+    closing = threading.Thread(target=scene.loader.close)
+    closing.start()
+    with scene.gpu.lock:
+        assert scene.gpu.moved.wait_for(lambda: all(x._state == "failed" for x in loads), 30)
+    scene.let_go()
+    closing.join(10)
+    assert not closing.is_alive() and not scene.arrived()

@@ -1,19 +1,12 @@
 """Between pages and records: what is copied out comes back, wherever its pages are."""
 
-from itertools import islice
-
 import pytest
 import torch
 
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.base import Record, TierCounters
-from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.host import HostTier
-from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.load import Load
+from looseleaf.tiers.parcels import parcels_of
 from looseleaf.tiers.pool_copy import PoolCopy
-from looseleaf.tiers.sending import parcels_of
 from tests.tiers.records import key
 
 
@@ -92,27 +85,18 @@ def test_what_lies_behind_the_end_is_not_stored() -> None:
 def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
     sizes: list[int], packed: bool
 ) -> None:
-    copy, guard = PoolCopy(pool(torch.float32)), Guard(HostTier(Ledger(1)), TierCounters())
-    shape = 2, 1, 1, 1, 1
-    loads = [
-        Load(
-            Record(key(n), 5, 32, shape, "U8", size, packed=packed), [n], copy, guard, 1.0, None
-        )
-        for n, size in enumerate(sizes)
-    ]  # fmt: skip
-    sent: dict[Load, list[int]] = {load: [] for load in loads}
-    order = []
-    for layers, some in parcels_of(loads):
-        order.append(layers.start)
-        for load in some:
-            sent[load] += layers
+    parcels = parcels_of(tuple(sizes), 32, packed=packed)
+    sent: dict[int, list[int]] = {document: [] for document in range(len(sizes))}
+    for number, (layers, documents) in enumerate(parcels):
+        for document in documents:
+            sent[document] += layers
+            assert all(parcels.numbers[document, layer] == number for layer in layers)
     assert all(layers == list(range(32)) for layers in sent.values())
-    assert order == sorted(order)
+    order = [layers.start for layers, _ in parcels]
+    assert order == sorted(order) == parcels.array[:, 0].tolist()
+    assert parcels.array[:, [1, 3]].prod(1).sum() == 32 * len(sizes)
     # what is asked for at once is little, and a step ends with what the last layer lets it compute
-    at_once = islice(parcels_of(loads), 2)
-    first = [
-        len(layers) * sum(load.record.layer_bytes for load in some) for layers, some in at_once
-    ]
+    first = [len(layers) * sum(sizes[n] for n in some) for layers, some in parcels.every[:2]]
     least, most = (48 << 20, 96 << 20) if packed else (26 << 20, 78 << 20)
     assert first[0] <= max(least, *sizes) and sum(first) <= max(most, 2 * max(sizes))
     assert {0, 30, 31} <= set(order)

@@ -8,7 +8,7 @@ filled, and nothing writes to them any more."""
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,11 +17,14 @@ from torch import Tensor
 
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.base import Reader, Record, Tier, TierFault
+from looseleaf.tiers.courier import Order, Source
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.load import Load, send
-from looseleaf.tiers.pool_copy import PoolCopy, Source
-from looseleaf.tiers.sending import Parcel, Sending, parcels_of, portions_of
+from looseleaf.tiers.load import Load
+from looseleaf.tiers.parcels import parcels_of
+from looseleaf.tiers.pool_copy import PoolCopy
+
+_GLANCE_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -47,12 +50,12 @@ class _Opened:
 
 @dataclass
 class _Copies:
-    """Loads from the host's memory to a GPU, from ``begun`` on: what is ``sending``, and those
+    """Loads from the host's memory to a GPU, from ``begun`` on: what is ``ordered``, and those
     ``apart``, which are read behind it."""
 
     opened: list[_Opened]
     apart: list[_Opened]
-    sending: Sending
+    order: Order | None
     begun: float
 
 
@@ -80,8 +83,7 @@ class Loader:
         """Load records into pages, all of them layer by layer together."""
         self._start()
         about = self.copy, self.guard, self.timeout, self.copy.fence()
-        changed = threading.Condition() if self._by_copies else None
-        loads = [Load(record, pages, *about, changed) for record, pages in wanted]
+        loads = [Load(record, pages, *about) for record, pages in wanted]
         shares = self._shares([load.record.layer_bytes for load in loads])
         hands = sum(map(bool, shares))
         for load in loads:
@@ -100,9 +102,9 @@ class Loader:
         return loads
 
     def wake(self) -> None:
-        """Have the thread go on with what only the first copies of were asked for; to be called
-        soon behind `begin`, when what is urgent is launched: a thread that wakes takes the
-        interpreter from the one that plans."""
+        """Have the thread see to the end of what is ordered; to be called soon behind `begin`, when
+        what is urgent is launched: a thread that wakes takes the interpreter from the one that
+        plans."""
         for copies in self._held:
             self._queues[0].put(copies)
         self._held.clear()
@@ -158,8 +160,7 @@ class Loader:
     def _bring(self, job: list[Load] | _Copies) -> None:
         if isinstance(job, _Copies):
             begun, opened = job.begun, job.opened
-            job.sending.ask_for_rest()
-            num_bytes = job.sending.num_bytes + self._read_all(job.apart)
+            num_bytes = self._await(job) + self._read_all(job.apart)
         else:
             begun = time.perf_counter()
             # one by one: of a tier that fails the others may be there
@@ -167,6 +168,8 @@ class Loader:
             num_bytes = self._read_all(opened)
         for one in opened:
             self._close(one)
+        if isinstance(job, _Copies) and job.order is not None:
+            job.order.close()
         well = [one for one in opened if one.load.state == "done"]
         if well:
             seconds = time.perf_counter() - begun
@@ -250,48 +253,45 @@ class Loader:
         return load.state != "loading"
 
     def _begin_copies(self, loads: Sequence[Load]) -> _Copies:
-        """Ask for the first layers at once: until a thread wakes, a step may be half planned, and
-        both would wait for the interpreter."""
+        """Order what can come by copies, before a thread of Python wakes."""
         begun = time.perf_counter()
         opened = self._open(loads)
-        runs = {
-            one.load: self.copy.run_of(one.load.pages, packed=one.load.record.packed)
-            for one in opened
-        }
-        apart = [one for one in opened if runs[one.load] is None]
-        sources = {
-            one.load: Source(run, one.reader.address, one.load.record.packed)
-            for one in opened
-            if (run := runs[one.load]) is not None and isinstance(one.reader, HostReader)
-        }
-        loads = list(sources)
-        sending = Sending(loads, self._send(sources), portions_of(loads))
-        for load in loads:
-            load.ask = sending.ask
-        sending.ask_at_once()
-        return _Copies(opened, apart, sending, begun)
-
-    def _send(self, sources: dict[Load, Source]) -> Iterator[Parcel]:
-        """Bring all layers of loads from the host's memory to a GPU, in few copies, each asked for
-        when it is taken from here."""
-        for layers, some in parcels_of(list(sources)):
-            for load in some if self._closing else ():
-                load.fail()
-
-            def write(loads: list[Load], layers: range = layers) -> torch.cuda.Event:
-                fences = {x.fence for x in loads if x.fence is not None}
-                behind = [] if layers.start else list(fences)
-                return self.copy.write_from(layers, [sources[x] for x in loads], behind)
-
-            try:
-                sent, event = send(some, layers, write)
-            except Exception as error:
-                self.guard.fail(error)
-                for load in some:
-                    load.fail()
+        ordered, sources, apart = list[Load](), list[Source](), list[_Opened]()
+        for one in opened:
+            packed = one.load.record.packed
+            run = self.copy.run_of(one.load.pages, packed=packed)
+            if run is None or not isinstance(one.reader, HostReader):
+                apart.append(one)
                 continue
-            asked = sum(load.record.layer_bytes for load in sent) * len(layers)
-            yield Parcel(asked, event)
+            ordered.append(one.load)
+            sources.append(Source(run, one.reader.address, packed))
+        order = self._order(ordered, sources) if ordered else None
+        return _Copies(opened, apart, order, begun)
+
+    def _order(self, loads: Sequence[Load], sources: Sequence[Source]) -> Order:
+        """Have loads brought by the copy's courier."""
+        assert self.copy.courier is not None, "a run is what it brings"
+        sizes = tuple(load.record.layer_bytes for load in loads)
+        packed = all(source.packed for source in sources)
+        parcels = parcels_of(sizes, loads[0].record.num_layers, packed=packed)
+        order = self.copy.courier.order(sources, parcels, loads[0].fence)
+        for number, load in enumerate(loads):
+            load.follow(order, number)
+        return order
+
+    def _await(self, copies: _Copies) -> int:
+        """Wait until all that is ordered was asked for; returns its bytes."""
+        order = copies.order
+        if order is None:
+            return 0
+        while not order.wait_for_end(_GLANCE_SECONDS):
+            for one in copies.opened if self._closing else ():
+                one.load.fail()
+        if order.failed:
+            self.guard.fail(order.error)
+        for one in copies.opened:
+            one.load.look()
+        return order.num_bytes
 
     def _close(self, one: _Opened) -> None:
         last = one.load.event(-1)

@@ -9,7 +9,6 @@ every tier, for a kernel on each way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +28,10 @@ from looseleaf.ops.packed_pages import (
     unpack_pages,
 )
 from looseleaf.tiers.base import Record
+from looseleaf.tiers.courier import Courier, cuda_device
 from looseleaf.tiers.files import dtype_name
 from looseleaf.tiers.packed_copy import PackedCopy
-from looseleaf.tiers.strided import MOST_PITCH, Rows, copy_to_device, runtime_copy
+from looseleaf.tiers.strided import MOST_PITCH, Rows, copy_to_device
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # of a record that is packed so much is on the device at a time
@@ -52,18 +52,9 @@ class Copied:
         return self.spilled is None or not int(self.spilled)
 
 
-class Source(NamedTuple):
-    """A document that is to be written to a run of pages: the pinned address at which its first
-    layer lies, and whether it is packed."""
-
-    pages: range
-    address: int
-    packed: bool
-
-
 class PoolCopy:
     """Copies for one pool. `write_layers` may be called by one thread a record, `read` by the
-    engine's only."""
+    engine's only. What comes from pinned memory to runs of a GPU's pages its ``courier`` brings."""
 
     def __init__(self, pool: PagePool, packing: TierPacking = "off") -> None:
         """Raises InvalidOption if packing is to be on, and this pool's pages can't be packed."""
@@ -85,15 +76,22 @@ class PoolCopy:
         self._arrays: npt.NDArray[np.generic] | None = None
         self._stream: torch.cuda.Stream | None = None
         self._packed: PackedCopy | None = None
+        self.courier: Courier | None = None
         if pool.kv.is_cuda:
             # PyTorch hands out the same few streams again and again, for each priority others: one
             # of usual priority may be that in which the engine's thread captures a graph just then
             self._stream = torch.cuda.Stream(pool.kv.device, priority=-1)
+            unpacker = None
             if self._blocks:
+                from looseleaf.ops.packed_pages.kernel import Unpacker
+
                 # what others packed is read here too, whether or not this pool packs
-                self._packed = PackedCopy(pool, self._stream)
+                unpacker = Unpacker(pool.kv)
+                self._packed = PackedCopy(unpacker, self._stream)
             if self.packs:
                 self._warm()
+            device = cuda_device(pool.kv.device, self._stream, unpacker)
+            self.courier = None if device is None else Courier(pool, device)
         else:
             self._arrays = self._kv.numpy()
 
@@ -161,16 +159,13 @@ class PoolCopy:
         GPU the event says when they are there, and until then ``content`` must stay as it is."""
         count, run = len(content), self.run_of(pages)
         if record.packed and self._packed is not None:
-            return self._packed.write_one(first, pages, content, behind)
+            return self._packed.write(first, pages, content, behind)
         if record.packed:
             blocks = content.view(count, 2, -1, BLOCK_BYTES)
             unpack_pages(blocks, torch.tensor(pages), first, self.pool.kv)
             return None
         if run is not None and content.is_pinned():
-            # as if the layers before stood before them
-            begins = Source(run, content.data_ptr() - first * content[0].numel(), packed=False)
-            fences = [] if behind is None else [behind]
-            return self.write_from(range(first, first + count), [begins], fences)
+            return self._write_run(first, run, content, behind)
         shape = (count, 2, len(pages), *self._kv.shape[3:])
         words, index = content.reshape(-1).view(self._kv.dtype).view(shape), _index(pages)
         if self._stream is None:
@@ -195,9 +190,9 @@ class PoolCopy:
         return event
 
     def run_of(self, pages: Sequence[int], *, packed: bool = False) -> range | None:
-        """``pages`` if they are neighbours, rising, and the pool is a GPU's that takes copies of
-        runs, or unpacks them; else None."""
-        if self._stream is None or runtime_copy() is None:
+        """``pages`` if they are neighbours, rising, and the pool has a courier that brings them;
+        else None."""
+        if self.courier is None:
             return None
         # from one layer to the next, unless they are laid out anew
         if self._plane > MOST_PITCH and not packed:
@@ -205,47 +200,28 @@ class PoolCopy:
         run = range(pages[0], pages[0] + len(pages))
         return run if list(pages) == list(run) else None
 
-    def write_from(
-        self, layers: range, sources: Sequence[Source], behind: Sequence[torch.cuda.Event]
+    def _write_run(
+        self,
+        first: int,
+        run: range,
+        content: UInt8[Tensor, "layers layer_bytes"],
+        behind: torch.cuda.Event | None,
     ) -> torch.cuda.Event:
-        """Copy ``layers`` of several segments into the runs of pages that `run_of` gave, once all
-        of ``behind`` have come. The event says when all are there."""
+        """`write_layers` of what is pinned and not packed: one copy."""
         assert self._stream is not None
-        device = self._kv.device
-        if torch.cuda.current_device() != device.index:
-            torch.cuda.set_device(device)
-        runs = [(s.pages, s.address) for s in sources if not s.packed]
-        packed = [(s.pages, s.address) for s in sources if s.packed]
-        if runs:
-            self._write_runs(layers, runs, behind)
-        if packed:
-            assert self._packed is not None
-            # it is behind the copies that were asked for before
-            return self._packed.write(layers, packed, behind)
+        if torch.cuda.current_device() != self._kv.device.index:
+            torch.cuda.set_device(self._kv.device)
+        if behind is not None:
+            self._stream.wait_event(behind)
+        page = self._plane // self.pool.num_pages
+        width, planes = len(run) * page, 2 * len(content)
+        target = self._kv.data_ptr() + 2 * first * self._plane + run.start * page
+        source = Rows(content.data_ptr(), width)
+        stream = self._stream.cuda_stream
+        copy_to_device(Rows(target, self._plane), source, width, planes, stream)
         event = torch.cuda.Event()
         event.record(self._stream)
         return event
-
-    def _write_runs(
-        self,
-        layers: range,
-        sources: Sequence[tuple[range, int]],
-        behind: Sequence[torch.cuda.Event],
-    ) -> None:
-        assert self._stream is not None
-        for event in behind:
-            self._stream.wait_event(event)
-        target = self._kv.data_ptr() + layers.start * 2 * self._plane
-        page = self._plane // self.pool.num_pages
-        for run, source in sources:
-            width = len(run) * page
-            copy_to_device(
-                Rows(target + run.start * page, self._plane),
-                Rows(source + layers.start * 2 * width, width),
-                width,
-                2 * len(layers),
-                self._stream.cuda_stream,
-            )
 
     def read(
         self, record: Record, pages: Sequence[int], into: UInt8[Tensor, "layers layer_bytes"]

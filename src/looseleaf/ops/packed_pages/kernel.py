@@ -144,14 +144,17 @@ def _unpack_pages_kernel(
 
 class Unpacker:
     """The kernel that unpacks, made ready for the pages of one pool: to launch it takes a fifth of
-    what the usual way does, which looks at every argument anew."""
+    what the usual way does, which looks at every argument anew. ``page_bytes`` are those of K of a
+    packed page, ``pool_bytes`` those of the pool if all of it were packed."""
 
     def __init__(self, kv: Tensor) -> None:
         assert kv.is_contiguous(), "pages must be contiguous"
         self._pages, self._pool_pages = kv.data_ptr(), kv.shape[2]
         heads, page_size, head_dim = kv.shape[3:]
         numbers = heads * page_size * head_dim
-        self._blocks = numbers // BLOCK
+        self.device, self._blocks = kv.device, numbers // BLOCK
+        self.page_bytes = self._blocks * BLOCK_BYTES
+        self.pool_bytes = 2 * len(kv) * self._pool_pages * self.page_bytes
         block = BLOCK, GROUP, _HALF_GROUPS, SPILLED, LOW_AT, TOPS_AT, COUNT_AT, BLOCK_BYTES
         self._sizes = numbers, *block
         # a page that is nowhere is not written
@@ -165,17 +168,30 @@ class Unpacker:
             for run in (False, True)
         )  # fmt: skip
 
+    @property
+    def handle(self) -> tuple[int, int, int]:
+        """The kernel that unpacks a run of pages, by the driver's handle, its threads and the bytes
+        of its shared memory: for who launches it himself, with the address of what is packed three
+        times, the pages' address, and in int32 the first page, the first layer and the pages of
+        the pool; by a grid of programs a page's K in x and of twice the layers in y."""
+        kernel = self._run
+        about = kernel.metadata
+        return int(kernel.function), 32 * about.num_warps, about.shared
+
     def launch(
-        self, packed: int, pages: range | int, num_pages: int, layers: range, stream: int
+        self,
+        packed: int,
+        pages: int,
+        num_pages: int,
+        first_layer: int,
+        num_layers: int,
+        stream: int,
     ) -> None:
         """`unpack_pages` on a stream, by its handle, of what lies at the address ``packed``, to
-        ``pages``, a run or the address of their numbers in int32; addresses are multiples of 16."""
-        run = isinstance(pages, range)
-        kernel = self._run if run else self._listed
-        listed, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
-        kernel[num_pages * self._blocks, 2 * len(layers), 1](
-            packed, packed, listed, self._pages, first, layers.start, self._pool_pages,
-            run, *self._sizes, stream=stream,
+        the pages whose numbers, int32, lie at ``pages``; addresses are multiples of 16."""
+        self._listed[num_pages * self._blocks, 2 * num_layers, 1](
+            packed, packed, pages, self._pages, 0, first_layer, self._pool_pages,
+            False, *self._sizes, stream=stream,
         )  # fmt: skip
 
 
