@@ -309,8 +309,9 @@ void looseleaf_order(Courier *c, Order *order) {
     while (*last) last = &(*last)->next;
     order->next = NULL;
     *last = order;
-    pthread_cond_signal(&c->called);
     pthread_mutex_unlock(&c->lock);
+    /* behind the lock: who wakes wants it */
+    pthread_cond_signal(&c->called);
 }
 
 /* Wait until a parcel is asked for or the order has ended, for `nanoseconds` at most, and have those up to
