@@ -209,6 +209,11 @@ def test_an_order_that_ends_with_its_courier_has_failed() -> None:
     waiting.join(10)
     assert not waiting.is_alive() and order.ended and order.failed
     assert order.num_layers(0) < LAYERS
+    # who comes late is told so
+    order.drop(0)
+    assert not order.wait(0, LAYERS - 1, 30)
+    late = courier.order([Source(range(2), 0, False)], order.parcels, None)
+    assert late.wait_for_end(30) and late.failed
 
 
 def test_what_finds_no_room_in_the_ring_is_refused_and_not_written() -> None:

@@ -263,10 +263,11 @@ static void *live(void *arg) {
     return NULL;
 }
 
-/* Begin with what is given; NULL if the system gives no thread. */
-Courier *looseleaf_begin_courier(const void *given) {
-    Courier *c = calloc(1, sizeof(Courier));
-    if (!c) return NULL;
+int64_t looseleaf_courier_bytes(void) { return (int64_t)sizeof(Courier); }
+
+/* Begin with what is given, in memory that is all zeros and stays as long as anybody calls; 0 if the system
+   gives no thread. */
+int32_t looseleaf_begin_courier(Courier *c, const void *given) {
     memcpy(c, given, offsetof(Courier, next));
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -275,14 +276,10 @@ Courier *looseleaf_begin_courier(const void *given) {
     pthread_cond_init(&c->called, &monotonic);
     pthread_cond_init(&c->told, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (pthread_create(&c->thread, NULL, live, c)) {
-        free(c);
-        return NULL;
-    }
-    return c;
+    return !pthread_create(&c->thread, NULL, live, c);
 }
 
-/* What is not asked for yet never is. */
+/* What is not asked for yet never is. Others may still wait, and ask for what they get no more. */
 void looseleaf_end_courier(Courier *c) {
     pthread_mutex_lock(&c->lock);
     c->stopped = 1;
@@ -296,10 +293,6 @@ void looseleaf_end_courier(Courier *c) {
     pthread_cond_broadcast(&c->told);
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
-    pthread_cond_destroy(&c->told);
-    pthread_cond_destroy(&c->called);
-    pthread_mutex_destroy(&c->lock);
-    free(c);
 }
 
 /* Take an order on; what it points to stays until it has ended. */
@@ -308,7 +301,12 @@ void looseleaf_order(Courier *c, Order *order) {
     Order **last = &c->orders;
     while (*last) last = &(*last)->next;
     order->next = NULL;
-    *last = order;
+    if (c->stopped) {
+        order->failed = ENDED;
+        order->ended = 1;
+    } else {
+        *last = order;
+    }
     pthread_mutex_unlock(&c->lock);
     /* behind the lock: who wakes wants it */
     pthread_cond_signal(&c->called);

@@ -111,7 +111,8 @@ class Courier:
         """Raises NativeUnavailable without a C compiler, or if the system gives no thread."""
         source = resources.files("looseleaf.tiers").joinpath("courier.c").read_text()
         library = load_library(source, ())
-        library.looseleaf_begin_courier.restype = _POINTER
+        library.looseleaf_courier_bytes.restype = _LONG
+        library.looseleaf_begin_courier.argtypes = [_POINTER, _POINTER]
         library.looseleaf_await.argtypes = [_POINTER, _POINTER, _LONG, _LONG, _LONG]
         library.looseleaf_order.argtypes = library.looseleaf_drop.argtypes = [_POINTER, _POINTER]
         self.library, self.device = library, device
@@ -119,13 +120,16 @@ class Courier:
         # the thread looks at them
         self._open: set[Order] = set()
         self._lock = threading.Lock()
-        given, kept = _given(pool, device)
-        self.pointer = library.looseleaf_begin_courier(ctypes.byref(given))
-        if self.pointer is None:
+        given, needed = _given(pool, device)
+        # whoever waits when it ends still looks at it
+        self._memory = ctypes.create_string_buffer(library.looseleaf_courier_bytes())
+        self.pointer = ctypes.addressof(self._memory)
+        if not library.looseleaf_begin_courier(self.pointer, ctypes.addressof(given)):
             raise NativeUnavailable("no thread for copies to a GPU: end other programs")
         end, thread = library.looseleaf_end_courier, _POINTER(self.pointer)
         # what it writes to must be there as long as the thread
-        self._end = weakref.finalize(self, lambda *_: end(thread), pool, device, kept)
+        kept = self._memory, pool, device, needed
+        self._end = weakref.finalize(self, lambda _: end(thread), kept)
 
     def end(self) -> None:
         """End the thread; what is not asked for yet never is."""
