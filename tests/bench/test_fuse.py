@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from looseleaf.bench.fuse import Arm, FuseBench, _Bench, measure
+from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption
 
 
@@ -50,6 +51,20 @@ def test_documents_come_from_where_the_row_says(config, place):
         came = {d.tier if d.source == "loaded" else "device" for d in asked.output.reuse.documents}
         assert came == {place}
     bench.engine.close()
+
+
+def test_the_engine_is_warm_before_it_computes_anything(config, monkeypatch):
+    done, run = [], Runner.run
+
+    def step(runner, *work):
+        done.append("step")
+        return run(runner, *work)
+
+    monkeypatch.setattr(Runner, "warm_up", lambda runner: done.append("warm"))
+    monkeypatch.setattr(Runner, "run", step)
+    next(measure(config))
+    assert done[0] == "warm"
+    assert done.count("warm") == 1 < done.count("step")
 
 
 def test_an_unknown_place_or_arm_is_refused(config):
