@@ -24,12 +24,13 @@ _MEASURED = frozenset(
 _SETTING = re.compile(r"^(.*?),? (?:ratio|tokens|budget|share|top) ([\d.]+)(.*)$")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, *, apart: bool = False) -> list[Row]:
     """The rows of a file of results, of those that measure the same only one: that of most items,
     of these the newest.
 
-    Rows measure the same if they differ in nothing but origin, seeds and figures. Raises
-    InvalidOption if the file can't be read as CSV."""
+    Rows measure the same if they differ in nothing but origin, seeds and figures; those of several
+    machines do not where they are to be kept ``apart``, as times are. Raises InvalidOption if the
+    file can't be read as CSV."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [dict(row) for row in csv.DictReader(file)]
@@ -38,6 +39,8 @@ def read_rows(path: Path) -> list[Row]:
     newest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
         kind = tuple(item for item in row.items() if item[0] not in _MEASURED | set(_ORIGIN))
+        if apart:
+            kind += (("machine", _machine_of(row)),)
         if kind in newest and int(row.get("items") or 0) < int(newest[kind].get("items") or 0):
             continue
         newest.pop(kind, None)
@@ -111,11 +114,15 @@ def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Se
 
 def by_machine(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     """The rows of each machine, with a word for the names of its files."""
-    # the number of threads tells nothing apart
-    machines = [row["hardware"].partition(",")[0] for row in rows]
+    machines = list(map(_machine_of, rows))
     for machine in dict.fromkeys(machines):
         word = re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
         yield word, [row for row, own in zip(rows, machines, strict=True) if own == machine]
+
+
+def _machine_of(row: Row) -> str:
+    # the number of threads tells nothing apart
+    return row["hardware"].partition(",")[0]
 
 
 def origin_of(rows: Sequence[Row]) -> str:
