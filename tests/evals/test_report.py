@@ -134,22 +134,6 @@ def test_machines_are_drawn_apart_and_first_tokens_over_rates(tmp_path: Path) ->
     assert charts[1].series[1] == Series("reuse", (2.0, 4.0), (10.0, 20.0))
 
 
-def test_a_pictures_times_are_of_its_machine_whatever_was_measured_elsewhere_since(
-    tmp_path: Path,
-) -> None:
-    row = {
-        "model": "m, random", "documents": 6, "document_tokens": 512, "question_tokens": 64,
-        "measurement": "first token", "arm": "full", "place": "nowhere", "ratio": 0.0, "batch": 0,
-    }  # fmt: skip
-    for machine, ms in (("One card", 70.0), ("Another card", 90.0)):
-        append_rows(tmp_path / "fuse.csv", [row | {"ms": ms}], ORIGIN | {"hardware": machine})
-    one, another = speed.fuse_charts(read_rows(tmp_path / "fuse.csv", apart=True))
-    assert (one.name, one.series[0].y) == ("fuse_one_card_6_512", (70.0,))
-    assert (another.name, another.series[0].y) == ("fuse_another_card_6_512", (90.0,))
-    names = {path.name for path in write_report(tmp_path, tmp_path / "out")}
-    assert {"fuse_one_card_6_512.svg", "fuse_another_card_6_512.svg"} <= names
-
-
 def test_rates_of_an_arm_are_those_of_its_newest_run(tmp_path: Path) -> None:
     """It may end sooner than the run before, whose last rates say nothing beside it."""
     for commit, rates in (("old", (2.0, 4.0, 8.0)), ("new", (2.0, 4.0))):

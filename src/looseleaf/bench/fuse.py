@@ -118,7 +118,7 @@ class _Asked(NamedTuple):
 
 @dataclass(eq=False)
 class _Bench:
-    """One engine with its documents and tiers."""
+    """One engine, warm as a server's is, with its documents and tiers."""
 
     config: FuseBench
     engine: Engine
@@ -150,7 +150,6 @@ class _Bench:
             ),
             config.device,
         )
-        # as a server does: a kernel that is compiled among batches is all that one of them measures
         engine.runner.warm_up()
         # documents are always loaded, also where computing them would be quicker
         controller = engine.tiering.controller
