@@ -2,6 +2,7 @@
 are made by the host, here with the costs of a card that is not there."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -90,9 +91,9 @@ class Listing(Planner):
     def span_list(self, chunks: Sequence[PrefillChunk], **how: Any) -> Any:
         self.kinds.add(Kind.of(self.host_spans(chunks, **how)))
 
-    @property
+    @cached_property
     def kinds(self) -> set[Kind]:
-        return self.__dict__.setdefault("_kinds", set())  # type: ignore[no-any-return]
+        return set()
 
 
 @pytest.fixture
