@@ -109,6 +109,22 @@ def test_batch_invariant_rows_have_the_same_bits_grouped_or_not_and_alone(head_d
         assert torch.equal(out[0], together[row])
 
 
+def test_rows_of_a_prompt_have_the_same_bits_however_many_tiles_a_program_is_dealt() -> None:
+    """400 units for 132 programs, then 32: of an H100, or of another in another number."""
+    shape = attention_shape("gqa-4", 128)
+    case = causal(shape, 1600)
+    bench = bench_of(case, shape)
+    q = bench.query(case)
+    with poisoned():
+        together = bench.layer(q, bench.plan(case, invariant=True), 0, bench.rotation)
+    for first in range(0, 1600, 128):
+        rows = range(first, min(first + 128, 1600))
+        few = replace(case, chunks=(replace(case.chunks[0], positions=rows),))
+        own = q[rows.start : rows.stop]
+        alone = bench.layer(own, bench.plan(few, invariant=True), 0, bench.rotation)
+        assert torch.equal(alone, together[rows.start : rows.stop])
+
+
 @pytest.mark.parametrize("block_m", [64, 128])
 @pytest.mark.parametrize("per_head", [False, True])
 def test_planned_tiles_read_nothing_that_no_row_sees(block_m: int, per_head: bool) -> None:

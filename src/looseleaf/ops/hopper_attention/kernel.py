@@ -21,9 +21,11 @@ from looseleaf.ops.hopper_barriers.kernel import leave_products
 from looseleaf.ops.hopper_entries.kernel import angles_of, queries_of, turn_entries
 from looseleaf.ops.hopper_fetch.kernel import (
     fetch,
+    num_places_of,
     num_slots_of,
     num_units_of,
     rows_of,
+    unit_at,
     unit_of,
 )
 from looseleaf.ops.hopper_spans.kernel import read_spans
@@ -160,9 +162,10 @@ def _compute(
         # the other group is the first to multiply
         leave_products(WORKER)
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
-    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+    for place in range(gl.program_id(0), num_places_of(num_units, DECODE), gl.num_programs(0)):
+        unit, there = unit_at(place, num_units, DECODE)
         kv_head, first, num_packed, begin, end, skip, before = unit_of(
-            lists, unit, DECODE, NUM_KV_HEADS, GROUP
+            lists, unit, there, DECODE, NUM_KV_HEADS, GROUP
         )
         for block in range(0, num_packed, WORKERS * ROWS):
             local = block + WORKER * ROWS

@@ -29,9 +29,11 @@ def seen_as(tiles, COUNT: gl.constexpr, LENGTH: gl.constexpr, SHARED: gl.constex
 
 
 @gluon.jit
-def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
+def unit_of(
+    lists, unit, there, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
     """Head, first row (or entry), packed rows and spans of a unit; from which slot on it reads its
-    first span, and before which its last."""
+    first span, and before which its last. One that is not ``there`` has no rows."""
     if DECODE:
         item = gl.load(lists[0]) + unit // NUM_KV_HEADS
         kv_head = unit % NUM_KV_HEADS
@@ -46,6 +48,7 @@ def unit_of(lists, unit, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP
         first, num_packed = gl.load(p_unit), gl.load(p_unit + 1) * GROUP
         begin, end = gl.load(p_unit + 2), gl.load(p_unit + 3)
         skip, before = gl.load(p_unit + 4), gl.load(p_unit + 5)
+        num_packed = gl.where(there, num_packed, 0)
         return unit % NUM_KV_HEADS, first, num_packed, begin, end, skip, before
 
 
@@ -56,6 +59,29 @@ def num_units_of(lists, DECODE: gl.constexpr, NUM_KV_HEADS: gl.constexpr):
         return (gl.load(lists[1]) - gl.load(lists[0])) * NUM_KV_HEADS
     else:
         return gl.load(lists[0]) * NUM_KV_HEADS
+
+
+@gluon.jit
+def num_places_of(num_units, DECODE: gl.constexpr):
+    """How many places units are dealt to, of which the last may stay empty."""
+    if DECODE:
+        return num_units
+    else:
+        programs = gl.num_programs(0)
+        return (num_units + programs - 1) // programs * programs
+
+
+@gluon.jit
+def unit_at(place, num_units, DECODE: gl.constexpr):
+    """The unit at a place, and whether there is one. Those of a span list, the longest first, are
+    dealt out forwards and backwards in turn, so that all programs read about as many keys."""
+    if DECODE:
+        return place, True
+    else:
+        programs, program = gl.num_programs(0), gl.program_id(0)
+        back = place + programs - 1 - 2 * program
+        unit = gl.where((place // programs) % 2 == 0, place, back)
+        return gl.minimum(unit, num_units - 1), unit < num_units
 
 
 @gluon.jit
@@ -155,9 +181,10 @@ def fetch(
             gdc_launch_dependents()
     elif not DECODE:
         waiting = _waited(waiting, 1, SIDE)
-    for unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
+    for place in range(gl.program_id(0), num_places_of(num_units, DECODE), gl.num_programs(0)):
+        unit, there = unit_at(place, num_units, DECODE)
         kv_head, first, num_packed, begin, end, skip, before = unit_of(
-            lists, unit, DECODE, NUM_KV_HEADS, GROUP
+            lists, unit, there, DECODE, NUM_KV_HEADS, GROUP
         )
         for block in range(0, num_packed, WORKERS * ROWS):
             last = first + (gl.minimum(block + WORKERS * ROWS, num_packed) - 1) // GROUP

@@ -241,10 +241,9 @@ def _by_units(
     assert spans.unit_numbers is not None, "a list with units"
     lists = _unit_arrays(spans)
     programs = spans.unit_numbers.shape[0] // UNIT_NUMBERS * pages[0].shape[1]
-    if not spans.complete:
-        # programs that find no unit would still take turns with those that do
-        processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-        programs = min(programs, processors * hopper_attention.PROGRAMS[spans.groups])
+    # to begin a program takes as long as some tiles of keys, and nothing runs beside it
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    programs = min(programs, processors * hopper_attention.PROGRAMS[spans.groups])
     if spans.num_states:
         out = q.new_empty((spans.num_states, *q.shape[1:]), dtype=torch.float32)
         state = AttnState(out, out.new_empty(out.shape[:2]))
