@@ -38,7 +38,7 @@ from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention import partial_attention
-from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.ops.prefill_attention import gathered_pages, prefill_attention
 from looseleaf.rope import build_rotation
 from looseleaf.types import Rotation, ScoreRule
 
@@ -194,6 +194,20 @@ class Bench:
         return lambda: [self.layer(q, plan, layer, turned) for layer in layers]
 
 
+def turned_once(bench: Bench, q: Tensor, plan: AttentionPlan) -> Arm:
+    """What is left of a plan whose keys are gathered if they need no turning, as keys that were
+    encoded in their place: rows turn once, as those of any engine do, and keys are only copied."""
+    gathered = plan.spans
+    assert gathered is not None
+    one_span = replace(gathered, source_slots=None, source_turns=None)
+
+    def layer(pages: Tensor) -> Tensor:
+        k, v = gathered_pages(q, pages[0], pages[1], gathered, bench.flat)
+        return prefill_attention(q, k, v, one_span, bench.rotation, bench.rule).out
+
+    return lambda: [layer(pool) for pool in bench.pools]
+
+
 def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
     """What runs ``arm`` once more and says how long it took; a graph of it on a GPU."""
     if device.type != "cuda":
@@ -282,6 +296,8 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
     }
     if len(case.chunks) == 1 and len(case.chunks[0].spans) > 1:
         in_place = bench.plan(case, gathering=False)
+        if plan.spans is not None and plan.spans.source_slots is not None:
+            arms["without frames, rows turned once"] = turned_once(bench, q, plan)
         arms["keys in place"] = bench.arm(q, in_place)
         arms["keys in place, without frames"] = bench.arm(q, in_place, bench.flat)
         arms["as one span"] = bench.arm(q, bench.plan(as_one_span(case), gathering=False))

@@ -14,7 +14,7 @@ from looseleaf.ops.prefill_attention.reference import prefill_attention_referenc
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-__all__ = ["SpanList", "prefill_attention"]
+__all__ = ["SpanList", "gathered_pages", "prefill_attention"]
 
 
 def prefill_attention(
@@ -35,7 +35,7 @@ def prefill_attention(
     without keys: ``(0, -inf)``."""
     chosen = choose(implementation, q, cpu="cpu")
     if spans.source_slots is not None:
-        k_pages, v_pages = _gathered(k_pages, v_pages, spans, rotation, q, chosen)
+        k_pages, v_pages = gathered_pages(q, k_pages, v_pages, spans, rotation, implementation)
         slot_positions = None
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
@@ -48,17 +48,25 @@ def prefill_attention(
     return prefill_attention_reference(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
 
 
-def _gathered(
-    k_pages: Tensor, v_pages: Tensor, spans: SpanList, rotation: Rotation, q: Tensor, chosen: str
-) -> tuple[Tensor, Tensor]:
-    """The pages of a list whose keys are gathered; e4m3 is widened to the dtype of the rows."""
+def gathered_pages(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
+    spans: SpanList,
+    rotation: Rotation,
+    implementation: Implementation = "auto",
+) -> tuple[
+    Float[Tensor, "gathered kv_heads gathered_size head_dim"],
+    Float[Tensor, "gathered kv_heads gathered_size head_dim"],
+]:
+    """The pages that a list with ``source_slots`` is of, gathered: keys stand where their rows read
+    them. e4m3 is widened to the dtype of ``q``."""
     slots, turns = spans.source_slots, spans.source_turns
-    assert slots is not None
-    assert turns is not None
+    assert slots is not None and turns is not None, "a list whose keys are gathered"
     heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     like = q if k_pages.dtype is FP8 else k_pages
     k, v = like.new_empty((2, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
-    sources = KeySources(slots, turns)
+    chosen = choose(implementation, q, cpu="cpu")
     how: Implementation = "triton" if chosen == "triton" else "reference"
-    gather_kv(k_pages, v_pages, sources, rotation, k, v, how)
+    gather_kv(k_pages, v_pages, KeySources(slots, turns), rotation, k, v, how)
     return k, v
