@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from looseleaf.bench import attention
+from looseleaf.bench import serving as bench_serving
 from looseleaf.bench.ceilings import Ceilings
 from looseleaf.bench.serving import LINES, Row, ServingSizes, ServingVariant, Workbench, measure
 from looseleaf.cli.bench import serving
@@ -28,6 +29,26 @@ def test_every_line_is_measured_beside_its_floor() -> None:
         assert 0 < row["looseleaf_low"] <= row["looseleaf"] <= row["looseleaf_high"]
     assert all(0 < row["roofline_share"] < 1 for row in rows[:-1])
     assert [row["unit"] for row in rows].count("tokens/s") == 1
+
+
+def test_the_device_is_measured_before_an_engine_takes_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind it there is no room for that on a card of 80 GB."""
+    order = []
+    for name in ("measure_ceilings", "random_engine"):
+        real = getattr(bench_serving, name)
+        monkeypatch.setattr(
+            bench_serving, name, lambda *given, n=name, f=real: order.append(n) or f(*given)
+        )
+    Workbench.create("tiny", ServingSizes.small(), CPU)
+    assert order == ["measure_ceilings", "random_engine"]
+
+
+def test_the_pool_holds_the_largest_line_and_not_all_of_them() -> None:
+    """Weights, 24 private texts of 16K and the work space of a step fit in 80 GB."""
+    tokens = 16 * ServingSizes().pages
+    assert 24 * (16_384 + 64 + 128) <= tokens < 1.05 * 24 * (16_384 + 64 + 128)
 
 
 def test_only_the_lines_that_are_named_are_measured() -> None:

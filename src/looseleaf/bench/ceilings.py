@@ -27,7 +27,8 @@ class Ceilings:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Both ceilings of ``device``, each the median of ten runs: about a second on a GPU."""
+    """Both ceilings of ``device``, each the median of ten runs: about a second on a GPU, and
+    8 GiB of its memory, so before an engine takes what there is."""
     on_gpu = device.type == "cuda"
     num_bytes, side = (1 << 32, 8192) if on_gpu else (1 << 26, 512)
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()

@@ -62,12 +62,12 @@ class ServingSizes:
 
     @property
     def pages(self) -> int:
-        """Pages of 16 tokens that the largest line needs, and some more."""
+        """Pages of 16 tokens that the largest line needs, which come one at a time, and some."""
         private = self.cold * (self.prefix + self.question + self.output)
         short = self.short_prompts * (self.short_prompt + self.short_output)
         shared = self.prefix + self.batch * (self.question + self.output)
         others = 10 * self.document + self.arrivals * (self.question + self.output)
-        return (max(private, short, shared) + others) // 16 + 4 * self.short_prompts + 64
+        return max(private, short, shared, others) // 16 + 4 * self.short_prompts + 64
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Workbench:
                 batch_invariant=variant.batch_invariant,
             ),
         )
-        engine = random_engine(shape, config, device)
+        ceilings = measure_ceilings(device, getattr(torch, model_shape(shape).torch_dtype))
         name = ", ".join([shape, "random", *variant.words])
-        return cls(name, engine, measure_ceilings(device, engine.runner.model.dtype), sizes)
+        return cls(name, random_engine(shape, config, device), ceilings, sizes)
 
     def text(self, length: int) -> TextPart:
         vocab = self.engine.runner.model.config.vocab_size
