@@ -32,7 +32,7 @@ def _place(pages, number, head, page_stride, head_stride, slot_stride, PAGE_SIZE
 
 @triton.jit
 def _turn_halves(
-    p_k, p_out, stride_d, stride_out_d, turn, cos, sin, stride_table, m_k, m_out,
+    p_k, p_out, stride_d, stride_out_d, turn, cos, sin, stride_table, m_turn, m_k, m_out,
     HALF: tl.constexpr, SATURATE: tl.constexpr,
 ):  # fmt: skip
     """Keys [keys, heads, 1] all of whose dims turn, in halves: each number is read once."""
@@ -40,7 +40,8 @@ def _turn_halves(
     p_angle = (turn.to(tl.int64) * stride_table)[:, None] + tl.arange(0, HALF)[None, :]
     b_low = tl.load(p_k + o_d * stride_d, mask=m_k, other=0.0).to(tl.float32)
     b_high = tl.load(p_k + (o_d + HALF) * stride_d, mask=m_k, other=0.0).to(tl.float32)
-    b_cos, b_sin = tl.load(cos + p_angle)[:, None, :], tl.load(sin + p_angle)[:, None, :]
+    b_cos = tl.load(cos + p_angle, mask=m_turn[:, None], other=1.0)[:, None, :]
+    b_sin = tl.load(sin + p_angle, mask=m_turn[:, None], other=0.0)[:, None, :]
     p_out += o_d * stride_out_d
     _store(p_out, b_low * b_cos - b_high * b_sin, m_out, SATURATE)
     _store(p_out + HALF * stride_out_d, b_high * b_cos + b_low * b_sin, m_out, SATURATE)
@@ -61,8 +62,9 @@ def _gather_kv_kernel(
     first_key = tl.program_id(0).to(tl.int64) * BLOCK_N
     first_head = tl.program_id(1).to(tl.int64) * BLOCK_H
     key, head = first_key + tl.arange(0, BLOCK_N), first_head + tl.arange(0, BLOCK_H)
-    # -1 becomes zeros, -2 is left alone
-    flat = tl.load(slots + key, mask=key < num_keys, other=-2).to(tl.int64)[:, None, None]
+    # -1 becomes zeros, -2 is left alone, and how far that would turn may be anything
+    source = tl.load(slots + key, mask=key < num_keys, other=-2).to(tl.int64)
+    flat = source[:, None, None]
     heads, o_d = head[None, :, None], tl.arange(0, BLOCK_D)
     m_there, m_out = (flat >= 0) & (heads < num_heads), (flat >= -1) & (heads < num_heads)
     m_d, to = (o_d < HEAD_DIM)[None, None, :], key[:, None, None]
@@ -73,7 +75,7 @@ def _gather_kv_kernel(
         _turn_halves(
             _place(k_pages, flat, heads, stride_k_page, stride_k_head, stride_k_slot, PAGE_SIZE),
             _place(k_out, to, heads, stride_ko_page, stride_ko_head, stride_ko_slot, GATHERED_SIZE),
-            stride_k_d, stride_ko_d, turn, cos, sin, stride_table, m_there, m_out,
+            stride_k_d, stride_ko_d, turn, cos, sin, stride_table, source >= 0, m_there, m_out,
             HEAD_DIM // 2, SATURATE,
         )  # fmt: skip
     else:
@@ -117,6 +119,5 @@ def gather_kv_triton(
         GATHERED_SIZE=k_gathered.shape[2], HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         INTERLEAVED=rotation.interleaved, IN_HALVES=whole and not rotation.interleaved,
         SATURATE=k_gathered.dtype is FP8, BLOCK_N=_BLOCK_KEYS, BLOCK_H=some,
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        enable_fp_fusion=True,
+        BLOCK_D=triton.next_power_of_2(head_dim), enable_fp_fusion=True,
     )  # fmt: skip
