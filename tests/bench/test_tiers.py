@@ -1,11 +1,14 @@
 """``bench tiers``: a throttled tier is as slow as it says, and rows compare like with like."""
 
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from looseleaf.bench import tiers
 from looseleaf.bench.throttled import ThrottledTier
 from looseleaf.bench.tiers import TierBench, measure, of_checkpoint
 from tests.checkpoints import make_checkpoint
@@ -45,3 +48,21 @@ def test_every_tier_has_its_sweep_the_controller_and_what_is_computed(tmp_path: 
             # all documents, however slow the tier is
             assert row["loaded_from"] == row["tier"] and row["mib"] == max(r["mib"] for r in rows)
         assert float(row["seconds"]) > 0 and float(row["times_best"]) > 0
+
+
+def test_the_controller_of_all_tiers_has_seen_as_many_loads_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Counter[tuple[str, str]]()
+    ask = tiers._ask
+
+    def counted(place: Any, arm: Any, prompt: Any) -> Any:
+        asked[place.name, arm.label] += 1
+        return ask(place, arm, prompt)
+
+    monkeypatch.setattr(tiers, "_ask", counted)
+    make = of_checkpoint(make_checkpoint(tmp_path / "model"), "cpu", 640)
+    config = TierBench(make, "tiny", ratios=(0.15, 0.4, 1.0), repetitions=1)
+    rows = list(measure(config, ["a b c d " * 6, "e f g h " * 5], "what?", tmp_path))
+    assert asked["all", "controller"] == asked["fast", "sweep"] + asked["fast", "controller"] == 8
+    assert [row["repetitions"] for row in rows if row["tier"] == "all"] == [1]

@@ -209,21 +209,29 @@ def _in_turn(
     config: TierBench, outputs: Mapping[_Cell, list[RequestOutput]], prompt: Prompt
 ) -> None:
     """All arms of all places once, not counted, then again and again in ever new order: what else
-    the machine does meets all of them."""
+    the machine does meets all of them. All tiers at once have nothing but a controller, which has
+    seen as many loads as those of the other places, whose sweeps teach them, before one counts."""
     rng = random.Random(config.seed)
     for turn in range(config.repetitions + 1):
         for place, arm in rng.sample([*outputs], len(outputs)):
-            engine = place.engine
-            # nothing in the pool, nor what was computed last and is held until it has left; and the
-            # first time nothing in the tiers either
-            engine.tiering.release_pages()
-            engine.store.evict_idle()
-            output = _ask(place, arm, prompt)
-            assert engine.tiers is not None
-            engine.tiers.flush()
-            _cool(engine.tiers)
+            for _ in config.ratios if place.name == _ALL else ():
+                _ask_cold(place, arm, prompt)
+            output = _ask_cold(place, arm, prompt)
             if turn:
                 outputs[place, arm].append(output)
+
+
+def _ask_cold(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
+    """Ask with nothing in the pool, nor what was computed last and is held until it has left; and
+    the first time nothing in the tiers either."""
+    engine = place.engine
+    engine.tiering.release_pages()
+    engine.store.evict_idle()
+    output = _ask(place, arm, prompt)
+    assert engine.tiers is not None
+    engine.tiers.flush()
+    _cool(engine.tiers)
+    return output
 
 
 def _cool(tiers: Tiers) -> None:
