@@ -3,10 +3,9 @@
 Every case is planned as the engine plans it, its answers are compared with attention in fp64 on
 some rows before anything is timed, and the floor is what the same run measured the device to move
 and to multiply at best. Arms take turns; a layer's time comes from a captured graph of several
-layers where the device has graphs.
+layers where the device has graphs, behind a rest (`looseleaf.bench.replays`).
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,6 +31,7 @@ from looseleaf.bench.attention_cases import (
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf.bench.replays import seconds_of
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.ops.finish_rows import finish_rows
@@ -44,7 +44,6 @@ from looseleaf.types import Rotation, ScoreRule
 
 Row = dict[str, str | int | float]
 Arm = Callable[[], object]
-_INNER = 4
 _NARROW = "e4m3 pages"
 # what two right kernels of 16 bits differ by, and some more
 _SAME_ANSWER = 0.03
@@ -58,7 +57,7 @@ class AttentionConfig:
     shape: AttentionShape = field(default_factory=AttentionShape)
     longest: int = 16384
     rows: int = 64
-    repetitions: int = 5
+    repetitions: int = 9
     device: str = "cuda"
     peers: bool = True
     only: tuple[str, ...] = ()
@@ -206,41 +205,6 @@ def turned_once(bench: Bench, q: Tensor, plan: AttentionPlan) -> Arm:
         return prefill_attention(q, k, v, one_span, bench.rotation, bench.rule).out
 
     return lambda: [layer(pool) for pool in bench.pools]
-
-
-def seconds_of(arm: Arm, device: torch.device) -> Callable[[], float]:
-    """What runs ``arm`` once more and says how long it took; a graph of it on a GPU."""
-    if device.type != "cuda":
-
-        def timed() -> float:
-            start = time.perf_counter()
-            arm()
-            return time.perf_counter() - start
-
-        return timed
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        arm()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        arm()
-    # a replay reads what the arm was made of, which must live as long
-    captured = graph, arm
-
-    def replayed() -> float:
-        graph, _ = captured
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        start.record()
-        for _ in range(_INNER):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / _INNER
-
-    return replayed
 
 
 def require_right(model: ModelConfig, device: torch.device) -> None:

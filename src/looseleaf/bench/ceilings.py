@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from looseleaf.bench.replays import rest
+
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -27,8 +29,8 @@ class Ceilings:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Both ceilings of ``device``, each the median of ten runs: about a second on a GPU, and
-    8 GiB of its memory, so before an engine takes what there is."""
+    """Both ceilings of ``device``, each the median of ten runs, rested as arms are (`replays`):
+    about a second on a GPU, and 8 GiB of its memory, so before an engine takes what there is."""
     on_gpu = device.type == "cuda"
     num_bytes, side = (1 << 32, 8192) if on_gpu else (1 << 26, 512)
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
@@ -43,6 +45,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 def _median(work: Callable[[], object], device: torch.device) -> float:
     taken = []
     for round_number in range(13):
+        if device.type == "cuda":
+            rest()
         start = _now(device)
         work()
         if round_number >= 3:

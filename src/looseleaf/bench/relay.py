@@ -15,11 +15,12 @@ from itertools import count
 import torch
 
 from looseleaf.bench.arrivals import arrive_at_random, serve
-from looseleaf.bench.attention import AttentionConfig, Bench, seconds_of
+from looseleaf.bench.attention import AttentionConfig, Bench
 from looseleaf.bench.attention_cases import AttentionShape, Case, private, shared
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.crossing import Crossing
 from looseleaf.bench.random_model import random_decoder, random_engine
+from looseleaf.bench.replays import seconds_of
 from looseleaf.bench.timing import Repeated, clock_of, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.engine.engine import Engine

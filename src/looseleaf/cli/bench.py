@@ -200,7 +200,7 @@ def serving(
 @click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
 @click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
 @click.option("--head-dim", default=128, show_default=True)
-@click.option("--repetitions", default=5, show_default=True)
+@click.option("--repetitions", default=9, show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
 @click.option("--case", "only", multiple=True, help="cases with this in their name, all if none")
