@@ -4,13 +4,12 @@ Every floor is counted work over these two; a share of the roofline is the floor
 measured."""
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from looseleaf.bench.replays import rest
+from looseleaf.bench.replays import seconds_of
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,5 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _median(work: Callable[[], object], device: torch.device) -> float:
-    taken = []
-    for round_number in range(13):
-        if device.type == "cuda":
-            rest()
-        start = _now(device)
-        work()
-        if round_number >= 3:
-            taken.append(_now(device) - start)
-    return statistics.median(taken)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    timed = seconds_of(work, device)
+    return statistics.median([timed() for _ in range(13)][3:])

@@ -11,14 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-REST_SECONDS = 0.012
+_REST_SECONDS = 0.012
 # what is counted of a burst, in seconds, and how many replays that are at most
 _COUNTED, _MOST_REPLAYS = 2e-3, 64
-
-
-def rest() -> None:
-    """Let a GPU cool that has nothing to do."""
-    time.sleep(REST_SECONDS)
 
 
 def seconds_of(arm: Callable[[], object], device: torch.device) -> Callable[[], float]:
@@ -46,7 +41,7 @@ def seconds_of(arm: Callable[[], object], device: torch.device) -> Callable[[], 
     captured = graph, arm
 
     def replayed() -> float:
-        rest()
+        time.sleep(_REST_SECONDS)
         return _replays(captured[0], count)
 
     return replayed
