@@ -304,13 +304,17 @@ class Grid(NamedTuple):
     awaited: bool = False
 
 
-def sizes(head_dim: int, num_groups: int) -> tuple[int, int, int | None]:
+def sizes(head_dim: int, num_groups: int, *, decode: bool) -> tuple[int, int, int | None]:
     """Keys of a tile, tiles in a ring and registers of a thread, None for all there are.
 
-    Two programs of one group share a multiprocessor, and each has eight warps."""
+    Two programs of one group share a multiprocessor, and each has eight warps. Those that
+    ``decode`` have 64 KB of keys and values on their way: memory gives less of them where more is
+    asked for at a time (docs/log.md)."""
     if num_groups == 2:
         return 128, 3, None
-    return 64, 3 if head_dim == 128 else 4, 128
+    if head_dim == 128:
+        return 64, 2 if decode else 3, 128
+    return 64, 4, 128
 
 
 def by_heads(group: int, rotation: Rotation, head_dim: int) -> bool:
@@ -337,7 +341,7 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
-    keys, stages, registers = sizes(head_dim, grid.num_groups)
+    keys, stages, registers = sizes(head_dim, grid.num_groups, decode=len(lists) == 5)
     # rows are read 16 bytes at a time
     assert q.stride(2) == 1 and q.stride(1) % 8 == 0, "heads begin anywhere"
     _hopper_attention_kernel[(grid.programs,)](
