@@ -42,5 +42,5 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _median(work: Callable[[], object], device: torch.device) -> float:
-    timed = seconds_of(work, device)
+    timed = seconds_of(work, device, captured=False)
     return statistics.median([timed() for _ in range(13)][3:])

@@ -16,9 +16,12 @@ _REST_SECONDS = 0.012
 _COUNTED, _MOST_REPLAYS = 2e-3, 64
 
 
-def seconds_of(arm: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """What runs ``arm`` once more and says how long it took: rested replays of a graph of it on a
-    GPU, once by the clock elsewhere."""
+def seconds_of(
+    arm: Callable[[], object], device: torch.device, *, captured: bool = True
+) -> Callable[[], float]:
+    """What runs ``arm`` once more and says how long it took: on a GPU a rested burst of replays of
+    a graph of it, or of launches if it is not to be ``captured`` (a large copy is a slower one in a
+    graph), once by the clock elsewhere."""
     if device.type != "cuda":
 
         def timed() -> float:
@@ -27,6 +30,20 @@ def seconds_of(arm: Callable[[], object], device: torch.device) -> Callable[[], 
             return time.perf_counter() - start
 
         return timed
+    launch = _graph_of(arm).replay if captured else arm
+    _burst(launch, 1)
+    count = max(1, min(_MOST_REPLAYS, round(_COUNTED / _burst(launch, 1))))
+    # a replay reads what the arm was made of, which must live as long
+    held = launch, arm
+
+    def rested() -> float:
+        time.sleep(_REST_SECONDS)
+        return _burst(held[0], count)
+
+    return rested
+
+
+def _graph_of(arm: Callable[[], object]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -35,26 +52,17 @@ def seconds_of(arm: Callable[[], object], device: torch.device) -> Callable[[], 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         arm()
-    _replays(graph, 1)
-    count = max(1, min(_MOST_REPLAYS, round(_COUNTED / _replays(graph, 1))))
-    # a replay reads what the arm was made of, which must live as long
-    captured = graph, arm
-
-    def replayed() -> float:
-        time.sleep(_REST_SECONDS)
-        return _replays(captured[0], count)
-
-    return replayed
+    return graph
 
 
-def _replays(graph: torch.cuda.CUDAGraph, count: int) -> float:
-    """Seconds of a replay, in the mean of ``count`` behind half as many."""
+def _burst(launch: Callable[[], object], count: int) -> float:
+    """Seconds of a launch, in the mean of ``count`` behind half as many."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(-(-count // 2)):
-        graph.replay()
+        launch()
     start.record()
     for _ in range(count):
-        graph.replay()
+        launch()
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / count
