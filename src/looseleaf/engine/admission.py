@@ -64,7 +64,7 @@ class Admission:
 
     def admit(self, sequence: Sequence) -> ReuseReport | None:
         """Take all pages for the prompt and its next token, or nothing: None if there are not
-        enough.
+        enough. Whoever hears an error instead releases the sequence.
         """
         sources = self._acquire_documents(sequence)
         hits = {id(run): self._hit_pages(sequence, run) for run in sequence.runs}
@@ -85,13 +85,21 @@ class Admission:
             self._release_documents(sequence)
             return None
         pages = iter(reserved)
-        self._own_missing(sequence, missing, pages)
-        self._load_missing(sequence, missing, sources)
-        if sequence.fusion is not None:
-            sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
-        for run in sequence.runs:
-            self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
-            self._announce(sequence, run)
+        try:
+            self._own_missing(sequence, missing, pages)
+            self._load_missing(sequence, missing, sources)
+            if sequence.fusion is not None:
+                sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
+            for run in sequence.runs:
+                self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
+                self._announce(sequence, run)
+        except BaseException:
+            # a tier that is waited for, say: what the sequence does not hold yet it never will
+            self.store.pool.free(list(pages))
+            for run in sequence.runs:
+                for segment in reversed([] if run.pages else hits[id(run)]):
+                    self.store.release(segment)
+            raise
         sequence.phase = Phase.PREFILL
         return self._report(sequence, sources)
 

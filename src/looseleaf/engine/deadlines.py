@@ -19,6 +19,10 @@ class Deadlines:
         if progress.request.deadline is not None:
             heappush(self._heap, (progress.due, progress.request.request_id))
 
+    def is_over(self, now: float) -> bool:
+        """Whether some time is over that `expired` has not told yet."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def expired(self, now: float, requests: Mapping[str, RequestProgress]) -> list[RequestProgress]:
         """Those of ``requests`` whose time is over, once each."""
         over = []

@@ -14,7 +14,6 @@ from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.books import Books
 from looseleaf.engine.canary import Canary
-from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
 from looseleaf.engine.eviction import Evictions
@@ -104,7 +103,7 @@ class Engine:
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
-        self._deadlines = Deadlines()
+        self._deadlines = self.tiering.deadlines
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time

@@ -220,10 +220,17 @@ class Scheduler:
             if left <= 0 and len(admitted) >= few:
                 break
             sequence = self.waiting.popleft()
-            if self.admission.awaits_prefix(sequence):
+            try:
+                awaits = self.admission.awaits_prefix(sequence)
+                report = None if awaits else self.admission.admit(sequence)
+            except BaseException:
+                # nothing of it stays booked, and who takes it out finds it
+                self._requeue([*skipped, sequence])
+                self._release(sequence)
+                raise
+            if awaits:
                 skipped.append(sequence)
                 continue
-            report = self.admission.admit(sequence)
             if report is None:
                 skipped.append(sequence)
                 break

@@ -5,10 +5,12 @@ be quicker than computing it, it is *arriving* instead of owned. Whoever reads i
 that is being computed; only when there is nothing else to do, a step follows close behind, layer by
 layer. One that fails to arrive is computed by who waits for it."""
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from looseleaf.config import Fuse
+from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.pacing import LoadingController, timed
 from looseleaf.engine.parts import DocumentUse
@@ -31,12 +33,16 @@ class _Leaving:
 class Tiering:
     """The tiers of one engine as its scheduler sees them; without tiers nothing ever arrives.
 
-    ``measured_pace`` tells how fast the model computes, and measures it if nobody has."""
+    ``measured_pace`` tells how fast the model computes, and measures it if nobody has. A step that
+    waits for what arrives goes no further when ``hurry`` says that something is asked of the engine
+    or one of the ``deadlines`` has passed: what it was to compute comes later."""
 
     store: SegmentStore
     tiers: Tiers | None = None
     controller: LoadingController | None = None
     measured_pace: Callable[[], ComputePace] = ComputePace
+    hurry: Callable[[], bool] = lambda: False
+    deadlines: Deadlines = field(default_factory=Deadlines)
     _arriving: dict[Segment, Load] = field(default_factory=dict)
     _leaving: list[_Leaving] = field(default_factory=list)
 
@@ -64,6 +70,7 @@ class Tiering:
                 segment = uses[load.record.key].segment
                 assert segment is not None
                 segment.arriving = load
+                load.hurry = self._is_hurried
                 self._arriving[segment] = load
                 if sequence.arrivals is not None:
                     sequence.arrivals.loads.append(load)
@@ -151,6 +158,9 @@ class Tiering:
         keeping = self.tiers.keep(wanted, tenant, packed=packed)
         done = keeping is None or (keeping.is_out and keeping.whole)
         return None if done else keeping
+
+    def _is_hurried(self) -> bool:
+        return self.hurry() or self.deadlines.is_over(time.perf_counter())
 
     def _wanted(self, use: DocumentUse) -> Wanted:
         segment = use.segment

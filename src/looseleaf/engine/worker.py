@@ -34,6 +34,7 @@ class Worker:
         self._engine = engine
         self._on_step = on_step
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        engine.tiering.hurry = lambda: not self._commands.empty()
         self._streams: dict[str, Deliver] = {}
         self._watchers: list[tuple[Callable[[], bool], Fail]] = []
         # no command may follow the last one, or its caller would wait for ever

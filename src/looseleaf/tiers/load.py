@@ -6,7 +6,7 @@ ended when the last of them has come."""
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -19,12 +19,26 @@ from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.pool_copy import PoolCopy
 
 _GLANCE_SECONDS = 2e-4
+# how long a pass waits for a layer before it asks whether something else is to be done
+_PATIENCE_SECONDS = 0.02
 
 LoadState = Literal["loading", "done", "failed", "cancelled"]
 
 
 class LoadFailed(Exception):
     """A segment that a step waits for will not come: it has to be computed."""
+
+
+class LoadPostponed(LoadFailed):
+    """A segment that a step waits for still comes, but something else is to be done meanwhile."""
+
+
+class Line:
+    """Loads that a thread brings one after the other, and when it last showed a sign of life: those
+    behind a slow one wait, and have not failed."""
+
+    def __init__(self) -> None:
+        self.moved = -math.inf
 
 
 class Load:
@@ -53,7 +67,10 @@ class Load:
         self.seconds: float | None = None
         self._copy = copy
         self._timeout = timeout
-        self._moved = self.queued
+        # who brings it, with what else
+        self.line = Line()
+        # whether a pass that waits for it should do something else
+        self.hurry: Callable[[], bool] = _never
         self._state: LoadState = "loading"
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
@@ -86,14 +103,17 @@ class Load:
 
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
         """Return when ``layer`` is sent to a GPU, with the event of its arrival, or there, with
-        None; raises LoadFailed."""
+        None; raises LoadFailed, and LoadPostponed where there is no time to wait for it."""
         self.followed = True
         if self._ordered is not None:
             self._await_order(*self._ordered, layer)
         with self._changed:
             while self._layers <= layer and self._state == "loading":
-                self._changed.wait(max(0.0, self._moved + self._timeout - time.perf_counter()))
+                left = self._last_sign + self._timeout - time.perf_counter()
+                self._changed.wait(max(0.0, min(_PATIENCE_SECONDS, left)))
                 self._expire()
+                if self._layers <= layer and self._state == "loading" and self.hurry():
+                    raise LoadPostponed("a document comes too slowly to wait for it now")
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
         return self.event(layer)
@@ -106,8 +126,7 @@ class Load:
         with self._changed:
             self._look()
             if self._layers <= layer and self._state == "loading":
-                self._moved = -math.inf
-                self._expire()
+                self._give_up()
 
     def beside_launches(self) -> None:
         """A pass follows on a GPU whose kernels are launched one by one."""
@@ -193,7 +212,7 @@ class Load:
 
     def _send(self, num_layers: int) -> None:
         """So many layers are there, or on their way."""
-        self._layers, self._moved = num_layers, time.perf_counter()
+        self._layers, self.line.moved = num_layers, time.perf_counter()
         if num_layers == self.record.num_layers:
             self._end("done")
         self._changed.notify_all()
@@ -209,8 +228,19 @@ class Load:
             self.seconds = time.perf_counter() - self.queued
             self._changed.notify_all()
 
+    @property
+    def _last_sign(self) -> float:
+        return max(self.queued, self.line.moved)
+
     def _expire(self) -> None:
-        if self._state == "loading" and time.perf_counter() - self._moved >= self._timeout:
-            self._end("failed")
-            self._drop()
-            self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
+        if self._state == "loading" and time.perf_counter() - self._last_sign >= self._timeout:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._end("failed")
+        self._drop()
+        self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
+
+
+def _never() -> bool:
+    return False

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import UInt8
@@ -20,7 +21,7 @@ from looseleaf.tiers.base import Reader, Record, Tier, TierFault
 from looseleaf.tiers.courier import Order, Source
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.load import Load
+from looseleaf.tiers.load import Line, Load
 from looseleaf.tiers.parcels import parcels_of
 from looseleaf.tiers.pool_copy import PoolCopy
 
@@ -74,6 +75,7 @@ class Loader:
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
     _queues: list["queue.SimpleQueue[list[Load] | _Copies | None]"] = field(default_factory=list)
+    _lines: list[Line] = field(default_factory=list)
     _held: list[_Copies] = field(default_factory=list)
     _closing: bool = False
     # for what is read in place
@@ -88,8 +90,10 @@ class Loader:
         hands = sum(map(bool, shares))
         for load in loads:
             load.hands = hands
-        for share, waiting in zip(shares, self._queues, strict=True):
+        for share, waiting, line in zip(shares, self._queues, self._lines, strict=True):
             mine = [loads[n] for n in share]
+            for load in mine:
+                load.line = line
             if mine and self._by_copies:
                 copies = self._begin_copies(mine)
                 # what is read apart only the thread brings
@@ -140,14 +144,17 @@ class Loader:
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
             waiting: queue.SimpleQueue[list[Load] | _Copies | None] = queue.SimpleQueue()
-            name = f"looseleaf-{self.guard.name}-{number}"
-            thread = threading.Thread(target=self._work, args=(waiting,), name=name, daemon=True)
+            name, line = f"looseleaf-{self.guard.name}-{number}", Line()
+            work = partial(self._work, waiting, line)
+            thread = threading.Thread(target=work, name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
             self._queues.append(waiting)
+            self._lines.append(line)
 
-    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Copies | None]") -> None:
+    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Copies | None]", line: Line) -> None:
         while (job := waiting.get()) is not None:
+            line.moved = time.perf_counter()
             try:
                 self._bring(job)
             except Exception as error:
@@ -306,11 +313,20 @@ class Loader:
             self.staging.give(one.run)
         if one.slot is not None and self.host is not None:
             if one.load.state == "done":
-                kept = self.host.keep(one.slot)
-                if kept is not None:
-                    kept.close()
+                self._keep(one.slot, self.host)
             else:
                 self.host.abandon(one.slot)
+
+    def _keep(self, slot: HostSlot, host: HostTier) -> None:
+        """Keep what has come in the host's memory, unless it was deleted on its way."""
+        key = slot.record.key
+        kept = host.keep(slot)
+        if kept is None:
+            return
+        kept.close()
+        # asked behind it: what is deleted from now on is found in the host's memory as well
+        if not self.guard.call(lambda tier: tier.contains([key])[0], False, proof=False):
+            host.delete([key])
 
 
 def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
