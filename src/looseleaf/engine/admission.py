@@ -62,6 +62,16 @@ class Admission:
                     return True
         return False
 
+    def pinned_pages_beside(self, sequence: Sequence) -> int:
+        """Pages of pinned segments that ``sequence`` does not read: it can never have them."""
+        store = self.store
+        if not store.pinned_pages:
+            return 0
+        read = [store.find(use.key) for use in sequence.documents]
+        read += [segment for run in sequence.runs for segment in self._hit_pages(sequence, run)]
+        own = {id(s): len(s.pages) for s in read if s is not None and s.pinned}
+        return store.pinned_pages - sum(own.values())
+
     def admit(self, sequence: Sequence) -> ReuseReport | None:
         """Take all pages for the prompt and its next token, or nothing: None if there are not
         enough. Whoever hears an error instead releases the sequence.
@@ -186,6 +196,7 @@ class Admission:
             else:
                 use.segment = self.store.acquire(found)
                 sources[use] = "cached" if found.ready else "awaited"
+                self.tiering.note_read(use.key)
         return sources
 
     def _release_documents(self, sequence: Sequence) -> None:

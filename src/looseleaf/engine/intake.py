@@ -143,6 +143,8 @@ class Intake:
         few.
         """
         total = self.admission.store.pool.num_pages
+        pinned = self.admission.pinned_pages_beside(sequence)
+        total -= pinned
         least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
         most = self.admission.pages_needed(sequence, max_tokens)
         wanted = most if explicit and not sequence.warms else least
@@ -152,7 +154,8 @@ class Intake:
             raise PoolTooSmall(
                 f"the request needs {wanted} pages of {page_size} tokens for "
                 f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
-                f"{total}: enlarge the cache, shorten the documents or lower max_tokens"
+                f"{total}{f' beside the {pinned} of pinned documents' if pinned else ''}: "
+                "enlarge the cache, shorten the documents or lower max_tokens"
                 + ("; or ask with select='retrieval', since one is hosted" if hosted else "")
             )
         if most <= total:

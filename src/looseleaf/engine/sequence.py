@@ -290,7 +290,8 @@ class Sequence:
             row = SelectingRow(position, self._settled, own, self.policy, sealed, measured=measured)
             most = row.num_candidates
             limit = self.policy.limit(most, row.num_other(self.page_size))
-            if limit < most or says_how_many(self.policy):
+            # where there is nothing to choose from yet, whatever is wanted is read
+            if most and (limit < most or says_how_many(self.policy)):
                 return row
         return DecodeRow(position, self._settled, own, hosted=self._hosted or ())
 

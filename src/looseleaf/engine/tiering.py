@@ -44,6 +44,8 @@ class Tiering:
     hurry: Callable[[], bool] = lambda: False
     deadlines: Deadlines = field(default_factory=Deadlines)
     _arriving: dict[Segment, Load] = field(default_factory=dict)
+    # what was read from the pool since something came to the tiers
+    _read: set[SegmentKey] = field(default_factory=set)
     _leaving: list[_Leaving] = field(default_factory=list)
 
     @property
@@ -54,6 +56,7 @@ class Tiering:
     def close(self) -> None:
         """Finish writing, and let go of the tiers."""
         if self.tiers is not None:
+            self._tell_read()
             self.tiers.close()
 
     def begin(self, sequence: Sequence, missing: Iterable[DocumentUse]) -> set[SegmentKey]:
@@ -89,6 +92,17 @@ class Tiering:
         missing = [u.key for u in sequence.documents if self.store.find(u.key) is None]
         return self.controller.balance(fuse, sequence, self.tiers.find(missing))
 
+    def note_read(self, key: SegmentKey) -> None:
+        """A document was read from the pool: the tiers, which see nothing of it, hear of it before
+        the next one comes to them, since one that is asked for again makes room for no other."""
+        if self.tiers is not None:
+            self._read.add(key)
+
+    def _tell_read(self) -> None:
+        if self.tiers is not None and self._read:
+            self.tiers.touch(list(self._read))
+            self._read.clear()
+
     def settle(self) -> list[tuple[Segment, bool]]:
         """Segments that have ended to arrive, and whether they are there; and let go of those that
         are out."""
@@ -122,6 +136,7 @@ class Tiering:
         """Bring a document that is ready now to the tiers; it is not evicted meanwhile."""
         if self.tiers is None or segment.forgotten:
             return
+        self._tell_read()
         keeping = self._keep(segment, tenant, packed=True)
         if keeping is not None:
             self._leaving.append(_Leaving(self.store.acquire(segment), tenant, keeping))

@@ -86,6 +86,8 @@ class SegmentStore:
 
     pool: PagePool
     counters: StoreCounters = field(default_factory=StoreCounters)
+    # of all pinned segments, read or not
+    pinned_pages: int = 0
     _segments: dict[SegmentKey, Segment] = field(default_factory=dict)
     # unreferenced, unpinned, ready segments, least recently used first
     _idle: OrderedDict[SegmentKey, Segment] = field(default_factory=OrderedDict)
@@ -164,7 +166,7 @@ class SegmentStore:
 
     def pin(self, segment: Segment) -> None:
         """Keep a segment until `unpin`. Raises PoolTooSmall if that would pin the whole pool."""
-        pinned = sum(len(s.pages) for s in self._segments.values() if s.pinned or s is segment)
+        pinned = self.pinned_pages + (0 if segment.pinned else len(segment.pages))
         if pinned >= self.pool.num_pages:
             raise PoolTooSmall(
                 f"pinning this segment would pin {pinned} of {self.pool.num_pages} pages: "
@@ -176,6 +178,7 @@ class SegmentStore:
         if resting:
             self._unsettle(segment)
         segment.pinned = True
+        self.pinned_pages += len(segment.pages)
         if resting:
             self._settle(segment)
 
@@ -187,6 +190,7 @@ class SegmentStore:
         if resting:
             self._unsettle(segment)
         segment.pinned = False
+        self.pinned_pages -= len(segment.pages)
         if resting:
             self._settle(segment)
 
@@ -218,7 +222,9 @@ class SegmentStore:
         ):
             raise IntegrityError("the list of idle segments does not match the references")
         resting = sum(len(s.pages) for s in self.segments() if s.pinned and s.references == 0)
-        if (resting, len(owned)) != (self._resting_pages, self._segment_pages):
+        pinned = sum(len(s.pages) for s in self.segments() if s.pinned)
+        found = resting, pinned, len(owned)
+        if found != (self._resting_pages, self.pinned_pages, self._segment_pages):
             raise IntegrityError("the sums of pages do not match the segments")
         unfinished = [s for s in self._segments.values() if not s.ready and s.references == 0]
         if unfinished:

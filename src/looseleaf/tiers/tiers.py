@@ -222,6 +222,16 @@ class Tiers:
         about = wanted.key, wanted.length, len(wanted.pages), tenant
         return self.writer.keep(self.copy.record(*about, packed=packed), wanted.pages)
 
+    def touch(self, keys: Sequence[SegmentKey]) -> None:
+        """Documents were asked for again, and found in the pool: in the background every tier hears
+        of it as if it had been asked."""
+
+        def job() -> None:
+            for guard in self.guards:
+                guard.call(lambda tier: _touch(tier, keys), None, proof=False)
+
+        self.writer.do(job)
+
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> None:
         """Store arrays beside a segment in every tier that has it, in the background, behind the
         segment if that is on its way. ``name`` is a word of letters, digits, ``-`` and ``_``, by
@@ -313,3 +323,10 @@ def _ledger(config: TierConfig, gib: float) -> Ledger:
 def _counters(tier: Tier) -> TierCounters:
     counters = getattr(tier, "counters", None)
     return counters if isinstance(counters, TierCounters) else TierCounters()
+
+
+def _touch(tier: Tier, keys: Sequence[SegmentKey]) -> None:
+    for key in keys:
+        reader = tier.open(key)
+        if reader is not None:
+            reader.close()
