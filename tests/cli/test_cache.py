@@ -7,7 +7,7 @@ import pytest
 from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier
 from tests.cli.conftest import Run
 from tests.tiers.records import key, put
-from tests.tiers.redis_server import redis_server, shared_redis
+from tests.tiers.redis_server import RedisServer, redis_server, shared_redis
 
 __all__ = ["redis_server", "shared_redis"]
 
@@ -55,6 +55,49 @@ def test_verify_names_what_is_damaged_and_deletes_it_if_told(run: Run, tmp_path:
     assert run("cache", "verify", "--delete", "--disk-path", tmp_path).code == 1
     assert not path.exists()
     assert run("cache", "verify", "--disk-path", tmp_path).code == 0
+
+
+def test_verify_keeps_what_it_can_not_read_and_passes_over_what_has_gone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, Ledger(1 << 20))
+    for number in (1, 2, 3):
+        put(tier, number)
+    kept, going, other = sorted(tmp_path.glob("*.segment"))
+    read_bytes = Path.read_bytes
+
+    def unruly(path: Path) -> bytes:
+        # an engine evicts the second while the first is looked at, which is another user's
+        going.unlink(missing_ok=True)
+        if path == kept:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", unruly)
+    result = run("cache", "verify", "--delete", "--disk-path", tmp_path)
+    lines = result.out.splitlines()
+    assert lines[0].startswith(f"{kept.name}: unreadable, ") and "Permission denied" in lines[0]
+    assert lines[1:] == ["2 checked, 0 damaged, 1 unreadable"] and result.code == 1
+    assert kept.exists() and other.exists()
+
+
+def test_keys_of_others_at_a_server_are_passed_over(run: Run, redis_server: RedisServer) -> None:
+    import redis
+
+    tier = RemoteTier(redis_server.url)
+    put(tier, 1)
+    tier.close()
+    client = redis.Redis(port=redis_server.port)
+    client.set("looseleaf:1:segment:foo", "x")
+    client.set(f"looseleaf:1:segment:{key(2).hex()}", "x")
+    where = ["--remote-url", redis_server.url]
+    assert len(run("cache", "ls", *where).out.splitlines()) == 2
+    assert run("cache", "stat", *where).out.startswith("2 documents")
+    assert run("cache", "verify", *where).out.endswith("2 checked, 1 damaged\n")
+    assert run("cache", "verify", *where).out == "1 checked, 0 damaged\n"
+    assert run("cache", "rm", *where, "--all").out == "1 documents deleted\n"
+    assert client.keys("*") == [b"looseleaf:1:segment:foo"]
+    client.close()
 
 
 @pytest.mark.parametrize(

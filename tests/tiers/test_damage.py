@@ -106,6 +106,13 @@ def test_a_field_that_was_harmed_at_the_server_is_a_fault_and_then_gone(
     client.hdel(name, "1")
     with pytest.raises(TierFault, match="dropped layer 1"):
         read(tier, 1)
+    assert not client.exists(name), "or nobody would write it anew"
+    assert put(tier, 1)
+    client.set(name, "a string")
+    assert [e.key for e in tier.entries()] == [key(1)]
+    with pytest.raises(TierFault) as caught:
+        read(tier, 1)
+    assert caught.value.kind == "damaged" and put(tier, 1)
     client.close()
     tier.close()
 
@@ -146,17 +153,6 @@ def test_a_folder_that_can_not_be_made_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(TierFault) as caught:
         DiskTier(tmp_path / "file" / "cache", Ledger(1 << 20))
     assert caught.value.kind == "unavailable"
-
-
-def test_what_a_killed_process_left_is_cleaned_up_and_nothing_else(tmp_path: Path) -> None:
-    DiskTier(tmp_path, Ledger(1 << 20))
-    left = tmp_path / "unfinished" / "999999999-1-0"
-    mine = tmp_path / "unfinished" / f"{os.getppid()}-1-0"
-    for path in (left, mine):
-        path.write_bytes(b"half")
-    tier = DiskTier(tmp_path, Ledger(1 << 20))
-    assert not left.exists() and mine.exists()
-    assert list(tier.verify()) == []
 
 
 def test_a_server_that_is_gone_is_a_fault_and_one_that_is_back_is_used(

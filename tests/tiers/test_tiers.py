@@ -295,9 +295,26 @@ def test_a_remote_record_without_a_header_is_written_anew(redis_server: RedisSer
     tier.close()
 
 
-def test_a_url_that_can_not_be_read_is_refused_with_advice() -> None:
-    with pytest.raises(InvalidOption, match="write redis://"):
-        RemoteTier("http://somewhere")
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("http://somewhere", "write redis://"),
+        ("redis://somewhere/0?bogus=1", "bogus.*write redis://"),
+        ("redis://somewhere/0?decode_responses=True", "can't have decode_responses: leave it out"),
+        ("redis://somewhere/0?db=1&socket_timeout=30", "socket_timeout: .*set tier_timeout"),
+        ("redis://somewhere/0?retry_on_timeout=yes", "can't have retry_on_timeout"),
+    ],
+)
+def test_a_url_that_can_not_be_read_is_refused_with_advice(url: str, advice: str) -> None:
+    with pytest.raises(InvalidOption, match=advice):
+        RemoteTier(url)
+
+
+def test_a_url_may_say_how_to_reach_the_server() -> None:
+    tier = RemoteTier("rediss://name:word@somewhere/3?ssl_cert_reqs=none&protocol=3", timeout=2.0)
+    about = tier._redis.connection_pool.connection_kwargs
+    assert (about["socket_timeout"], about["protocol"], about["db"]) == (2.0, 3, 3)
+    tier.close()
 
 
 def test_a_tier_that_is_full_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

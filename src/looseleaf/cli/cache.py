@@ -102,24 +102,31 @@ def remove(
 @_tier_options
 @click.option("--delete", is_flag=True, help="delete what is damaged")
 def verify(disk_path: str | None, remote_url: str | None, delete: bool) -> None:
-    """Read everything and compare it with its checksums; the exit code is 1 if anything is damaged.
+    """Read everything and compare it with its checksums; the exit code is 1 if anything is damaged
+    or can't be read.
 
     What is damaged costs an engine no answer: it is found out, deleted and computed again. At a
-    server damaged documents are deleted as they are found."""
-    checked, damaged = 0, []
+    server damaged documents are deleted as they are found. What can't be read is kept."""
+    checked, damaged, unreadable = 0, 0, 0
     with _opened(disk_path, remote_url) as places:
         for place, tier in places.items():
             harmed = []
             for name, wrong in tier.verify():
                 checked += 1
-                if wrong is not None:
+                if wrong is None:
+                    continue
+                if wrong.kind in ("damaged", "missing"):
                     harmed.append(name)
                     click.echo(f"{Path(place) / name}: {wrong}")
+                else:
+                    unreadable += 1
+                    click.echo(f"{Path(place) / name}: unreadable, {wrong}")
             if delete and harmed:
                 tier.discard(harmed)
-            damaged += harmed
-    click.echo(f"{checked} checked, {len(damaged)} damaged")
-    sys.exit(1 if damaged else 0)
+            damaged += len(harmed)
+    more = f", {unreadable} unreadable" if unreadable else ""
+    click.echo(f"{checked} checked, {damaged} damaged{more}")
+    sys.exit(1 if damaged or unreadable else 0)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 
 # what GPUs copy fastest from, and what any dtype may begin at
-_ALIGNMENT = 512
+ALIGNMENT = 512
 
 
 class Arena:
@@ -40,9 +40,15 @@ class Arena:
         with self._lock:
             return sum(self._holes.values())
 
+    @property
+    def taken(self) -> list[tuple[int, int]]:
+        """Where each run begins that was taken, and its bytes, in order."""
+        with self._lock:
+            return sorted(self._taken.items())
+
     def take(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"] | None:
         """A run of that many bytes, or None if no hole is large enough."""
-        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        size = max(1, -(-num_bytes // ALIGNMENT)) * ALIGNMENT
         with self._lock:
             for start in sorted(self._holes):
                 if self._holes[start] >= size:

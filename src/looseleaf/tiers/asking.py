@@ -3,6 +3,7 @@
 A disk on a network, or a server, can leave a call hanging for minutes; the engine asks what a tier
 has between two steps, and has no minutes."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from looseleaf.tiers.base import Tier, TierFault
 from looseleaf.tiers.guard import Guard
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class _Question(Generic[T]):
@@ -42,10 +44,8 @@ class Asker:
         if self._open is not None and not self._open.done.is_set():
             self.guard.counters.skipped += 1
             return otherwise
-        if self.thread is None:
-            name = f"looseleaf-{self.guard.name}-asking"
-            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self.thread.start()
+        if not self._has_thread():
+            return otherwise
         self._open = question = _Question(act, otherwise)
         self._questions.put(question)
         if question.done.wait(seconds):
@@ -56,6 +56,21 @@ class Asker:
     def close(self) -> None:
         """End the thread, after what it was asked."""
         self._questions.put(None)
+
+    def _has_thread(self) -> bool:
+        """Whether there is a thread to ask, or one could be started."""
+        if self.thread is None:
+            name = f"looseleaf-{self.guard.name}-asking"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # the system has no more threads, for now: no reason to leave the tier alone
+                self.guard.counters.count_fault("unavailable")
+                _log.warning("no thread to ask the %s tier with: %s", self.guard.name, error)
+                return False
+            self.thread = thread
+        return True
 
     def _work(self) -> None:
         while (question := self._questions.get()) is not None:

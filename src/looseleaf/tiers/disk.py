@@ -6,6 +6,7 @@ folder: each counts what it knows, and finds what others wrote when it is asked 
 
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -21,12 +23,16 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Entry, Record, TierCounters, TierFault, check_name
 from looseleaf.tiers.files import (
     RecordHeader,
-    decode_record,
+    check_file,
+    create_unfinished,
     decode_sidecar,
     encode_record,
     encode_sidecar,
-    header_size,
     raw,
+    read_header,
+    read_tenant,
+    remove_abandoned,
+    write_all,
 )
 from looseleaf.tiers.ledger import Ledger
 
@@ -47,6 +53,7 @@ class DiskTier:
     clock: Callable[[], float] = time.time
     counters: TierCounters = field(default_factory=TierCounters)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _own: str = field(default_factory=lambda: uuid4().hex)
     _numbers: Iterator[int] = field(default_factory=count)
     # the names of side-cars that were seen here: to look for one costs less than to list the folder
     _sidecars: set[str] = field(default_factory=set)
@@ -65,8 +72,8 @@ class DiskTier:
                         found.append((path.stat().st_atime, path))
             for entry in self._entries(path for _, path in sorted(found)):
                 self.ledger.add(entry)
-            # the folder may have been allowed more before
-            self._make_room(0, "", SegmentKey(b""))
+            # the folder, or a tenant, may have been allowed more before
+            self._evict(self.ledger.overfull())
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -90,7 +97,7 @@ class DiskTier:
                 self.ledger.remove(key)
                 return None
             try:
-                reader = DiskReader(self, file, _read_header(file, key))
+                reader = DiskReader(self, file, read_header(file, key))
             except BaseException as error:
                 os.close(file)
                 if isinstance(error, TierFault) and error.kind == "damaged":
@@ -106,24 +113,44 @@ class DiskTier:
         """Write a record, then give it its name."""
         with self._lock, _faults():
             known = self._find(record.key)
+            if known is not None and not self._path(record.key).exists():
+                # another process has deleted it
+                self.ledger.remove(record.key)
+                known = None
             # also what another process wrote long ago and was only found now
             self._expire()
             if known is not None:
                 self.ledger.touch(record.key)
                 return False
         header = encode_record(record, layers)
-        size = len(header) + record.num_bytes
+        about = len(header) + record.num_bytes, record.tenant, record.key
         with self._lock, _faults():
-            if not self._make_room(size, record.tenant, record.key):
+            if not self._make_room(*about):
                 return False
+        try:
+            return self._store(record, header, layers)
+        except TierFault as fault:
+            # a file that is too large is so with more room, too
+            if fault.kind != "full" or getattr(fault.__cause__, "errno", None) == errno.EFBIG:
+                raise
+            # others fill the disk: what is here gives way as it does at the limit
+            with self._lock, _faults():
+                if not self._make_room(*about, full=True):
+                    raise
+        return self._store(record, header, layers)
+
+    def _store(
+        self, record: Record, header: bytes, layers: UInt8[Tensor, "layers layer_bytes"]
+    ) -> bool:
         # the lock is not held while the file is written: readers go on
         with _faults(), self._unfinished() as (file, finish):
-            _write(file, header)
-            _write(file, raw(layers.contiguous().view(-1)))
+            write_all(file, header)
+            write_all(file, raw(layers.contiguous().view(-1)))
             with self._lock:
                 if self.ledger.find(record.key) is not None:
                     return False
                 finish(self._path(record.key))
+                size = len(header) + record.num_bytes
                 self.ledger.add(Entry(record.key, size, record.tenant, self.clock()))
                 self.counters.stored += 1
                 self.counters.bytes_written += size
@@ -148,11 +175,18 @@ class DiskTier:
             entry = self._find(key)
             if entry is None:
                 return False
-            before = path.stat().st_size if path.exists() else 0
+            more = len(content) - (path.stat().st_size if path.exists() else 0)
+            # whatever makes room, it is not the record itself
+            entry.readers += 1
+            try:
+                if not self._make_room(more, entry.tenant, key):
+                    return False
+            finally:
+                entry.readers -= 1
             with self._unfinished() as (file, finish):
-                _write(file, content)
+                write_all(file, content)
                 finish(path)
-            self.ledger.grow(entry, len(content) - before)
+            self.ledger.grow(entry, more)
             return True
 
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
@@ -167,7 +201,11 @@ class DiskTier:
             try:
                 return decode_sidecar(content, key)
             except TierFault:
-                path.unlink(missing_ok=True)
+                with self._lock, suppress(FileNotFoundError):
+                    size = path.stat().st_size
+                    path.unlink()
+                    if (entry := self.ledger.find(key)) is not None:
+                        self.ledger.grow(entry, -size)
                 raise
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
@@ -197,16 +235,19 @@ class DiskTier:
             finally:
                 os.close(file)
 
-    def verify(self) -> Iterator[tuple[str, str | None]]:
-        """Read every file: its name, and what is wrong with it, None if nothing is."""
+    def verify(self) -> Iterator[tuple[str, TierFault | None]]:
+        """Read every file: its name, and what is wrong with it, None if nothing is. One that can't
+        be read may be sound: its fault is not ``damaged``."""
         for path in sorted(self.folder.glob(f"*{RECORD}")) + sorted(
             self.folder.glob(f"*{SIDECAR}")
         ):
             try:
                 with _faults():
-                    _check_file(path)
+                    check_file(path)
             except TierFault as fault:
-                yield path.name, str(fault)
+                # what an engine has deleted meanwhile was not damaged
+                if not isinstance(fault.__cause__, FileNotFoundError):
+                    yield path.name, fault
             else:
                 yield path.name, None
 
@@ -230,15 +271,20 @@ class DiskTier:
             self._remove(entry.key, remember=False)
             self.counters.expired += 1
 
-    def _make_room(self, num_bytes: int, tenant: str, key: SegmentKey) -> bool:
-        going = self.ledger.make_room(num_bytes, tenant, key)
+    def _make_room(
+        self, num_bytes: int, tenant: str, key: SegmentKey, *, full: bool = False
+    ) -> bool:
+        going = self.ledger.make_room(num_bytes, tenant, key, full=full)
         if going is None:
-            self.counters.refused += 1
+            self.counters.refused += 0 if full else 1
             return False
+        self._evict(going)
+        return True
+
+    def _evict(self, going: Iterable[Entry]) -> None:
         for entry in going:
             self._remove(entry.key, remember=True)
             self.counters.evicted += 1
-        return True
 
     def _remove(self, key: SegmentKey, *, remember: bool) -> bool:
         entry = self.ledger.remove(key, remember=remember)
@@ -258,8 +304,10 @@ class DiskTier:
             with suppress(OSError, ValueError):
                 key = SegmentKey(bytes.fromhex(path.name.removesuffix(RECORD)))
                 about = path.stat()
-                size = about.st_size + sum(self._sizes(key))
-                yield Entry(key, size, _tenant(path, key), about.st_mtime)
+                # neither a folder nor a name in capitals is a record's file
+                if stat.S_ISREG(about.st_mode) and path == self._path(key):
+                    size = about.st_size + sum(self._sizes(key))
+                    yield Entry(key, size, read_tenant(path, key), about.st_mtime)
 
     def _sizes(self, key: SegmentKey) -> Iterator[int]:
         """Bytes of each side-car of a record."""
@@ -270,10 +318,8 @@ class DiskTier:
     @contextmanager
     def _unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
         """A new file, and the call that gives it its name; without that it is gone in the end."""
-        path = self.folder / UNFINISHED / f"{os.getpid()}-{id(self)}-{next(self._numbers)}"
-        # somebody may have emptied the folder
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        path = self.folder / UNFINISHED / f"{self._own}-{next(self._numbers)}"
+        file = create_unfinished(path)
         try:
             yield file, lambda name: os.replace(path, name)
         finally:
@@ -283,9 +329,9 @@ class DiskTier:
     def _clean(self) -> None:
         """Delete what processes that are gone left unfinished."""
         for path in (self.folder / UNFINISHED).iterdir():
-            writer = path.name.split("-")[0]
-            if writer.isdigit() and int(writer) != os.getpid() and not _is_alive(int(writer)):
-                path.unlink(missing_ok=True)
+            # one that can't be deleted costs its bytes, not the tier
+            with suppress(OSError):
+                remove_abandoned(path, self.clock())
 
 
 @dataclass(eq=False)
@@ -325,62 +371,6 @@ class DiskReader:
     def close(self) -> None:
         """Close the file."""
         os.close(self.file)
-
-
-def _read_header(file: int, key: SegmentKey) -> RecordHeader:
-    size = header_size(os.pread(file, 8, 0))
-    header = decode_record(os.pread(file, size, 0), key)
-    if os.fstat(file).st_size != header.file_size:
-        raise TierFault("damaged", "the file is not as long as it says")
-    return header
-
-
-def _tenant(path: Path, key: SegmentKey) -> str:
-    """Whose record a file is; nobody's if that can't be read."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return _read_header(file, key).record.tenant
-        finally:
-            os.close(file)
-    except (OSError, TierFault):
-        return ""
-
-
-def _check_file(path: Path) -> None:
-    """Raise TierFault unless a file is whole and as it was stored."""
-    content = path.read_bytes()
-    try:
-        key = SegmentKey(bytes.fromhex(path.name.split(".")[0]))
-    except ValueError as error:
-        raise TierFault("damaged", "no segment has such a name") from error
-    if path.name.endswith(SIDECAR):
-        decode_sidecar(content, key)
-        return
-    import torch
-
-    header = decode_record(content[: header_size(content[:8])], key)
-    if len(content) != header.file_size:
-        raise TierFault("damaged", "the file is not as long as it says")
-    layers = torch.frombuffer(bytearray(content[header.size :]), dtype=torch.uint8)
-    for layer, bytes_of in enumerate(layers.view(header.record.num_layers, -1)):
-        header.check_layer(layer, bytes_of)
-
-
-def _write(file: int, content: bytes | memoryview) -> None:
-    rest = memoryview(content)
-    while len(rest):
-        rest = rest[os.write(file, rest) :]
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @contextmanager

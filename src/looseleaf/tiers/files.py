@@ -1,4 +1,4 @@
-"""Records and side-cars as bytes: the safetensors layout, with a version and checksums.
+"""Records and side-cars as bytes of a file: the safetensors layout, with a version and checksums.
 
 A header names arrays and where they stand; its metadata has a CRC-32 of every array and one of the
 header itself. Any safetensors reader can open what is written here. The checks are against faults,
@@ -12,9 +12,11 @@ packed in the metadata.
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +26,18 @@ from torch import Tensor
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Record, TierFault
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
 VERSION = "1"
 _RECORD, _SIDECAR = "looseleaf segment", "looseleaf side-car"
 _BLANK = "0" * 8
 # a header longer than this was not written here
 _LONGEST_HEADER = 16 << 20
+# where there are no locks, what was not written to for a day is nobody's
+_ABANDONED_SECONDS = 24 * 60 * 60
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -121,7 +130,7 @@ def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
         same = same and len(content) == (1 if packed else 2) * len(sums)
         whole = (2, *shape), dtype, size, about["tenant"], packed
         record = Record(key, int(about["length"]), len(sums), *whole)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header is incomplete") from error
     if not same:
         raise TierFault("damaged", "the header is of another segment")
@@ -163,6 +172,7 @@ def decode_sidecar(content: bytes, key: SegmentKey) -> dict[str, Tensor]:
             if checksum(raw) != sums[name]:
                 raise TierFault("damaged", f"the array {name} is not what was stored")
             arrays[name] = raw.view(_DTYPES[part["dtype"]]).view(part["shape"])
+    # of which a RecursionError is one
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise TierFault("damaged", "the side-car's header is incomplete") from error
     return arrays
@@ -174,6 +184,99 @@ def header_size(first: bytes) -> int:
     if len(first) != 8 or size > _LONGEST_HEADER:
         raise TierFault("damaged", "there is no header")
     return size
+
+
+def read_header(file: int, key: SegmentKey) -> RecordHeader:
+    """The header of a record's file; raises TierFault unless it is one of ``key``, and as long as
+    it says."""
+    size = header_size(os.pread(file, 8, 0))
+    header = decode_record(os.pread(file, size, 0), key)
+    if os.fstat(file).st_size != header.file_size:
+        raise TierFault("damaged", "the file is not as long as it says")
+    return header
+
+
+def read_tenant(path: Path, key: SegmentKey) -> str:
+    """Whose record a file is; nobody's if that can't be read."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return read_header(file, key).record.tenant
+        finally:
+            os.close(file)
+    except (OSError, TierFault):
+        return ""
+
+
+def check_file(path: Path) -> None:
+    """Raise TierFault unless a file, of a record or of a side-car, is whole and as it was
+    stored."""
+    content = path.read_bytes()
+    name, _, ending = path.name.partition(".")
+    try:
+        key = SegmentKey(bytes.fromhex(name))
+    except ValueError as error:
+        raise TierFault("damaged", "no segment has such a name") from error
+    if key.hex() != name:
+        # in capitals: no tier looks for it
+        raise TierFault("damaged", "no segment has such a name")
+    if ending.endswith("sidecar"):
+        decode_sidecar(content, key)
+        return
+    header = decode_record(content[: header_size(content[:8])], key)
+    if len(content) != header.file_size:
+        raise TierFault("damaged", "the file is not as long as it says")
+    layers = torch.frombuffer(bytearray(content[header.size :]), dtype=torch.uint8)
+    for layer, bytes_of in enumerate(layers.view(header.record.num_layers, -1)):
+        header.check_layer(layer, bytes_of)
+
+
+def write_all(file: int, content: bytes | memoryview) -> None:
+    """Write all of ``content``."""
+    rest = memoryview(content)
+    while len(rest):
+        rest = rest[os.write(file, rest) :]
+
+
+def create_unfinished(path: Path) -> int:
+    """A new file that is this process's own until it is closed, whoever finds it."""
+    while True:
+        # somebody may have emptied the folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # who cleans up holds it for a moment, and then it is gone
+        if not _lock(file, wait=True) or os.fstat(file).st_nlink:
+            return file
+        os.close(file)
+
+
+def remove_abandoned(path: Path, now: float) -> None:
+    """Delete an unfinished file that nobody writes to any more.
+
+    A process number would tell little: another container has others, or the same again."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        mine = _lock(file, wait=False)
+        if mine is None:
+            mine = now - os.fstat(file).st_mtime > _ABANDONED_SECONDS
+        if mine:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, *, wait: bool) -> bool | None:
+    """Whether a file could be locked; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        # a file system without locks
+        return None
+    return True
 
 
 def _header(
@@ -197,7 +300,7 @@ def _decode(header: bytes, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
         about = content.pop("__metadata__")
         told = about["header"]
         version = about["version"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header can't be read") from error
     if about.get("format") != kind or version != VERSION:
         raise TierFault("damaged", f"this is no {kind} of version {VERSION}")

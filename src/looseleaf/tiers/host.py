@@ -4,6 +4,7 @@ Nothing is checked on the way back: it is memory of this process, as the pool it
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.arena import Arena
+from looseleaf.tiers.arena import ALIGNMENT, Arena
 from looseleaf.tiers.base import Entry, Record, TierCounters, check_name
 from looseleaf.tiers.ledger import Ledger
 
@@ -74,32 +75,27 @@ class HostTier:
             if self.ledger.find(record.key) is not None:
                 self.ledger.touch(record.key)
                 return None
-            going = self.ledger.make_room(record.num_bytes, record.tenant, record.key)
+            going = self._who_goes(record)
             if going is None:
                 self.counters.refused += 1
                 return None
             for entry in going:
                 self._evict(entry)
-            while (run := self._arena.take(record.num_bytes)) is None:
-                # there is room, but in pieces
-                following = self.ledger.next_to_go(record.key)
-                if following is None:
-                    self.counters.refused += 1
-                    return None
-                self._evict(following)
+            run = self._arena.take(record.num_bytes)
+            assert run is not None, "those that went have left a hole"
+            # others are not to be promised the same room
+            self.ledger.book(record.tenant, record.num_bytes)
             return HostSlot(record, run)
 
-    def keep(self, slot: HostSlot) -> "HostReader | None":
-        """Store what a slot was filled with, open for reading; None if the same came first, or
-        there is no room any more."""
+    def keep(self, slot: HostSlot) -> "HostReader":
+        """Store what a slot was filled with, open for reading. If the same came first, it is only
+        there until it was read."""
         with self._lock:
             record = slot.record
-            here = record.key in self._stored
-            # several slots may have been given for the same room
-            if here or self.ledger.make_room(record.num_bytes, record.tenant, record.key) != []:
-                self._arena.give(slot.run)
-                return None
+            self.ledger.book(record.tenant, -record.num_bytes)
             entry = Entry(record.key, record.num_bytes, record.tenant, self.clock(), readers=1)
+            if record.key in self._stored:
+                return HostReader(self, _Stored(slot, entry, gone=True))
             self.ledger.add(entry)
             self._stored[record.key] = stored = _Stored(slot, entry)
             self.counters.stored += 1
@@ -108,7 +104,9 @@ class HostTier:
 
     def abandon(self, slot: HostSlot) -> None:
         """Give a slot back that was not filled."""
-        self._arena.give(slot.run)
+        with self._lock:
+            self.ledger.book(slot.record.tenant, -slot.record.num_bytes)
+            self._arena.give(slot.run)
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Store a copy of a record."""
@@ -116,10 +114,10 @@ class HostTier:
         if slot is None:
             return False
         slot.layers.copy_(layers)
-        kept = self.keep(slot)
-        if kept is not None:
+        with self._lock:
+            kept = self.keep(slot)
             kept.close()
-        return kept is not None
+            return not kept.stored.gone
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
         """Drop records; one that is being read goes when it was read."""
@@ -142,8 +140,16 @@ class HostTier:
             if stored is None:
                 return False
             copies = {n: array.detach().cpu().clone() for n, array in arrays.items()}
-            before = _size(stored.sidecars.get(name, {}))
-            self.ledger.grow(stored.entry, _size(copies) - before)
+            more = _size(copies) - _size(stored.sidecars.get(name, {}))
+            stored.entry.readers += 1
+            going = self.ledger.make_room(more, stored.entry.tenant, key)
+            stored.entry.readers -= 1
+            if going is None:
+                self.counters.refused += 1
+                return False
+            for entry in going:
+                self._evict(entry)
+            self.ledger.grow(stored.entry, more)
             stored.sidecars[name] = copies
             return True
 
@@ -170,6 +176,53 @@ class HostTier:
             stored.entry.readers -= 1
             if stored.gone and not stored.entry.readers:
                 self._arena.give(stored.slot.run)
+
+    def _who_goes(self, record: Record) -> list[Entry] | None:
+        """Whose going makes room for a record, in one piece; None if it is not admitted, or if
+        nothing that may go for it lies side by side, and then nothing is to go."""
+        about = record.num_bytes, record.tenant, record.key
+        going = self.ledger.make_room(*about)
+        if going is None or self._hole(record.num_bytes, going) is not None:
+            return going
+        # there is room, but in pieces: the first that go until there is a hole, and of these only
+        # those in its place
+        leaving = {entry.key for entry in going}
+        order = [e for e in self.ledger.in_order(record.key) if e.key not in leaving]
+        least, most = 0, len(order)
+        while least < most:
+            half = (least + most) // 2
+            if self._hole(record.num_bytes, going + order[:half]) is None:
+                least = half + 1
+            else:
+                most = half
+        hole = self._hole(record.num_bytes, going + order[:least])
+        if hole is None:
+            self.ledger.remember(record.key)
+            return None
+        return self.ledger.make_room(*about, hole)
+
+    def _hole(self, num_bytes: int, going: Sequence[Entry]) -> list[Entry] | None:
+        """Those of ``going`` that leave a hole of ``num_bytes``, the fewest bytes that do; None if
+        even all of them do not."""
+        places = {self._stored[e.key].slot.run.storage_offset(): e for e in going}
+        runs = [(start, size, places.get(start)) for start, size in self._arena.taken]
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        best: tuple[int, list[Entry]] | None = None
+        begin, cost, inside = 0, 0, deque[tuple[int, Entry]]()
+        for start, length, entry in [*runs, (self.ledger.limit, 0, None)]:
+            while inside and start - inside[0][0] >= size:
+                # the hole is large enough without the first of those in it
+                begin, first = inside.popleft()
+                cost -= first.num_bytes
+            if start - begin >= size and (best is None or cost < best[0]):
+                best = cost, [other for _, other in inside]
+            if entry is None:
+                begin, cost = start + length, 0
+                inside.clear()
+            else:
+                cost += entry.num_bytes
+                inside.append((start + length, entry))
+        return None if best is None else best[1]
 
     def _expire(self) -> None:
         for entry in self.ledger.expired():

@@ -7,7 +7,7 @@ hot. (2Q, Johnson and Shasha, VLDB 1994; one list of names, no copy of their tun
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from looseleaf.kv.keys import SegmentKey
@@ -22,7 +22,7 @@ class Ledger:
     """Books of one tier; knows sizes and names, not bytes. Its owner holds a lock.
 
     ``limit`` is in bytes; ``ttl`` in seconds, None for ever; ``tenant_share`` of the limit is what
-    the records of one tenant may take."""
+    the records of one tenant may take. ``used`` counts what is booked, stored or on its way."""
 
     limit: int
     ttl: float | None = None
@@ -34,6 +34,10 @@ class Ledger:
     _gone: OrderedDict[SegmentKey, None] = field(default_factory=OrderedDict)
     _hot_bytes: int = 0
     _tenants: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def _share(self) -> int:
+        return int(self.limit * self.tenant_share)
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._hot)
@@ -73,26 +77,63 @@ class Ledger:
         elif key in self._hot:
             self._hot.move_to_end(key)
 
-    def make_room(self, num_bytes: int, tenant: str, key: SegmentKey) -> list[Entry] | None:
+    def make_room(
+        self,
+        num_bytes: int,
+        tenant: str,
+        key: SegmentKey,
+        first: Sequence[Entry] = (),
+        *,
+        full: bool = False,
+    ) -> list[Entry] | None:
         """What must go so that ``num_bytes`` of ``tenant`` fit, or None if they are not admitted.
+        ``first`` go in any case; where it is ``full``, there is no room but what they leave.
 
         The caller removes the entries. One that is not admitted has better luck the next time: its
         name is remembered."""
-        held = self._tenants.get(tenant, 0)
-        excess = held + num_bytes - int(self.limit * self.tenant_share)
-        order = self._in_order(known=key in self._gone)
-        going = _first([entry for entry in order if entry.tenant == tenant], excess)
+        order = self.in_order(key)
+        excess = self._tenants.get(tenant, 0) + num_bytes - self._share
+        excess -= sum(entry.num_bytes for entry in first if entry.tenant == tenant)
+        limit = min(self.limit, self.used) if full else self.limit
+        short = self.used + num_bytes - limit - sum(entry.num_bytes for entry in first)
+        chosen = {entry.key for entry in first}
+        own = (entry for entry in order if entry.tenant == tenant and entry.key not in chosen)
+        going = _first(own, excess)
         if going is not None:
-            short = self.used + num_bytes - self.limit - sum(e.num_bytes for e in going)
-            more = _first([entry for entry in order if entry not in going], short)
+            short -= sum(entry.num_bytes for entry in going)
+            chosen |= {entry.key for entry in going}
+            more = _first((entry for entry in order if entry.key not in chosen), short)
             if more is not None:
-                return going + more
-        self._remember(key)
+                return [*first, *going, *more]
+        self.remember(key)
         return None
 
-    def next_to_go(self, key: SegmentKey) -> Entry | None:
-        """Who goes next where room for ``key`` is there but in pieces."""
-        return next(iter(self._in_order(known=key in self._gone)), None)
+    def overfull(self) -> list[Entry]:
+        """What must go where more is booked than may be: of each tenant what is over its share,
+        then of all."""
+        excess = {tenant: held - self._share for tenant, held in self._tenants.items()}
+        going, rest, short = list[Entry](), list[Entry](), self.used - self.limit
+        for entry in self._in_order(known=True):
+            if excess[entry.tenant] > 0:
+                excess[entry.tenant] -= entry.num_bytes
+                short -= entry.num_bytes
+                going.append(entry)
+            else:
+                rest.append(entry)
+        more = _first(rest, short)
+        return going + (rest if more is None else more)
+
+    def in_order(self, key: SegmentKey) -> list[Entry]:
+        """Who may have to go for ``key``, those that go first first."""
+        return self._in_order(known=key in self._gone)
+
+    def book(self, tenant: str, num_bytes: int) -> None:
+        """Count bytes of a record that is on its way, or no longer if they are negative."""
+        self.used += num_bytes
+        held = self._tenants.get(tenant, 0) + num_bytes
+        self._tenants[tenant] = held
+        if not held:
+            del self._tenants[tenant]
 
     def add(self, entry: Entry) -> None:
         """Book a record that is stored now."""
@@ -100,14 +141,14 @@ class Ledger:
         hot = self._gone.pop(entry.key, entry) is None
         (self._hot if hot else self._fresh)[entry.key] = entry
         self._hot_bytes += entry.num_bytes if hot else 0
-        self._grow(entry, entry.num_bytes)
+        self.book(entry.tenant, entry.num_bytes)
         self._cool()
 
     def grow(self, entry: Entry, num_bytes: int) -> None:
         """A stored record got that much longer, or shorter."""
         entry.num_bytes += num_bytes
         self._hot_bytes += num_bytes if entry.key in self._hot else 0
-        self._grow(entry, num_bytes)
+        self.book(entry.tenant, num_bytes)
 
     def remove(self, key: SegmentKey, *, remember: bool = False) -> Entry | None:
         """Strike a record out, remembering its name if it had to make room; None if it is not
@@ -117,9 +158,9 @@ class Ledger:
             entry = self._hot.pop(key, None)
             self._hot_bytes -= entry.num_bytes if entry else 0
         if entry is not None:
-            self._grow(entry, -entry.num_bytes)
+            self.book(entry.tenant, -entry.num_bytes)
             if remember:
-                self._remember(key)
+                self.remember(key)
         return entry
 
     def _in_order(self, *, known: bool) -> list[Entry]:
@@ -136,21 +177,15 @@ class Ledger:
             self._hot_bytes -= entry.num_bytes
             self._fresh[key] = entry
 
-    def _grow(self, entry: Entry, num_bytes: int) -> None:
-        self.used += num_bytes
-        held = self._tenants.get(entry.tenant, 0) + num_bytes
-        self._tenants[entry.tenant] = held
-        if not held:
-            del self._tenants[entry.tenant]
-
-    def _remember(self, key: SegmentKey) -> None:
+    def remember(self, key: SegmentKey) -> None:
+        """Admit ``key`` as one that was here before when it comes again."""
         self._gone[key] = None
         self._gone.move_to_end(key)
         while len(self._gone) > _NAMES_KEPT:
             self._gone.popitem(last=False)
 
 
-def _first(entries: list[Entry], num_bytes: int) -> list[Entry] | None:
+def _first(entries: Iterable[Entry], num_bytes: int) -> list[Entry] | None:
     """The first entries that have ``num_bytes`` together; None if all of them have fewer."""
     taken: list[Entry] = []
     for entry in entries:

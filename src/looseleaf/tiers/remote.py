@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.base import Entry, Record, TierCounters, TierFault, check_name
+from looseleaf.tiers.base import Entry, Fault, Record, TierCounters, TierFault, check_name
 from looseleaf.tiers.files import (
     RecordHeader,
     decode_record,
@@ -31,6 +32,16 @@ PREFIX = "looseleaf:1:"
 _HEADER = "header"
 # what a write that was cut off leaves behind is gone after this many seconds
 _UNFINISHED_SECONDS = 120
+_WAITING, _BYTES = "leave it out, and set tier_timeout", "leave it out: what is stored is bytes"
+_ONCE = "leave it out: whoever asks goes on without an answer, and it is tried again later"
+_NOT_IN_URL = {
+    "socket_timeout": _WAITING,
+    "socket_connect_timeout": _WAITING,
+    "decode_responses": _BYTES,
+    "encoding": _BYTES,
+    "encoding_errors": _BYTES,
+    **dict.fromkeys(("retry", "retry_on_timeout", "retry_on_error"), _ONCE),
+}
 
 
 @dataclass(eq=False)
@@ -61,18 +72,18 @@ class RemoteTier:
 
     def open(self, key: SegmentKey) -> "RemoteReader | None":
         """The record, if its header is sound. A damaged one is dropped."""
-        with _faults():
-            header = self._redis.hget(_name(key), _HEADER)
-            if header is None:
-                # what is without a header can't be read, and must not keep others from writing it
-                self._redis.delete(_name(key))
-                return None
-            try:
-                return RemoteReader(self, decode_record(header, key))
-            except TierFault as fault:
-                if fault.kind == "damaged":
-                    self.delete([key])
-                raise
+        try:
+            with _faults():
+                header = self._redis.hget(_name(key), _HEADER)
+                if header is None:
+                    # what is without one can't be read, and must not keep others from writing it
+                    self._redis.delete(_name(key))
+                    return None
+            return RemoteReader(self, decode_record(header, key))
+        except TierFault as fault:
+            if fault.kind == "damaged":
+                self.delete([key])
+            raise
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Send a record layer by layer, then give it its name."""
@@ -114,16 +125,10 @@ class RemoteTier:
         """All records, in no particular order; their time of creation is not known."""
         with _faults():
             for name in self._redis.scan_iter(match=f"{PREFIX}segment:*", count=1000):
-                key = SegmentKey(bytes.fromhex(name.decode().rpartition(":")[2]))
-                header = self._redis.hget(name, _HEADER)
-                if header is None:
-                    continue
-                try:
-                    record = decode_record(header, key).record
-                except TierFault:
-                    yield Entry(key, len(header))
-                else:
-                    yield Entry(key, len(header) + record.num_bytes, record.tenant)
+                key = _key(name)
+                entry = None if key is None else self._entry(key)
+                if entry is not None:
+                    yield entry
 
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
         """Send arrays, to live as long as the segment does."""
@@ -167,7 +172,7 @@ class RemoteTier:
             content: bytes | None = self._redis.hget(_name(key), str(layer))
             return content
 
-    def verify(self) -> Iterator[tuple[str, str | None]]:
+    def verify(self) -> Iterator[tuple[str, TierFault | None]]:
         """Read every record: its name, and what is wrong with it, None if nothing is."""
         for entry in list(self.entries()):
             wrong = None
@@ -180,12 +185,27 @@ class RemoteTier:
             except TierFault as fault:
                 if fault.kind not in ("damaged", "missing"):
                     raise
-                wrong = str(fault)
+                wrong = fault
             yield entry.key.hex(), wrong
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete records by the names that `verify` gives."""
         self.delete([SegmentKey(bytes.fromhex(name)) for name in names])
+
+    def _entry(self, key: SegmentKey) -> Entry | None:
+        """What the server has under a segment's name, a record or not; None without a header."""
+        header = b""
+        try:
+            with _faults():
+                header = self._redis.hget(_name(key), _HEADER)
+            if header is None:
+                return None
+            record = decode_record(header, key).record
+        except TierFault as fault:
+            if fault.kind != "damaged":
+                raise
+            return Entry(key, len(header))
+        return Entry(key, len(header) + record.num_bytes, record.tenant)
 
     def _forget(self, name: str) -> None:
         try:
@@ -212,16 +232,18 @@ class RemoteReader:
     ) -> UInt8[Tensor, " layer_bytes"]:
         """The layer from the server, if it is what was stored; a damaged record is dropped."""
         key = self.record.key
-        content = self.tier.read_field(key, layer)
-        if content is None:
-            raise TierFault("missing", f"the server has dropped layer {layer}")
         try:
+            content = self.tier.read_field(key, layer)
+            if content is None:
+                raise TierFault("missing", f"the server has dropped layer {layer}")
             if len(content) != self.record.layer_bytes:
                 raise TierFault("damaged", f"layer {layer} is not as long as it was")
             into.numpy()[:] = memoryview(content)
             self.header.check_layer(layer, into)
-        except TierFault:
-            self.tier.delete([key])
+        except TierFault as fault:
+            if fault.kind in ("damaged", "missing"):
+                # while it has a header nobody would write it anew
+                self.tier.delete([key])
             raise
         return into
 
@@ -231,6 +253,15 @@ class RemoteReader:
 
 def _name(key: SegmentKey) -> str:
     return f"{PREFIX}segment:{key.hex()}"
+
+
+def _key(name: bytes) -> SegmentKey | None:
+    """The segment whose record has that name; None if it is somebody else's."""
+    try:
+        key = SegmentKey(bytes.fromhex(name.decode().rpartition(":")[2]))
+    except ValueError:
+        return None
+    return key if _name(key).encode() == name else None
 
 
 def _sidecars(key: SegmentKey) -> str:
@@ -247,14 +278,23 @@ def _connect(url: str, timeout: float) -> Any:
             "a remote tier needs the package redis: pip install 'looseleaf[redis]'"
         ) from error
     try:
-        return redis.Redis.from_url(
+        for name in parse_qs(urlsplit(url).query, keep_blank_values=True):
+            if name in _NOT_IN_URL:
+                raise InvalidOption(f"the remote tier's URL can't have {name}: {_NOT_IN_URL[name]}")
+        client = redis.Redis.from_url(
             url,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             # whoever asks goes on without it, and a breaker decides when to try again
             retry=Retry(NoBackoff(), 0),
         )
-    except ValueError as error:
+        # it does not connect, but knows the options
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+        return client
+    except InvalidOption:
+        raise
+    except (TypeError, ValueError, redis.RedisError) as error:
         raise InvalidOption(
             f"the remote tier's URL can't be read ({error}): write redis://HOST:PORT/DATABASE"
         ) from error
@@ -263,7 +303,7 @@ def _connect(url: str, timeout: float) -> Any:
 @contextmanager
 def _faults() -> Iterator[None]:
     """What the client raises, as a TierFault."""
-    from redis.exceptions import OutOfMemoryError, RedisError
+    from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
     from redis.exceptions import TimeoutError as RedisTimeout
 
     try:
@@ -272,5 +312,9 @@ def _faults() -> Iterator[None]:
         raise TierFault("timeout", f"remote: {error}") from error
     except OutOfMemoryError as error:
         raise TierFault("full", f"remote: {error}") from error
+    except ResponseError as error:
+        # somebody else's value has the name of a record: no reason to leave the server alone
+        kind: Fault = "damaged" if str(error).startswith("WRONGTYPE") else "unavailable"
+        raise TierFault(kind, f"remote: {error}") from error
     except (RedisError, OSError) as error:
         raise TierFault("unavailable", f"remote: {error}") from error

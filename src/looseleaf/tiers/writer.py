@@ -66,7 +66,7 @@ class Writer:
         """Copy a segment out of ``pages`` and bring it to the tiers; None if it is left out.
 
         To be called by the engine's thread."""
-        if self._jobs.qsize() >= _MOST_WAITING:
+        if self._jobs.qsize() >= _MOST_WAITING or not self._has_thread():
             self.skipped += 1
             return None
         slot = self.host.reserve(record) if self.host is not None else None
@@ -83,17 +83,15 @@ class Writer:
 
     def do(self, job: Callable[[], None]) -> None:
         """Have ``job`` called behind all that was asked for before."""
-        if self.thread is None:
-            name = "looseleaf-write-back"
-            self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self.thread.start()
+        # without a thread it waits for one: a deletion must not be lost
         self._jobs.put(job)
+        self._has_thread()
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that was asked for is done, for that long at most; whether it is."""
         done = threading.Event()
-        if self.thread is None:
-            return True
+        if self.thread is None and (self._jobs.empty() or not self._has_thread()):
+            return self._jobs.empty()
         self._jobs.put(done.set)
         return done.wait(seconds)
 
@@ -101,6 +99,22 @@ class Writer:
         """Finish what is under way, for that long at most."""
         self.flush(seconds)
         self._jobs.put(None)
+
+    def _has_thread(self) -> bool:
+        """Whether there is a thread that writes, or one could be started."""
+        if self.thread is None:
+            name = "looseleaf-write-back"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # the system has no more threads, for now: no reason to leave the tiers alone
+                for guard in self.lower:
+                    guard.counters.count_fault("unavailable")
+                _log.warning("no thread to write documents to their tiers with: %s", error)
+                return False
+            self.thread = thread
+        return True
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -127,9 +141,6 @@ class Writer:
         kept: HostReader | None = None
         if slot is not None and self.host is not None:
             kept = self.host.keep(slot)
-            if kept is None:
-                # the room that it was in is another's now
-                return
         try:
             for guard in self.lower:
                 begun = time.perf_counter()
@@ -138,5 +149,5 @@ class Writer:
         finally:
             if kept is not None:
                 kept.close()
-            elif slot is None:
+            else:
                 self.staging.give(layers.view(-1))
