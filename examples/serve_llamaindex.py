@@ -1,6 +1,7 @@
 """LlamaIndex's OpenAILike against `looseleaf serve`: nodes go along as documents, not as text.
 
-Start `looseleaf serve` first. OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
+It needs `pip install llama-index-llms-openai-like`. Start `looseleaf serve` first.
+OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """
 
 import os

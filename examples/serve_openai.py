@@ -1,6 +1,7 @@
 """The official OpenAI client against `looseleaf serve`: documents go into the request's extra body.
 
-Start `looseleaf serve` first. OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
+It needs `pip install openai`. Start `looseleaf serve` first.
+OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """
 
 import os

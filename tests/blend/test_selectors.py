@@ -221,6 +221,43 @@ def test_a_token_deviates_if_and_only_if_its_keys_or_values_changed() -> None:
     assert deviation.nonzero()[:, 0].tolist() == [3, 7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@given(seed=st.integers(0, 99))
+def test_what_was_rounded_otherwise_does_not_deviate(dtype: torch.dtype, seed: int) -> None:
+    stored = [x.to(dtype) for x in vectors(seed=seed)]
+    random = torch.Generator().manual_seed(seed + 1)
+    # one step of the numbers up or down, as sums in another order differ
+    steps = [torch.randint(-1, 2, x.shape, generator=random) for x in stored]
+    fresh = [
+        torch.where(
+            step > 0,
+            torch.nextafter(x, 4 + 0 * x),
+            torch.where(step < 0, torch.nextafter(x, -4 + 0 * x), x),
+        )
+        for x, step in zip(stored, steps, strict=True)
+    ]
+    deviation = kv_deviation(*fresh, *stored)
+    assert (deviation == 0).all()
+    candidates, _ = scene([[9, 11]])
+    chosen = Deviation(Budget(tokens=6)).select(candidates, deviation)
+    assert chosen.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"),
+    [(torch.float32, 2.0**-15), (torch.float16, 2.0**-8), (torch.bfloat16, 2.0**-5)],
+)
+def test_what_is_more_than_rounded_deviates_by_as_much_as_it_changed(
+    dtype: torch.dtype, least: float
+) -> None:
+    # powers of two change by this factor without being rounded themselves
+    stored = [torch.exp2(x.round()).to(dtype) for x in vectors()]
+    for change in (least, 2 * least, 0.5, 2.0):
+        fresh = [x * (1 + change) for x in stored]
+        expected = torch.full((20,), 2 * change)
+        torch.testing.assert_close(kv_deviation(*fresh, *stored), expected)
+
+
 def test_deviation_is_relative_so_the_size_of_keys_does_not_matter() -> None:
     stored, fresh = vectors(), vectors(seed=1)
     plain = kv_deviation(*fresh, *stored)

@@ -104,6 +104,37 @@ def test_a_file_that_is_no_text_is_refused_in_one_sentence(
     assert "file.txt" in sentence
 
 
+def test_a_file_of_a_folder_is_named_with_its_folder(run: Run, model: Path, folder: Path) -> None:
+    (folder / "deep" / "broken.txt").write_bytes(b"\xff\xfe\x00broken")
+    sentence = run("ask", "-d", folder, "Who?", *tiny(model)).sentence()
+    assert f"{folder / 'deep' / 'broken.txt'} is not UTF-8" in sentence
+
+
+def test_an_empty_file_of_a_folder_is_left_out_with_a_word(
+    run: Run, model: Path, folder: Path
+) -> None:
+    empty = folder / "deep" / "nothing.txt"
+    empty.write_text(" \n")
+    result = run("ask", "-d", folder, "Who signs?", *tiny(model))
+    assert result.code == 0
+    assert result.out == expected_answer(model, Document(MENU), Document(HANDBOOK)) + "\n"
+    assert f"{empty} is empty and left out" in result.err
+    # of a folder that holds no other, nothing is left
+    (folder / "deep" / "menu.md").unlink()
+    sentence = run("ask", "-d", folder / "deep", "Who signs?", *tiny(model)).sentence()
+    assert f"{folder / 'deep'} is empty" in sentence
+
+
+def test_a_budget_of_one_point_naught_is_a_share_and_of_one_a_token(
+    run: Run, model: Path, folder: Path
+) -> None:
+    asked = ("ask", "-d", folder, "Who signs?", "--show-reuse", *tiny(model), "--select", "window")
+    assert "ratio 1" in run(*asked, "--budget", "1.0").err
+    assert "tokens 1" in run(*asked, "--budget", "1").err
+    text = " ".join(run("ask", "--help").out.split())
+    assert "a whole number is so many tokens" in text and "by default the first 2" in text
+
+
 def test_a_folder_without_text_files_is_refused(run: Run, model: Path, tmp_path: Path) -> None:
     assert "holds no" in run("ask", "-d", tmp_path, "Who?", *tiny(model)).sentence()
 
@@ -124,7 +155,12 @@ def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
         (("--select", "quest", "--budget", "nan"), "--budget is a number of tokens"),
         (("--select", "quest", "--budget", "inf"), "--budget is a number of tokens"),
         (("--select", "quest", "--budget", -5), "--budget is a number of tokens"),
+        (("--select", "quest", "--budget", 1.5), "neither a whole number nor a share up to 1.0"),
         (("--ratio", 0.1), "first, random, deviation, question, links"),
+        (("--canary-share", 0.1), "check what --fuse does"),
+        (("--canary-bound", 0.9), "check what --fuse does"),
+        (("--disk-gib", 1), "how much --disk-path may hold"),
+        (("--tier-packing", "on"), "give --disk-path, --host-gib or --remote-url too"),
     ],
     ids=str,
 )

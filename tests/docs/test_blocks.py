@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import config
@@ -35,6 +36,19 @@ EVERY = [block for page in PAGES for block in blocks(page)]
 ELSEWHERE = {
     (README, "python"): "tests/test_readme.py",
     (README, "curl"): "tests/server/test_readme_commands.py",
+}
+HOWTO = ROOT / "docs" / "howto"
+# what a reader sees of the answers that a page prints, by the name of the output
+WING = "The archive is in the north wing."
+ANSWERS = {
+    HOWTO / "long-documents.md": {"answer": WING, "short": WING},
+    HOWTO / "long-answers.md": {
+        "answer": WING,
+        "growing": WING,
+        "first": WING,
+        "second": "The person who signs travel requests is Mira Tolland.",
+        "formed": "Travel requests are signed by Mira Tolland.",
+    },
 }
 # lines of the README, which has no markers
 UNRUN_LINES = {
@@ -186,6 +200,9 @@ def to_run(page: Path) -> list[Block]:
 def test_every_block_of_a_page_runs_as_printed(page: Path, reader: Reader) -> None:
     for block in to_run(page):
         reader.read(block)
+    for name, text in ANSWERS.get(page, {}).items():
+        output: Any = reader.namespace[name]
+        assert output.text.strip() == text, f"{page.name} prints a wrong {name}"
 
 
 @pytest.mark.parametrize("block", EVERY, ids=lambda block: block.place)

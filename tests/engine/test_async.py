@@ -14,7 +14,13 @@ from looseleaf.engine.request import Prompt
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import Sampler
 from looseleaf.engine.scheduler import Scheduler
-from looseleaf.errors import EngineFault, InvalidRequest, LooseleafError, PromptTooLong
+from looseleaf.errors import (
+    EngineFault,
+    InvalidOption,
+    InvalidRequest,
+    LooseleafError,
+    PromptTooLong,
+)
 from tests.engine.harness import Folder, document, drawn, make_llm, words
 
 PATIENCE = 30.0
@@ -49,6 +55,19 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
     return [output async for output in stream][-1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_keyword_that_there_is_not_is_explained(checkpoint: Folder) -> None:
+    turns = [{"role": "user", "content": "who?"}]
+    wrong: dict[str, Any] = {"temperature": 0}
+    with engine(checkpoint) as llm:
+        with pytest.raises(InvalidOption, match="generate has no option 'temperature'"):
+            llm.generate("who?", **wrong)
+        with pytest.raises(InvalidOption, match="chat has no option 'temperature'"):
+            llm.chat(turns, **wrong)
+        with pytest.raises(InvalidOption, match="not a dict"):
+            llm.chat(turns, {})  # type: ignore[arg-type]
 
 
 def test_concurrent_answers_are_those_of_one_at_a_time(checkpoint: Folder) -> None:

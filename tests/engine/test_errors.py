@@ -254,6 +254,13 @@ def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
         llm.chat([{"role": "<|system|>", "content": "who?"}])
     with pytest.raises(InvalidRequest, match="content part"):
         llm.chat([{"role": "user", "content": [{"type": "image"}]}])
+    with pytest.raises(InvalidRequest, match="no role 'usr': use system, user, assistant"):
+        llm.chat([{"role": "usr", "content": "who?"}])
+    held = llm.hold_system_prompt("Be brief.")
+    for empty in ({"role": "system"}, {"role": "user", "content": None}):
+        for system in (None, held):
+            with pytest.raises(InvalidRequest, match=f"role '{empty['role']}' has no content"):
+                llm.chat([empty, message], system_prompt=system)
     assert_idle(llm)
 
 
@@ -269,7 +276,11 @@ def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
         ({"select": "quest", "revise": True}, "window must be a whole number"),
         ({"salt": None}, "salt must be a string"),
         ({"deadline": "1"}, "a deadline is a positive number"),
-        ({"sampling_params": {"temperature": 0}}, "a SamplingParams, not str"),
+        ({"sampling_params": {"temperature": 0}}, r"a dict: write SamplingParams\(temperature=0\)"),
+        ({"sampling_params": {}}, "not a dict"),
+        ({"sampling_params": 5}, r"not int: write them as in SamplingParams\("),
+        ({"sampling_params": [{"top_k": 3}]}, r"write SamplingParams\(top_k=3\)"),
+        ({"select": "window", "revise": 2}, "policy 'window' chooses none"),
     ],
     ids=str,
 )
@@ -278,6 +289,33 @@ def test_what_goes_with_a_prompt_is_refused_if_it_is_of_a_wrong_kind(
 ) -> None:
     with pytest.raises(InvalidOption, match=sentence):
         llm.generate([[LEAD, A, "who?"]], **options)
+    assert_idle(llm)
+
+
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0}, r"has no option 'temperature': .*SamplingParams\(temperature=0\)"),
+    ({"stream": True}, "has no option 'stream': llm.stream gives"),
+    ({"fuze": "links"}, "has no option 'fuze': did you mean fuse\\? its options are fuse, select"),
+    (
+        {"temprature": 0},
+        "has no option 'temprature': if temperature is meant, that goes into SamplingParams",
+    ),
+    ({"xyzzy": 0}, "has no option 'xyzzy': its options are fuse, select, revise, salt, deadline"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("options", "sentence"), UNKNOWN, ids=str)
+def test_a_keyword_that_there_is_not_is_explained_by_the_method(
+    llm: LLM, options: dict[str, Any], sentence: str
+) -> None:
+    turns = [{"role": "user", "content": "who?"}]
+    with pytest.raises(InvalidOption, match=f"generate {sentence}"):
+        llm.generate("who?", **options)
+    with pytest.raises(InvalidOption, match=f"chat {sentence}"):
+        llm.chat(turns, **options)
+    with pytest.raises(InvalidOption, match=f"stream {sentence}"):
+        llm.stream("who?", **options)
     assert_idle(llm)
 
 

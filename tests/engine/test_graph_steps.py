@@ -146,6 +146,8 @@ def test_policies_that_choose_by_tensors_replay_with_the_answers_of_the_cpu(
     checkpoint: Folder, name: str, window: int
 ) -> None:
     """And count what they read: with a mass only the device knows how many pages that is."""
+    if name == "window" and window > 1:
+        pytest.skip("nothing is revised that was chosen by its place")
     how = {"select": BY_TENSORS[name], "revise": Revise(window)}
     outputs = make_llm(checkpoint()).generate(PROMPTS, PARAMS, **how)
     mine, llm = answers(checkpoint, True, **how)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from looseleaf import LLM, SamplingParams
-from looseleaf.errors import PoolTooSmall
+from looseleaf import LLM, Document, SamplingParams
+from looseleaf.engine.request import Prompt
+from looseleaf.errors import InvalidRequest, PoolTooSmall
 from tests.engine.harness import GREEDY, Folder, ask, assert_idle, document, make_llm, words
 
 PROMPT = [words(1, 19), document(1, 40), words(2, 9)]
@@ -124,6 +125,25 @@ def test_a_stream_only_grows_and_ends_as_the_whole_answer(llm: LLM, stop: tuple[
     assert last.outputs[0].finish_reason == expected.outputs[0].finish_reason
     assert len(texts) == len(expected.token_ids) + 1
     assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["who?", PROMPT, tuple(PROMPT), [[5, 6, 7]]], ids=["text", "parts", "tuple", "ids"]
+)
+def test_a_stream_takes_a_prompt_as_generate_takes_each(llm: LLM, prompt: Prompt) -> None:
+    (expected,) = llm.generate([prompt], GREEDY)
+    *_, last = llm.stream(prompt, GREEDY)
+    assert last.token_ids == expected.token_ids
+    *_, salted = llm.stream(prompt, GREEDY, salt=repr(prompt), deadline=60.0)
+    assert salted.reuse.document_tokens_reused == 0
+    assert_idle(llm)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_stream_of_what_is_no_prompt_is_refused_before_it_is_read(llm: LLM) -> None:
+    for wrong in (Document("a text"), 5, None):
+        with pytest.raises(InvalidRequest, match="a prompt is a string or a list of parts, not"):
+            llm.stream(wrong, GREEDY)  # type: ignore[arg-type]
 
 
 def test_progress_is_heard_while_a_prompt_is_read(checkpoint: Folder) -> None:

@@ -1,5 +1,7 @@
 """Outputs end where the request says, and no part of a stop string is ever streamed."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,3 +152,31 @@ def test_nothing_follows_the_end() -> None:
     check.push(EOS, "")
     with pytest.raises(ValueError, match="has ended"):
         check.push(5, "more")
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.text("ab", max_size=6), max_size=10),
+    st.lists(st.text("ab", min_size=1, max_size=9), max_size=3),
+)
+def test_what_is_held_back_does_not_depend_on_stop_strings_that_did_not_count(
+    pieces: list[str], stops: list[str]
+) -> None:
+    check = checker(stop=stops, min_tokens=100, limit=200)
+    for piece in pieces:
+        check.push(7, piece)
+        begins = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        longest = max((b for b in begins if check.text.endswith(b)), key=len, default="")
+        assert check.visible_text + longest == check.text
+
+
+@pytest.mark.parametrize("piece", [" word", "xxxxx", "x" * 100 + "y"])
+def test_long_stop_strings_cost_a_token_little(piece: str) -> None:
+    stops = [chr(ord("A") + n) + "x" * 1023 for n in range(15)] + ["x" * 1023 + "!"]
+    check = checker(stop=stops, limit=10_000)
+    start = time.process_time()
+    for _ in range(1000):
+        check.push(7, piece)
+        check.visible_text  # noqa: B018
+    # with each beginning of each of them tried it takes many seconds
+    assert time.process_time() - start < 1

@@ -74,6 +74,9 @@ def test_what_throws_keys_away_reads_the_same_prompt() -> None:
     assert kept[0].text == full[0].text
     gone = EvictingArm(llm, "tova", 0.02).answer([item])
     assert gone[0].text != full[0].text
+    # a fraction is a share, also of everything
+    named = [EvictingArm(llm, "tova", budget).name for budget in (0.5, 1.0, 1)]
+    assert named == ["tova, ratio 0.5", "tova, ratio 1", "tova, tokens 1"]
 
 
 def test_a_share_that_is_kept_is_of_the_context_in_the_middle_of_an_output(

@@ -119,6 +119,27 @@ def test_a_role_is_a_word(role: Any, tokenizer: Tokenizer) -> None:
         tokenizer.encode_chat([{"role": role, "content": "who"}])
 
 
+def test_a_role_is_one_that_every_template_has_or_this_one_names(tmp_path: Path) -> None:
+    printed = "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+    named = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+    told = {"role": "tool", "content": "who"}
+    with pytest.raises(InvalidRequest, match=r"no role 'tool': use system, user, assistant$"):
+        load(tmp_path, chat_template=printed).render_chat([told])
+    tokenizer = load(tmp_path, chat_template=named)
+    assert tokenizer.render_chat([told]) == ""
+    with pytest.raises(InvalidRequest, match=r"no role 'usr': use system, user, assistant, tool$"):
+        tokenizer.render_chat([{"role": "usr", "content": "who"}])
+
+
+def test_a_message_without_content_is_refused_unless_it_calls_a_tool(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, chat_template="{% for m in messages %}{{ m.role }}{% endfor %}")
+    for message in ({"role": "user"}, {"role": "user", "content": None}):
+        with pytest.raises(InvalidRequest, match="role 'user' has no content: give it a string"):
+            tokenizer.render_chat([message])
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    assert tokenizer.render_chat([calling]) == "assistant"
+
+
 def test_a_chat_is_cut_where_its_documents_stand(tokenizer: Tokenizer) -> None:
     parts = ["who", {"type": "document"}, {"type": "text", "text": f"signs{DOCUMENT_CUT}"}]
     runs = tokenizer.encode_chat([{"role": "user", "content": [*parts, {"type": "document"}]}])

@@ -127,7 +127,7 @@ MIXED: list[dict[str, Any]] = [
     {},
     {"select": SELECT, "revise": Revise(2)},
     {"select": SELECT, "revise": Revise(4, local="stale")},
-    {"select": Select("window", tokens=64), "revise": Revise(4)},
+    {"select": Select("window", tokens=64)},
     {"select": SELECT, "revise": Revise(4)},
 ]
 

@@ -34,6 +34,9 @@ TABLE = {
     "partial": Select("partial", tokens=64, dense_layers=(0,)),
 }
 each_row = pytest.mark.parametrize("row", TABLE)
+# pages that are chosen by their place are no others for an earlier row
+REVISED = [row for row in TABLE if row != "window"]
+each_revised_row = pytest.mark.parametrize("row", REVISED)
 TOLERANCE = 1e-4
 LENGTH, WINDOW = 34, 3
 PROMPT: Prompt = [words(1, 50), Document(words(2, 41), context="prompt"), words(3, 40)]
@@ -44,9 +47,10 @@ def test_the_budgets_of_the_table_are_felt(checkpoint: Folder, row: str) -> None
     """Else none of the laws would say anything."""
     _, dense = answer(make_llm(checkpoint()), PROMPT, 8)
     _, chosen = answer(make_llm(checkpoint()), PROMPT, 8, select=TABLE[row])
-    _, revised = answer(make_llm(checkpoint()), PROMPT, 8, select=TABLE[row], revise=Revise(3))
     assert worst(dense, chosen) > 10 * TOLERANCE
-    assert row == "window" or worst(chosen, revised) > TOLERANCE
+    if row in REVISED:
+        _, revised = answer(make_llm(checkpoint()), PROMPT, 8, select=TABLE[row], revise=Revise(3))
+        assert worst(chosen, revised) > TOLERANCE
 
 
 def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidates) -> Choice:
@@ -57,7 +61,7 @@ def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidat
     return Choice(torch.arange(most).expand(rows, heads, most).contiguous(), counts)
 
 
-@each_row
+@each_revised_row
 @pytest.mark.parametrize(
     "revise", [Revise(1), Revise(3), Revise(9), Revise(3, local="stale")], ids=str
 )
@@ -117,7 +121,7 @@ def queries_of(llm: Any) -> Iterator[dict[int, Tensor]]:
     attention.step = step
 
 
-@each_row
+@each_revised_row
 def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_pages_read(
     tmp_path: Any, row: str
 ) -> None:
@@ -165,7 +169,7 @@ def over_pages(q: Tensor, seen: Tensor, pages: list[int], attention: Any) -> tup
     return torch.cat(outs), torch.cat(lses)
 
 
-@each_row
+@each_revised_row
 def test_values_of_one_give_outputs_of_one(checkpoint: Folder, row: str) -> None:
     """Whatever is read, kept and merged, its weights sum to one."""
     llm: Any = make_llm(checkpoint())
@@ -188,7 +192,7 @@ def test_values_of_one_give_outputs_of_one(checkpoint: Folder, row: str) -> None
     assert sum(rows == WINDOW for rows, _ in seen) > LENGTH
 
 
-@each_row
+@each_revised_row
 def test_seen_sets_only_grow_and_sealed_pages_never_change(checkpoint: Folder, row: str) -> None:
     """A register of the next step is that of this one, a bit further; and what is final stays."""
     llm: Any = make_llm(checkpoint())
@@ -216,7 +220,7 @@ def test_seen_sets_only_grow_and_sealed_pages_never_change(checkpoint: Folder, r
     assert steps > 40 and len(pages) > 3
 
 
-@each_row
+@each_revised_row
 def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder, row: str) -> None:
     prompts: list[Prompt] = [[words(n, 90)] for n in range(3)]
     policies = [{"select": TABLE[row], "revise": Revise(WINDOW)}] * 3
@@ -233,8 +237,10 @@ def test_preemption_in_the_middle_of_a_window_changes_nothing(checkpoint: Folder
 def test_a_batch_of_mixed_policies_equals_one_at_a_time(checkpoint: Folder) -> None:
     """All of the table at once, with windows and without, beside what throws keys away."""
     how: list[dict[str, Any]] = [{}]
-    for n, select in enumerate(TABLE.values()):
-        how += [{"select": select}, {"select": select, "revise": Revise(2 + n % 3)}]
+    for n, (row, select) in enumerate(TABLE.items()):
+        how.append({"select": select})
+        if row in REVISED:
+            how.append({"select": select, "revise": Revise(2 + n % 3)})
     prompts: list[Prompt] = [
         [words(n, 60 + 7 * n), Document(words(50, 41)), words(n, 20)] for n in range(len(how))
     ]

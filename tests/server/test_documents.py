@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from looseleaf.server.protocol.documents import DocumentBody
 from tests.server.live import DOCUMENT, Live, live_server
 
@@ -53,6 +55,19 @@ def test_a_document_without_waiting_is_accepted_at_once(live: Live) -> None:
     again = live.post("/v1/documents", {"id": "later", "text": TEXT + "Four."})
     assert again.json()["state"] == "ready"
     live.client.delete("/v1/documents/later")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}"])
+def test_pinning_needs_no_body_and_no_content_type(live: Live, content: bytes | None) -> None:
+    live.post("/v1/documents", {"id": "bare", "text": TEXT + "Bare."})
+    request = live.client.build_request("POST", "/v1/documents/bare/pin", content=content)
+    # as curl sends it: without a body there is no length, and never a type of its own
+    for header in ("content-type", *(["content-length"] if not content else [])):
+        request.headers.pop(header, None)
+    answer = live.client.send(request)
+    assert (answer.status_code, answer.json().get("pinned")) == (200, True)
+    assert live.client.delete("/v1/documents/bare/pin").status_code == 200
+    live.client.delete("/v1/documents/bare")
 
 
 def test_pinned_pages_are_counted_as_pinned_until_they_are_not(live: Live) -> None:

@@ -83,6 +83,42 @@ def test_sigterm_in_the_middle_of_streams_cuts_none_of_them() -> None:
         process.communicate()
 
 
+async def cut_off(process: subprocess.Popen[str], url: str) -> tuple[list[Any], httpx.Response]:
+    """The events of a stream and a whole answer, neither of which can end in time."""
+    options = {"max_tokens": 3800, "ignore_eos": True, "n": 8, "temperature": 1}
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+        asked = client.post("/v1/chat/completions", json=chat_body(**options))
+        whole = asyncio.create_task(asked)
+        events: list[Any] = []
+        body = chat_body(stream=True, **options)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if line and not events:
+                    process.send_signal(signal.SIGTERM)
+                if line:
+                    events.append(line.removeprefix("data: "))
+        return events, await whole
+
+
+def test_a_drain_that_runs_out_tells_those_whom_it_cuts_off_and_the_log() -> None:
+    process, url = started("--drain-seconds", "0.5")
+    try:
+        events, whole = asyncio.run(cut_off(process, url))
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "shutting_down"
+        assert whole.status_code == 503
+        assert whole.json()["error"]["code"] == "shutting_down"
+        assert process.stderr is not None
+        log = [json.loads(line) for line in process.stderr]
+        assert [e["whole"] for e in log if e["event"] == "stopped"] == [False]
+        assert not [e for e in log if e["level"] == "error"]
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
 def test_ctrl_c_ends_a_server_in_peace() -> None:
     process, _ = started()
     process.send_signal(signal.SIGINT)

@@ -81,6 +81,7 @@ def test_a_request_may_have_keys_thrown_away(live: Live, policy: str) -> None:
         ({"select": {"policy": "all", "tokens": 9}}, "reads everything"),
         ({"revise": 4}, "give select"),
         ({"select": "all", "revise": 4}, "give select"),
+        ({"select": "window", "revise": 4}, "policy 'window' chooses none"),
         ({"select": "retrieval", "documents": LONG}, "none of this request's documents is hosted"),
     ],
 )

@@ -16,6 +16,10 @@ from looseleaf.blend.budget import Budget, choose
 from looseleaf.blend.candidates import Candidates, Evidence
 from looseleaf.errors import InvalidOption
 
+# in 16 bits it is the result of each layer that is rounded, in fp32 a sum of many terms
+_NOISE_STEPS = 3
+_LEAST_NOISE = 2.0**-16
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -71,11 +75,19 @@ def kv_deviation(
     stored_keys: Float[Tensor, "tokens kv_heads head_dim"],
     stored_values: Float[Tensor, "tokens kv_heads head_dim"],
 ) -> Float[Tensor, " tokens"]:
-    """Relative change of each token's keys plus that of its values, fp32, 0 where nothing changed.
+    """Relative change of each token's keys plus that of its values, fp32; 0 where nothing changed
+    but what was rounded.
 
     Fresh and stored must stand in the same frame, which one does not matter: turning both by the
     same angle changes no length. Relative, since keys are often longer than values."""
-    return _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
+    change = _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
+    # how it is rounded depends on the sizes of steps, and no choice may
+    return change.masked_fill(change < _noise(values.dtype), 0.0)
+
+
+def _noise(dtype: torch.dtype) -> float:
+    """What keys and values that were computed twice in ``dtype`` differ by, as `kv_deviation`."""
+    return max(_NOISE_STEPS * torch.finfo(dtype).eps, _LEAST_NOISE)
 
 
 def _relative_change(

@@ -6,7 +6,7 @@ import click
 
 from looseleaf.cli.answering import build_prompt, print_answer
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.cli.policies import (
     fuse_options,
     select_options,
@@ -15,7 +15,7 @@ from looseleaf.cli.policies import (
     take_select,
 )
 from looseleaf.engine.request import Policies
-from looseleaf.errors import InvalidRequest
+from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
 
@@ -62,6 +62,11 @@ def ask(
         "select": take_select(options),
         "revise": take_revise(options),
     }
+    if policies["fuse"] is None and {"canary_share", "canary_bound"} & given(options).keys():
+        raise InvalidOption(
+            "--canary-share and --canary-bound check what --fuse does: give that too"
+        )
+    require_tiers(options)
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.engine.llm import LLM

@@ -57,9 +57,8 @@ def generate(
     from looseleaf.bench.checkpoints import write_random_checkpoint
     from looseleaf.bench.generate import GenerateConfig, Material, measure
     from looseleaf.bench.results import show_table
-    from looseleaf.engine.loading import reference_model
+    from looseleaf.engine.loading import find_model, reference_model
     from looseleaf.evals.world import make_example
-    from looseleaf.models import find_checkpoint
 
     if model and shape:
         raise InvalidOption("give --model or --shape, not both")
@@ -67,7 +66,7 @@ def generate(
         if shape:
             folder, name = write_random_checkpoint(shape, Path(scratch) / shape), f"{shape}, random"
         elif model:
-            folder, name = find_checkpoint(model), Path(model).name
+            folder, name = find_model(model), Path(model).name
         else:
             folder, name = reference_model(), "reference"
         lengths = prompt_tokens, document_tokens

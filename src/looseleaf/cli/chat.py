@@ -6,7 +6,7 @@ import click
 
 from looseleaf.cli.answering import build_prompt, print_answer
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError
 from looseleaf.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ def chat(
     names: tuple[str, ...], system: str | None, max_tokens: int, temperature: float, **options: Any
 ) -> None:
     """Talk about documents. Each document is computed once, whatever is asked."""
+    require_tiers(options)
     documents = read_documents(names)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.engine.llm import LLM

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import click
+
 from looseleaf.engine.request import Document, DocumentContext
 from looseleaf.errors import EmptyDocument, InvalidRequest
 
@@ -12,7 +14,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> list[Document]:
     """The documents of ``names``, in order; a folder stands for its text files, ``-`` for standard
-    input.
+    input. Files of a folder that are empty are left out, which standard error is told.
 
     Raises InvalidRequest for a file that is missing or no text, EmptyDocument for one without any.
     """
@@ -22,7 +24,15 @@ def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> l
             text = _decode(sys.stdin.buffer.read(), "standard input")
             documents.append(_document("standard input", text, context))
             continue
-        documents += [_document(path.name, _read(path), context) for path in _files(Path(name))]
+        texts = {path: _read(path) for path in _files(Path(name))}
+        full = [path for path, text in texts.items() if text.strip()]
+        if not full:
+            raise EmptyDocument(
+                f"{name} is empty: leave it out, or check that it is the one you mean"
+            )
+        for path in sorted(texts.keys() - set(full)):
+            click.echo(f"{path} is empty and left out", err=True)
+        documents += [Document(texts[path], name=path.name, context=context) for path in full]
     return documents
 
 

@@ -149,11 +149,11 @@ class Evaluation:
         it."""
         from looseleaf.bench.origin import describe_origin
         from looseleaf.engine.llm import LLM
-        from looseleaf.engine.loading import reference_model
+        from looseleaf.engine.loading import find_model, reference_model
         from looseleaf.evals.endpoint import EndpointArm
         from looseleaf.evals.run import AnswerFile, Runner, Source
         from looseleaf.evals.world import count_words
-        from looseleaf.models import find_checkpoint, model_fingerprint
+        from looseleaf.models import model_fingerprint
 
         chosen, code = self.choices, describe_origin()["commit"]
         if chosen["answers"] and code.endswith("-dirty"):
@@ -173,7 +173,7 @@ class Evaluation:
             names = chosen["checkpoints"] or ("causal", "block")
             folders = {name: reference_model(name) for name in names}
         for name, folder in folders.items():
-            weights = model_fingerprint(find_checkpoint(folder)).hex()
+            weights = model_fingerprint(find_model(folder)).hex()
             settings = repr(sorted(self.engine.items()))
             runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
             llm = LLM(folder, **self.engine)

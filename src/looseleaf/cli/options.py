@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
+from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,7 +24,8 @@ def engine_options(command: Command) -> Command:
     return click.option(
         "--model",
         metavar="FOLDER|ID",
-        help="checkpoint folder or hub id [default: the reference model]",
+        help="checkpoint folder, hub id, or looseleaf-causal, the reference model for more than a "
+        "thousand tokens [default: looseleaf-block, the one for fewer]",
     )(section_options(*ENGINE_SECTIONS)(command))
 
 
@@ -54,6 +56,27 @@ def field_names(*sections: type) -> list[str]:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """The options that somebody gave a value."""
     return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+def require_tiers(options: dict[str, Any]) -> None:
+    """Raise InvalidOption for a flag that says how documents are kept where none are."""
+    chosen = given(options)
+    if "disk_gib" in chosen and not chosen.get("disk_path"):
+        raise InvalidOption("--disk-gib is how much --disk-path may hold: give that too")
+    if (
+        "tier_packing" in chosen
+        and not TierConfig(
+            **{
+                name: chosen[name]
+                for name in ("host_gib", "disk_path", "remote_url")
+                if name in chosen
+            }
+        ).any
+    ):
+        raise InvalidOption(
+            "--tier-packing is for documents outside the pool: give --disk-path, --host-gib or "
+            "--remote-url too"
+        )
 
 
 def _flag(field: "dataclasses.Field[Any]", hint: Any) -> Callable[[Command], Command]:

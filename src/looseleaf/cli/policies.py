@@ -24,6 +24,17 @@ from looseleaf.errors import InvalidOption
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+def _budget(text: str) -> int | float:
+    """A whole number is so many tokens, a fraction a share: so 1.0 is not 1."""
+    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+
+
+BUDGET_HELP = (
+    "what --select may read: a whole number is so many tokens, a fraction (0.05, 1.0) a share of "
+    "the context [default: 2048; of each hosted document 192]. Layers that read everything come "
+    "on top: by default the first 2, none with window, retrieval and where keys are thrown away"
+)
 _LAYERS = ("flat", "pyramid")
 _WITHOUT_RATIO = ("none", "all", "ape")
 _WITH_RATIO = tuple(name for name in get_args(FuseSelector) if name not in _WITHOUT_RATIO)
@@ -122,12 +133,7 @@ def select_options(command: Command) -> Command:
         help="how many of the last tokens go on to read with the newest; needs --select "
         "[default: 1]",
     )
-    budget = click.option(
-        "--budget",
-        type=float,
-        help="what --select may read: so many tokens, or below 1 a share of the context "
-        "[default: 2048]",
-    )
+    budget = click.option("--budget", type=_budget, metavar="NUMBER", help=BUDGET_HELP)
     layers = click.option(
         "--layer-budgets",
         type=click.Choice(_LAYERS),
@@ -163,10 +169,10 @@ def reading_options(command: Command) -> Command:
         click.option(
             "--budget",
             "budgets",
-            type=float,
+            type=_budget,
+            metavar="NUMBER",
             multiple=True,
-            help="what --select may read: so many tokens, or below 1 a share of the context "
-            "[default: 2048]; may be repeated",
+            help=f"{BUDGET_HELP}; may be repeated",
         ),
         click.option(
             "--layer-budgets",
@@ -254,9 +260,9 @@ def take_select(options: dict[str, Any]) -> Select | None:
     if budget is None:
         return Select(policy, **spread)
     if not 0 < budget < math.inf:
-        raise InvalidOption(f"--budget is a number of tokens, or a share below 1, not {budget:g}")
-    if budget < 1:
+        raise InvalidOption(f"--budget is a number of tokens, or a share up to 1.0, not {budget:g}")
+    if isinstance(budget, float) and budget <= 1:
         return Select(policy, ratio=budget, **spread)
     if budget != int(budget):
-        raise InvalidOption(f"--budget {budget} is neither a whole number nor a share below 1")
+        raise InvalidOption(f"--budget {budget} is neither a whole number nor a share up to 1.0")
     return Select(policy, tokens=int(budget), **spread)

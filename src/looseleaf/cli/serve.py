@@ -58,8 +58,8 @@ def option_names() -> list[str]:
 )
 @section_options(*ENGINE_SECTIONS, ServerConfig)
 def serve(model: str | None, **options: Any) -> None:
-    """Serve MODEL, a checkpoint folder or a hub id, over the OpenAI API. Without it, the reference
-    model is served.
+    """Serve MODEL, a checkpoint folder, a hub id or looseleaf-causal, over the OpenAI API. Without
+    it, the reference model looseleaf-block is served.
 
     Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
     """

@@ -23,17 +23,17 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import (
     LoadedModel,
+    find_model,
     load_model,
     longest_context,
     make_engine,
-    reference_model,
 )
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.engine.rows import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
-from looseleaf.models import find_checkpoint, read_config
+from looseleaf.models import read_config
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.sampling_params import SamplingParams
 
@@ -167,7 +167,7 @@ class Subject:
     def __init__(
         self, model: str | None, options: dict[str, Any], tokens: int = 512, *, exactly: bool = True
     ) -> None:
-        folder = find_checkpoint(reference_model() if model is None else model)
+        folder = find_model(model)
         longest = longest_context(read_config(folder))
         if not exactly and longest is not None:
             tokens = min(tokens, longest)

@@ -17,13 +17,17 @@ class Arrivals:
     total_predicted: float | None = None
     ratio: float | None = None
 
-    def report(self, total_seconds: float | None) -> LoadingReport:
-        """All of it for the caller; ``total_seconds`` is from admission to the first token."""
+    def report(self, total_seconds: float | None) -> LoadingReport | None:
+        """All of it for the caller; ``total_seconds`` is from admission to the first token. What
+        failed to come is left out; None where nothing else was to come, and no ratio chosen."""
+        loads = [load for load in self.loads if load.state in ("loading", "done")]
+        if self.loads and not loads and self.ratio is None:
+            return None
         return LoadingReport(
-            tiers=tuple(dict.fromkeys(load.tier for load in self.loads)),
-            num_bytes=sum(load.record.num_bytes for load in self.loads),
+            tiers=tuple(dict.fromkeys(load.tier for load in loads)),
+            num_bytes=sum(load.record.num_bytes for load in loads),
             load_predicted=self.load_predicted,
-            load_seconds=_longest([load.seconds for load in self.loads]),
+            load_seconds=_longest([load.seconds for load in loads]),
             total_predicted=self.total_predicted,
             total_seconds=total_seconds,
             ratio=self.ratio,

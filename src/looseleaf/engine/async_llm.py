@@ -6,6 +6,7 @@ before the next step."""
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Generic, TypeVar, Unpack
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
@@ -113,6 +115,7 @@ class AsyncLLM:
         **policies: Unpack[GivenPolicies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
+        require_policies("generate", policies)
         parts = self.engine.prompts.from_parts(prompt)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
         return self.stream(with_policies(request, **policies))
@@ -129,6 +132,7 @@ class AsyncLLM:
         **policies: Unpack[GivenPolicies],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing answer to a conversation."""
+        require_policies("chat", policies)
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_messages(messages, first)
         request = self._request(parts, sampling_params, request_id, salt, deadline)
@@ -139,13 +143,20 @@ class AsyncLLM:
 
         Raises EngineClosed if the engine takes no requests any more, and what ended the request."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Outcome] = asyncio.Queue()
+        newest, arrived = deque[Outcome](), asyncio.Event()
         since = time.perf_counter()
+
+        def take(outcome: Outcome) -> None:
+            # an output holds those before it: whoever reads slowly finds the newest, and no heap
+            if isinstance(outcome, RequestOutput):
+                newest.clear()
+            newest.append(outcome)
+            arrived.set()
 
         def deliver(outcome: Outcome) -> None:
             # a loop that has ended takes nothing any more; nobody listens there
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.put_nowait, outcome)
+                loop.call_soon_threadsafe(take, outcome)
 
         grammar = request.params.grammar
         if grammar is not None:
@@ -153,7 +164,10 @@ class AsyncLLM:
         self._worker.open(request, since, deliver)
         try:
             while True:
-                outcome = await arrived.get()
+                while not newest:
+                    arrived.clear()
+                    await arrived.wait()
+                outcome = newest.popleft()
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
@@ -280,7 +294,8 @@ class AsyncLLM:
         deadline: float | None,
     ) -> Request:
         name = request_id or f"async-{next(self._ids)}"
-        return Request(name, parts, params or SamplingParams(), salt, deadline)
+        params = SamplingParams() if params is None else params
+        return Request(name, parts, params, salt, deadline)
 
 
 class _Result(Generic[T]):

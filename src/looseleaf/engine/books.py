@@ -9,6 +9,8 @@ from looseleaf.attention.plan import PlanCounters
 from looseleaf.attention.readings import RowReads
 from looseleaf.attention.selection import PagePolicy
 from looseleaf.engine.documents import Documents
+from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
+from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
@@ -16,6 +18,19 @@ from looseleaf.engine.stats import EngineCounters, SharedKeys, StepStats
 from looseleaf.errors import DeadlineExceeded
 
 Outputs = Mapping[Sequence, OutputProgress]
+
+
+@dataclass(frozen=True, eq=False)
+class _Coming:
+    """Documents of a sequence that are to be loaded, or computed if that fails, and whether its
+    request ``counts``."""
+
+    documents: list[tuple[DocumentUse, DocumentReuse]]
+    counts: bool
+
+    @property
+    def ended(self) -> bool:
+        return all(use.fell_back or use.seconds is not None for use, _ in self.documents)
 
 
 @dataclass(eq=False)
@@ -26,6 +41,8 @@ class Books:
     documents: Documents
     page_size: int
     counters: EngineCounters = field(default_factory=EngineCounters)
+    # whose documents are counted when it is known how they came
+    _coming: dict[Sequence, _Coming] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shared_keys = SharedKeys(self.page_size)
@@ -58,9 +75,7 @@ class Books:
             if output.reuse is None:
                 if output.request.metrics.admitted is None:
                     output.request.mark_admitted()
-                    self.documents.note_admission(sequence, report)
-                    if not sequence.warms and not output.request.request.canary:
-                        self.counters.count_reuse(report)
+                    self._book_reuse(sequence, report, counts=_counts(output.request))
                 output.reuse = report
             else:
                 again = (
@@ -68,8 +83,35 @@ class Books:
                 )
                 output.request.preempted_tokens += again
 
+    def _book_reuse(self, sequence: Sequence, report: ReuseReport, *, counts: bool) -> None:
+        """What a request found when it was first admitted; it is in the sums if it ``counts``."""
+        self.documents.note_admission(sequence, report)
+        coming = [document.source == "loaded" for document in report.documents]
+        if counts:
+            here = [d for d, comes in zip(report.documents, coming, strict=True) if not comes]
+            self.counters.count_reuse(replace(report, documents=tuple(here)))
+        if any(coming):
+            pooled = [document for document in report.documents if not document.hosted]
+            pairs = zip(sequence.documents, pooled, strict=True)
+            loaded = [(use, document) for use, document in pairs if document.source == "loaded"]
+            self._coming[sequence] = _Coming(loaded, counts)
+
+    def _book_arrivals(self, sequence: Sequence, coming: _Coming) -> None:
+        """Documents of a sequence were loaded, or not."""
+        documents = []
+        for use, document in coming.documents:
+            source: DocumentSource = "computed" if use.fell_back else "loaded"
+            self.documents.note_arrival(sequence, use, source)
+            documents.append(replace(document, source=source))
+        if coming.counts:
+            self.counters.count_reuse(ReuseReport(tuple(documents)))
+        del self._coming[sequence]
+
     def book_step(self, work: StepWork, outputs: Outputs) -> None:
         """What a step computed, and what its decode rows read together."""
+        for sequence, coming in list(self._coming.items()):
+            if coming.ended:
+                self._book_arrivals(sequence, coming)
         counters, plan = self.counters, self.attention.counters
         counters.steps += 1
         counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
@@ -125,7 +167,11 @@ class Books:
 
     def book_end(self, progress: RequestProgress) -> None:
         """How a request ended."""
-        if progress.request.warms or progress.request.canary:
+        for output in progress.outputs:
+            coming = self._coming.get(output.sequence)
+            if coming is not None:
+                self._book_arrivals(output.sequence, coming)
+        if not _counts(progress):
             return
         again = (sum(output.sequence.recomputed()) for output in progress.outputs)
         self.counters.document_tokens_recomputed += sum(again)
@@ -137,3 +183,8 @@ class Books:
             self.counters.aborted += 1
         else:
             self.counters.finished += 1
+
+
+def _counts(progress: RequestProgress) -> bool:
+    """Whether a request is in the sums: the engine's own are not."""
+    return not progress.request.warms and not progress.request.canary

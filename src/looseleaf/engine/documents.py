@@ -4,20 +4,18 @@ Registering computes a document's segment ahead of any request. The segment is o
 it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
 document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from looseleaf.config import IndexConfig
 from looseleaf.config.option import require_text
-from looseleaf.engine.hosted_pass import HostingJob
+from looseleaf.engine.departed import Departed
 from looseleaf.engine.hosting import Hosting
-from looseleaf.engine.outputs import ReuseReport
+from looseleaf.engine.outputs import DocumentSource, ReuseReport
+from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.registered import Registered, content_key
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -64,35 +62,6 @@ class DocumentInfo:
 
 
 @dataclass(eq=False)
-class _Entry:
-    """A registered document with the segments it has, by key: one for each context.
-
-    ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
-    ``error`` why the latest of these failed, if it did; ``hosting`` what hosts it outside of the
-    pool, if it is hosted.
-    """
-
-    id: str
-    salt: str
-    document: Document
-    content: SegmentKey
-    pinned: bool = False
-    hits: int = 0
-    computed: int = 0
-    created: float = field(default_factory=time.time)
-    seconds: float | None = None
-    error: LooseleafError | None = None
-    hosting: HostingJob | None = None
-    ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
-    others: set[SegmentKey] = field(default_factory=set)
-    warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.document.token_ids or ()
-
-
-@dataclass(eq=False)
 class Documents:
     """All registered documents of an engine.
 
@@ -106,9 +75,12 @@ class Documents:
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
     hosting: Hosting | None = None
-    _entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
-    _by_key: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
-    _by_content: dict[SegmentKey, list[_Entry]] = field(default_factory=dict)
+    _entries: dict[tuple[str, str], Registered] = field(default_factory=dict)
+    _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
+    _by_content: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._departed = Departed(self.tiers)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -135,13 +107,13 @@ class Documents:
         if document_id is not None:
             require_text("document_id", document_id)
         tokens = next(part.tokens for part in parts if isinstance(part, DocumentPart))
-        content = _content(self.keys.salted(salt), tokens)
+        content = content_key(self.keys.salted(salt), tokens)
         name = f"doc-{content.hex()[:24]}" if document_id is None else document_id
         entry = self._entries.get((salt, name))
         fresh = entry is None
         if entry is None:
             self._check_number(salt, most)
-            entry = _Entry(name, salt, replace(document, token_ids=tokens), content)
+            entry = Registered(name, salt, replace(document, token_ids=tokens), content)
         elif entry.content != content:
             raise DocumentExists(
                 f"document id {name!r} is in use for another text: delete that, or choose "
@@ -219,25 +191,30 @@ class Documents:
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
         self._unhost(entry)
+        gone: set[SegmentKey] = set()
         self._by_content[entry.content].remove(entry)
         if not self._by_content[entry.content]:
             del self._by_content[entry.content]
+            gone |= self._departed.take(entry.content)
         for key in [*entry.ahead, *entry.others]:
             self._detach(entry, key)
             segment = self.store.find(key)
-            if segment is not None and key not in self._by_key:
-                self.store.forget(segment)
-            if self.tiers is not None and key not in self._by_key:
-                self.tiers.delete([key])
+            if key not in self._by_key:
+                gone.add(key)
+                if segment is not None:
+                    self.store.forget(segment)
+        if self.tiers is not None and gone:
+            self.tiers.delete(list(gone))
         return info
 
     def note_admission(self, sequence: Sequence, report: ReuseReport) -> None:
-        """Count what an admitted sequence found, for documents that are registered."""
+        """Count what an admitted sequence found, for documents that are registered; of those that
+        are to be loaded `note_arrival` tells how that ended."""
         if not self._entries:
             return
         counted: set[SegmentKey] = set()
         for hosted in sequence.hosted:
-            content = _content(sequence.keys, hosted.part.ids)
+            content = content_key(sequence.keys, hosted.part.ids)
             for entry in self._by_content.get(content, ()):
                 entry.hits += 1
         pooled = [found for found in report.documents if not found.hosted]
@@ -245,13 +222,17 @@ class Documents:
             if use.key in counted:
                 continue
             counted.add(use.key)
-            content = _content(sequence.keys, use.part.ids)
-            for entry in self._by_content.get(content, ()):
+            entries = self._by_content.get(content_key(sequence.keys, use.part.ids), ())
+            for entry in entries:
                 self._attach(entry, use.key)
-                if found.source == "computed":
-                    entry.computed += 1
-                elif not sequence.warms:
-                    entry.hits += 1
+            if found.source != "loaded":
+                _count(entries, sequence, found.source)
+
+    def note_arrival(self, sequence: Sequence, use: DocumentUse, source: DocumentSource) -> None:
+        """Count where a document came from that was to be loaded, if it is registered."""
+        if self._entries:
+            content = content_key(sequence.keys, use.part.ids)
+            _count(self._by_content.get(content, ()), sequence, source)
 
     def _check_number(self, salt: str, most: int | None) -> None:
         held = 0 if most is None else sum(of == salt for of, _ in self._entries)
@@ -260,7 +241,7 @@ class Documents:
                 f"{held} documents are registered, but {most} are the most: delete some"
             )
 
-    def _entry(self, document_id: str, salt: str) -> _Entry:
+    def _entry(self, document_id: str, salt: str) -> Registered:
         entry = self._entries.get((salt, document_id))
         if entry is None:
             raise DocumentNotFound(
@@ -268,7 +249,7 @@ class Documents:
             )
         return entry
 
-    def _begin(self, entry: _Entry, parts: PromptParts) -> None:
+    def _begin(self, entry: Registered, parts: PromptParts) -> None:
         """Compute the segment of ``parts`` unless it is there or on its way."""
         known = next((key for key, p in entry.ahead.items() if p == parts), None)
         if known is not None:
@@ -288,7 +269,7 @@ class Documents:
         entry.warming[use.key] = progress
         self._attach(entry, use.key)
 
-    def _ended(self, entry: _Entry, progress: RequestProgress) -> None:
+    def _ended(self, entry: Registered, progress: RequestProgress) -> None:
         (use,) = progress.outputs[0].sequence.documents
         entry.warming.pop(use.key, None)
         entry.error = progress.error
@@ -297,7 +278,7 @@ class Documents:
         if (entry.salt, entry.id) in self._entries:
             self._pin_ready(entry)
 
-    def _unhost(self, entry: _Entry) -> None:
+    def _unhost(self, entry: Registered) -> None:
         """Drop what hosts a deleted document, unless it hosts the same text under another id."""
         if entry.hosting is None or self.hosting is None:
             return
@@ -306,7 +287,7 @@ class Documents:
         if key not in others:
             self.hosting.forget(key)
 
-    def _attach(self, entry: _Entry, key: SegmentKey) -> None:
+    def _attach(self, entry: Registered, key: SegmentKey) -> None:
         segment = self.store.find(key)
         if segment is not None:
             segment.forgotten = False
@@ -314,18 +295,20 @@ class Documents:
         if entry in holders:
             return
         holders.append(entry)
+        self._departed.discard(entry.content, key)
         if key not in entry.ahead:
             for old in [k for k in entry.others if self.store.find(k) is None]:
                 entry.others.remove(old)
                 self._detach(entry, old)
+                self._departed.add(entry.content, old)
             entry.others.add(key)
 
-    def _detach(self, entry: _Entry, key: SegmentKey) -> None:
+    def _detach(self, entry: Registered, key: SegmentKey) -> None:
         self._by_key[key].remove(entry)
         if not self._by_key[key]:
             del self._by_key[key]
 
-    def _pin_ready(self, entry: _Entry) -> None:
+    def _pin_ready(self, entry: Registered) -> None:
         if entry.pinned:
             for segment in self._segments(entry):
                 if segment.ready and segment.key in entry.ahead:
@@ -333,7 +316,9 @@ class Documents:
                     if self.tiers is not None:
                         self.tiers.pin(segment.key, True)
 
-    def _check_pins(self, entry: _Entry, pinned: bool, parts: PromptParts | None = None) -> None:
+    def _check_pins(
+        self, entry: Registered, pinned: bool, parts: PromptParts | None = None
+    ) -> None:
         contexts = [*entry.ahead.values()]
         if parts is not None and parts not in contexts:
             contexts.append(parts)
@@ -347,14 +332,14 @@ class Documents:
                 f"most half of it, {most}, may be pinned: unpin another one or enlarge the cache"
             )
 
-    def _segments(self, entry: _Entry) -> list[Segment]:
+    def _segments(self, entry: Registered) -> list[Segment]:
         found = (self.store.find(key) for key in [*entry.ahead, *entry.others])
         return [segment for segment in found if segment is not None]
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.store.pool.page_size)
 
-    def _info(self, entry: _Entry) -> DocumentInfo:
+    def _info(self, entry: Registered) -> DocumentInfo:
         segments = self._segments(entry)
         num_tokens = len(entry.tokens)
         done = [self._done(key, num_tokens) for key in entry.ahead]
@@ -392,6 +377,10 @@ class Documents:
         return num_tokens if segment.ready else segment.filled
 
 
-def _content(keys: KeySpace, tokens: tuple[int, ...] | npt.NDArray[np.int32]) -> SegmentKey:
-    """What a document is apart from its contexts."""
-    return keys.document(keys.root, tokens)
+def _count(entries: Iterable[Registered], sequence: Sequence, source: DocumentSource) -> None:
+    """Count where a document came from under every id that it has."""
+    for entry in entries:
+        if source == "computed":
+            entry.computed += 1
+        elif not sequence.warms:
+            entry.hits += 1

@@ -296,39 +296,46 @@ class Hosting:
             return
 
     def _load(self, segment: HostedSegment, config: IndexConfig) -> bool:
-        """Take keys, values and index from the tier; False if they are not all there and sound."""
+        """Take keys, values and index from the tier; False if they are not all there and sound. Of
+        one with another index keys and values stay, where the new one learns from nothing else."""
         if self.tier is None:
             return False
-        key = _stored(segment.key)
+        index = None
         try:
-            arrays = self.tier.get_sidecar(key, _SIDECAR)
-            reader = self.tier.open(key)
-            if arrays is None or reader is None:
+            arrays = self.tier.get_sidecar(_stored(segment.key), _SIDECAR)
+            if arrays is None or not _read(self.tier, segment):
                 return False
-            shape = (2, 1, *segment.kv.shape[2:])
-            try:
-                if (tuple(reader.record.layer_shape), reader.record.dtype) != (
-                    shape,
-                    dtype_name(segment.kv.dtype),
-                ):
-                    return False
-                for layer, memory in enumerate(segment.kv.view(len(segment.kv), -1)):
-                    raw = memory.view(torch.uint8)
-                    read = reader.read(layer, raw)
-                    if read.data_ptr() != raw.data_ptr():
-                        raw.copy_(read)
-            finally:
-                reader.close()
-            segment.filled = segment.num_tokens
             named = {name: np.asarray(array) for name, array in arrays.items()}
             index = SegmentIndex.load(named, segment)
-            if index.config != config:
-                return False
-            segment.index = index
-        except (TierFault, LooseleafError):
+        except (TierFault, LooseleafError) as error:
+            _log.info("a hosted document is not taken from disk as it is: %s", error)
+        if index is None or index.config != config:
+            # the queries to learn from are nowhere: only computing the document yields them
+            segment.filled = 0 if config.kind in LEARNING else segment.filled
             return False
+        segment.index = index
         self.loaded += 1
         return True
+
+
+def _read(tier: Tier, segment: HostedSegment) -> bool:
+    """Fill a segment with the keys and values that a tier has; False if it has none that fit."""
+    reader = tier.open(_stored(segment.key))
+    if reader is None:
+        return False
+    try:
+        wanted = (2, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
+        if (tuple(reader.record.layer_shape), reader.record.dtype) != wanted:
+            return False
+        for layer, memory in enumerate(segment.kv.view(len(segment.kv), -1)):
+            raw = memory.view(torch.uint8)
+            read = reader.read(layer, raw)
+            if read.data_ptr() != raw.data_ptr():
+                raw.copy_(read)
+    finally:
+        reader.close()
+    segment.filled = segment.num_tokens
+    return True
 
 
 def _stored(key: SegmentKey) -> SegmentKey:

@@ -104,7 +104,9 @@ class Intake:
             raise InvalidRequest(
                 "select='retrieval' reads hosted documents by their index, and none of this "
                 "request's documents is hosted (under its salt, behind this beginning): host it "
-                "first, or leave select out"
+                "first, or leave select out. llm.host keeps a document behind the beginning of a "
+                "chat, so ask about it with llm.chat; or host Document(text, context='alone'), "
+                "which is the same in every prompt"
             )
 
     def _output(

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.keywords import require_policies, sampling_of_each
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
@@ -21,6 +22,7 @@ from looseleaf.engine.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    tokenized,
     with_policies,
 )
 from looseleaf.engine.runner import OnProgress
@@ -34,7 +36,9 @@ _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 class LLM:
     """A model with its engine and its cache of segments.
 
-    ``model`` is a folder or a hub id; None is the reference model that ships with the package.
+    ``model`` is a folder or a hub id. Two small models ship with the package: ``looseleaf-block``,
+    which is taken for None and is good for prompts up to about a thousand tokens, and
+    ``looseleaf-causal`` for longer ones.
     Options are the fields of `EngineConfig`, `CacheConfig`, `SchedulerConfig` and `TierConfig`: as
     in ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
     that can't be used and InvalidOption for an option that is unknown or out of range.
@@ -82,6 +86,7 @@ class LLM:
         rows profit from that. Raises InvalidRequest before anything runs,
         DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
         lost."""
+        require_policies("generate", policies)
         if not isinstance(prompts, Iterable):
             raise InvalidRequest(
                 f"generate takes a prompt or a list of prompts, not {type(prompts).__name__}"
@@ -111,6 +116,7 @@ class LLM:
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
         ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
         ``deadline``, ``policies`` and errors as in `generate`."""
+        require_policies("chat", policies)
         if not isinstance(conversations, Sequence):
             raise InvalidRequest(
                 f"chat takes a list of messages, not {type(conversations).__name__}"
@@ -146,7 +152,8 @@ class LLM:
         """Compute a document ahead and keep it under an id, as `Documents.register` says.
 
         Its context is that of a conversation under ``system_prompt``, by default the one that all
-        have, whose own system text is ``system``. What else can be done with registered documents
+        have, whose own system text is ``system``: so it is found by `chat`, and by `generate` only
+        as ``Document(text, context="alone")``. What else can be done with registered documents
         is in ``engine.documents``."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
@@ -175,8 +182,9 @@ class LLM:
         """Compute a document into the host's memory and index it, for requests with
         ``select=Select("retrieval")``. It may be longer than the pool.
 
-        Its context is as in `register`. ``on_progress`` hears a stage, how much is done and of how
-        much, from any thread. Raises as `Hosting.add` does, and what ended the work."""
+        Its context is as in `register`, so ask about it with `chat`. ``on_progress`` hears a stage,
+        how much is done and of how much, from any thread. Raises as `Hosting.add` does, and what
+        ended the work."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         if not isinstance(index, IndexConfig | None):
@@ -194,17 +202,29 @@ class LLM:
 
     def stream(
         self,
-        parts: PromptParts,
+        prompt: Prompt | PromptParts,
         sampling_params: SamplingParams | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
+        *,
+        salt: str = "",
+        deadline: float | None = None,
         **policies: Unpack[GivenPolicies],
     ) -> Iterator[RequestOutput]:
-        """The growing output of one tokenized prompt (``engine.prompts`` makes them), step by step.
+        """The growing output of one prompt, step by step.
 
-        ``on_prefill`` hears how many prompt tokens are done, and of how many, until the first token
-        is there."""
-        request = Request(self._next_id(), parts, sampling_params or SamplingParams())
-        request = with_policies(request, **policies)
+        The prompt is what `generate` takes a list of, as in ``llm.stream([document, "Who?"])``, or
+        one that ``engine.prompts`` made, of a conversation with ``from_messages``. ``on_prefill``
+        hears how many prompt tokens are done, and of how many, until the first token is there.
+        ``salt``, ``deadline``, ``policies`` and errors as in `generate`."""
+        require_policies("stream", policies)
+        parts = tokenized(prompt) or self.engine.prompts.from_parts(cast(Prompt, prompt))
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = Request(self._next_id(), parts, params, salt, deadline)
+        return self._stream(with_policies(request, **policies), on_prefill)
+
+    def _stream(
+        self, request: Request, on_prefill: Callable[[int, int], None] | None
+    ) -> Iterator[RequestOutput]:
         with self._lock:
             progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
@@ -240,12 +260,7 @@ class LLM:
         deadline: float | None,
         policies: GivenPolicies,
     ) -> list[RequestOutput]:
-        params = sampling_params or SamplingParams()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise InvalidRequest(
-                f"{len(prompts)} prompts but {len(each)} sampling parameters: give one or as many"
-            )
+        each = sampling_of_each(sampling_params, len(prompts))
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):

@@ -25,6 +25,8 @@ from looseleaf.rope.frames import rope_fingerprint
 from looseleaf.tiers import Tiers
 
 REFERENCE_MODELS = ("causal", "block")
+# by these names they are found wherever a folder or a hub id may be given
+_NAMED = {f"looseleaf-{name}": name for name in REFERENCE_MODELS}
 
 _CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
     "auto": "auto",
@@ -54,7 +56,7 @@ def load_engine(
     implementation: Implementation = "auto",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Engine:
-    """An engine over the checkpoint ``model``: a folder, a hub id, or None for the reference model.
+    """An engine over the checkpoint ``model``, which is as `find_model` has it.
 
     ``on_progress`` hears how far it is with what takes long. Raises ModelError (CheckpointNotFound,
     CorruptCheckpoint, UnsupportedModel) or InvalidOption.
@@ -67,7 +69,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     """The checkpoint ``model`` on the device, in the dtype and for the length that ``config`` asks
     for. Raises as `load_engine` does.
     """
-    folder = find_checkpoint(reference_model("block") if model is None else model)
+    folder = find_model(model)
     device = pick_device(config.device)
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape)
@@ -106,6 +108,17 @@ def make_engine(
     runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
     tiers = Tiers.create(config.tiers, runner.pool)
     return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers))
+
+
+def find_model(model: str | Path | None) -> Path:
+    """The folder of a checkpoint: a folder, a hub id, ``looseleaf-block`` or ``looseleaf-causal``,
+    which ship with the package; None is the first of these. A folder that exists wins.
+
+    Raises CheckpointNotFound."""
+    if model is None:
+        return reference_model()
+    name = _NAMED.get(str(model))
+    return find_checkpoint(model) if name is None or Path(model).exists() else reference_model(name)
 
 
 def reference_model(name: str = "block") -> Path:

@@ -7,7 +7,7 @@ application, so a document is still computed once; and it gives each document th
 model was trained to see, instead of one attention sink per document."""
 
 import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,11 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"a prompt is a string or a list of parts, not {type(prompt).__name__}: messages "
                 "are for llm.chat"
+            )
+        if isinstance(prompt, Document) or not isinstance(prompt, Iterable):
+            raise InvalidRequest(
+                f"a prompt is a string or a list of parts, not {type(prompt).__name__}: write it "
+                "as in [document, 'question']"
             )
         parts: list[list[int] | Document] = []
         for part in [prompt] if isinstance(prompt, str) else prompt:
@@ -234,7 +239,10 @@ def _behind(text: str, messages: Sequence[Message]) -> list[Message]:
     first = messages[0]
     if first.get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
-    own = first.get("content") or ""
+    own = first.get("content")
+    if own is None:
+        # refused like any other message without content
+        return [*messages]
     content = [own] if isinstance(own, str | Document) else [*own]
     joint = text + "\n\n" if content != [""] else text
     return [{**first, "content": [joint, *content]}, *messages[1:]]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from looseleaf.config import Fuse, FuseSelector, Revise, Select, SelectPolicy
 from looseleaf.config.option import require_text
+from looseleaf.engine.keywords import require_sampling
 from looseleaf.errors import EmptyDocument, InvalidOption
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.sampling_params import SamplingParams
@@ -147,6 +148,14 @@ PromptParts = tuple[TextPart | DocumentPart, ...]
 """A tokenized prompt: no two text parts are neighbours, and the last part is text."""
 
 
+def tokenized(prompt: object) -> PromptParts | None:
+    """``prompt`` if it is made of tokens already; None if it is what a caller writes."""
+    made = isinstance(prompt, tuple) and len(prompt) > 0
+    if made and all(isinstance(part, TextPart | DocumentPart) for part in cast(Any, prompt)):
+        return cast(PromptParts, prompt)
+    return None
+
+
 @dataclass(frozen=True)
 class SystemPrompt:
     """What a service says before every conversation: its text, and the tokens of a chat that begins
@@ -201,10 +210,7 @@ class Request:
     canary: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.params, SamplingParams):
-            raise InvalidOption(
-                f"sampling parameters are a SamplingParams, not {type(self.params).__name__}"
-            )
+        require_sampling(self.params)
         require_text("salt", self.salt)
         if self.deadline is not None and not (
             isinstance(self.deadline, Real) and 0.0 < self.deadline < math.inf
@@ -216,6 +222,13 @@ class Request:
             raise InvalidOption(
                 "revise lets earlier rows read what the newest one selects, but this request reads "
                 "everything: give select with a policy, or leave revise out"
+            )
+        windowed = self.select is not None and self.select.policy == "window"
+        if self.revise is not None and self.revise.window > 1 and windowed:
+            raise InvalidOption(
+                "revise lets earlier rows read the pages that a newer one chose, but policy "
+                "'window' chooses none, by their place alone: give select with a policy that looks "
+                "at keys (quest, representatives, partial, retrieval), or leave revise out"
             )
 
     @property

@@ -136,15 +136,16 @@ class EvictingArm(EngineArm):
     """Greedy answers of ``llm`` under a policy that throws keys away, which reads the same prompt
     as text.
 
-    A ``budget`` below 1 is a share of the context in the middle of an output: as many keys are
-    kept as a policy that chooses pages by that ratio reads on average."""
+    A ``budget`` that is a fraction up to 1.0 is a share of the context in the middle of an output:
+    as many keys are kept as a policy that chooses pages by that ratio reads on average."""
 
     def __init__(
         self, llm: LLM, policy: SelectPolicy, budget: float, *, form: Form | None = None
     ) -> None:
-        kind = "ratio" if budget < 1 else "tokens"
-        super().__init__(llm, f"{policy}, {kind} {budget:g}", "prompt", form=form)
         self.policy, self.budget = policy, budget
+        self.is_share = isinstance(budget, float) and budget <= 1
+        kind = "ratio" if self.is_share else "tokens"
+        super().__init__(llm, f"{policy}, {kind} {budget:g}", "prompt", form=form)
 
     def outputs(
         self, items: Sequence[Item], params: Sequence[SamplingParams]
@@ -167,7 +168,7 @@ class EvictingArm(EngineArm):
         return [token for part in made for token in part.tokens]
 
     def _kept(self, item: Item, prompt: int) -> int:
-        if self.budget >= 1:
+        if not self.is_share:
             return int(self.budget)
         said = "\n".join([*item.turns, *item.answers])
         output = len(self.llm.engine.tokenizer.encode(said))

@@ -30,6 +30,15 @@ class HostedSegment:
     index: SegmentIndex | None = None
     _vectors: dict[tuple[int, int], KeyVectors] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        # of the keys themselves nobody would read a line
+        index = "no index" if self.index is None else f"a {self.index.config.kind} index"
+        done = "" if self.ready else f", {self.filled} of them computed"
+        return (
+            f"HostedSegment({self.num_tokens} tokens{done}, {index}, "
+            f"{self.num_bytes / 2**20:.1f} MiB)"
+        )
+
     @classmethod
     def empty(
         cls,

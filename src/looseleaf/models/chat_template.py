@@ -17,6 +17,10 @@ from looseleaf.errors import CorruptCheckpoint, InvalidRequest
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
 _ROLE = re.compile(r"\w+")
+# every template has these, though those that print whatever role there is do not name them
+_ROLES = ("system", "user", "assistant")
+# further ones that are listed if the template names them
+_MORE_ROLES = ("developer", "tool", "function", "ipython", "model")
 
 Message = Mapping[str, Any]
 
@@ -56,15 +60,30 @@ class ChatTemplate:
         self._render = _compile(source)
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The text of the conversation. Raises InvalidRequest if the template refuses it."""
+        """The text of the conversation. Raises InvalidRequest if the template refuses it, or does
+        not know a message's role."""
         from jinja2.exceptions import TemplateError
 
+        for message in messages:
+            self._require_role(str(message["role"]))
         try:
             return self._render(messages=messages, **variables)
         except (TemplateError, TypeError) as error:
             raise InvalidRequest(
                 f"this model's chat template refuses the conversation: {error}"
             ) from error
+
+    def _require_role(self, role: str) -> None:
+        # a template that prints any role would make a turn of a typo, others leave it out
+        if role in _ROLES or self._names(role):
+            return
+        known = [*_ROLES, *filter(self._names, _MORE_ROLES)]
+        raise InvalidRequest(
+            f"this model's chat template has no role {role!r}: use {', '.join(known)}"
+        )
+
+    def _names(self, role: str) -> bool:
+        return f"'{role}'" in self.source or f'"{role}"' in self.source
 
 
 def protect_messages(messages: Sequence[Message], protector: Protector) -> list[dict[str, Any]]:
@@ -77,6 +96,12 @@ def _protect_message(message: Message, protector: Protector) -> dict[str, Any]:
     # roles are put between marker characters by some templates, so they can't be wrapped
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidRequest(f"a message's role must be a word such as 'user', not {role!r}")
+    # an assistant that calls a tool may say nothing besides
+    if message.get("content") is None and not message.get("tool_calls"):
+        raise InvalidRequest(
+            f"the message of role {role!r} has no content: give it a string, or a list of strings "
+            "and documents, as in {'role': 'user', 'content': 'Who?'}"
+        )
     safe: dict[str, Any] = {
         key: protector.protect_tree(value) for key, value in message.items() if key != "content"
     }

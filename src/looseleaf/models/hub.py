@@ -37,7 +37,8 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
         raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
     if not _HUB_ID.fullmatch(str(name)):
         raise CheckpointNotFound(
-            f"no folder {name}; give a checkpoint's folder, or a hub id 'owner/name'"
+            f"no folder {name}; give a checkpoint's folder, a hub id 'owner/name', or the name of "
+            "a model that ships with the package: looseleaf-block or looseleaf-causal"
         )
     download = download or _hub_download()
     try:

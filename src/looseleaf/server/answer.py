@@ -25,8 +25,10 @@ class Form(Protocol):
     def opening(self) -> Json | None:
         """What a choice's first chunk says before its text, if anything."""
 
-    def piece(self, text: str, entries: Sequence[report.Entry] | None, offset: int) -> Json:
-        """More text, at ``offset`` characters; the entries are those of its tokens."""
+    def piece(
+        self, text: str, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
+    ) -> Json:
+        """More text, and the entries of the tokens that are new; ``offsets`` knows those before."""
 
     def ending(self) -> Json:
         """What the last chunk of a choice holds besides the reason."""
@@ -48,7 +50,9 @@ class ChatForm:
     def opening(self) -> Json | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def piece(self, text: str, entries: Sequence[report.Entry] | None, offset: int) -> Json:
+    def piece(
+        self, text: str, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
+    ) -> Json:
         return {"delta": {"content": text}, "logprobs": self._logprobs(entries)}
 
     def ending(self) -> Json:
@@ -75,25 +79,30 @@ class CompletionForm:
     def opening(self) -> Json | None:
         return None
 
-    def piece(self, text: str, entries: Sequence[report.Entry] | None, offset: int) -> Json:
-        return {"text": text, "logprobs": self._logprobs(entries, offset)}
+    def piece(
+        self, text: str, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
+    ) -> Json:
+        return {"text": text, "logprobs": self._logprobs(entries, offsets)}
 
     def ending(self) -> Json:
         return {"text": "", "logprobs": None}
 
     def whole(self, output: CompletionOutput) -> Json:
-        return self.piece(output.text, output.logprobs, 0)
+        return self.piece(output.text, output.logprobs, report.TextOffsets(self.tokenizer))
 
-    def _logprobs(self, entries: Sequence[report.Entry] | None, offset: int) -> Json | None:
+    def _logprobs(
+        self, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
+    ) -> Json | None:
         if entries is None:
             return None
-        return report.completion_logprobs(entries, self.top, self.tokenizer, offset)
+        return report.completion_logprobs(entries, self.top, self.tokenizer, offsets)
 
 
 @dataclass
 class _Told:
     """How much of a choice a stream has told."""
 
+    offsets: report.TextOffsets
     characters: int = 0
     tokens: int = 0
     opened: bool = False
@@ -148,7 +157,7 @@ class Answer:
             yield {**self._header(self.form.chunk_object), **usage}
 
     def _grown(self, number: int, output: CompletionOutput) -> list[Json]:
-        told = self._told.setdefault(self._index(number, output.index), _Told())
+        told = self._told_of(self._index(number, output.index))
         if told.ended:
             return []
         made: list[Json] = []
@@ -159,7 +168,7 @@ class Answer:
             made.append(self._chunk(number, output.index, opening))
         told.opened = True
         if text or entries:
-            piece = self.form.piece(text, entries, told.characters)
+            piece = self.form.piece(text, entries, told.offsets)
             made.append(self._chunk(number, output.index, piece))
             told.characters += len(text)
             told.tokens += len(entries or ())
@@ -169,6 +178,13 @@ class Answer:
             ending["choices"][0]["finish_reason"] = output.finish_reason
             made.append(ending)
         return made
+
+    def _told_of(self, index: int) -> _Told:
+        told = self._told.get(index)
+        if told is None:
+            tokenizer = self.generation.service.llm.engine.tokenizer
+            told = self._told[index] = _Told(report.TextOffsets(tokenizer))
+        return told
 
     def _chunk(self, number: int, index: int, content: Json) -> Json:
         choice = {"index": self._index(number, index), **content, "finish_reason": None}

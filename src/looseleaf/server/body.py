@@ -44,11 +44,11 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in value if names.count(name) > 1)
-        _refuse(f"the name {twice[:80]!r} stands twice in one object")
+    value = {}
+    for name, one in pairs:
+        if name in value:
+            _refuse(f"the name {name[:80]!r} stands twice in one object")
+        value[name] = one
     return value
 
 

@@ -46,8 +46,8 @@ async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
 class EventStream(Response):
     """Server-sent events, one a JSON object, and ``[DONE]`` after the last.
 
-    ``events`` is closed whatever happens; errors are events of its own making, for a response that
-    has begun can't change its status."""
+    ``events``, of which there is one at least, is closed whatever happens; errors are events of its
+    own making, for a response that has begun can't change its status."""
 
     media_type = "text/event-stream"
 
@@ -60,11 +60,18 @@ class EventStream(Response):
         await until_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._events) as events:
+            # before anything is sent: closing does nothing to events that have not begun
+            first = await anext(events)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(_body(first))
             async for event in events:
-                await send({"type": "http.response.body", "body": line(event), "more_body": True})
+                await send(_body(event))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+def _body(event: Event) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": line(event), "more_body": True}
 
 
 def line(event: Event) -> bytes:

@@ -2,6 +2,7 @@
 
 A client error says what to change. A server error says only its id; the log has the rest."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class ClientGone(Exception):
 def busy(message: str, retry_after: float, code: str = "rate_limit_exceeded") -> ApiError:
     """A 429 that says after how many seconds to try again."""
     return ApiError(
-        429, message, code=code, headers={"Retry-After": str(max(1, round(retry_after)))}
+        429, message, code=code, headers={"Retry-After": str(max(1, math.ceil(retry_after)))}
     )
 
 
@@ -138,8 +139,9 @@ def _path(error: Any, body: Any) -> list[str]:
 
 def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
     """What pydantic found wrong, as one sentence with the field's path; of several errors the one
-    that reaches deepest, which is that of the right member of a union."""
-    error = max(errors, key=lambda one: len(_path(one, body)))
+    that reaches deepest, which is that of the right member of a union. A list that is too long was
+    right in all that was looked at."""
+    error = max(errors, key=lambda one: (one["type"] == "too_long", len(_path(one, body))))
     param = ".".join(_path(error, body)) or None
     if error["type"] == "extra_forbidden":
         message = f"unknown field {param!r}: leave it out, or check its spelling"

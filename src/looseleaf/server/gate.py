@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -21,7 +21,11 @@ OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"
 """What needs no key: it says nothing about anybody's data."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_BODY_SECONDS = 60.0
+BODY_SECONDS = 60.0
+"""In which a body must have arrived as a whole."""
+
+STALL_SECONDS = 60.0
+"""How long a piece of a response waits for a caller that does not read."""
 
 
 @dataclass(eq=False)
@@ -35,14 +39,16 @@ class _Passage:
     status: int = 0
     size: int = 0
     complete: bool = False
+    gone: bool = False
+    due: float = field(default_factory=lambda: asyncio.get_running_loop().time() + BODY_SECONDS)
 
     async def read(self) -> Message:
         """The next piece of the body; raises ApiError for one that is too long or too slow."""
         if self.complete:
-            return await self.receive()
+            return self._noted(await self.receive())
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                message = await self.receive()
+            async with asyncio.timeout_at(self.due):
+                message = self._noted(await self.receive())
         except TimeoutError as error:
             raise ApiError(
                 408, "the body did not arrive: send it again", code="slow_body"
@@ -57,13 +63,26 @@ class _Passage:
         return message
 
     async def write(self, message: Message) -> None:
-        """Pass on a piece of the response, with the request's id in its headers."""
+        """Pass on a piece of the response, with the request's id in its headers; raises ClientGone
+        if nobody reads it."""
+        if self.gone:
+            # what the framework says to a caller that has hung up is no answer of this request
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
             identity = (b"x-request-id", self.request_id.encode())
             safe = (b"x-content-type-options", b"nosniff")
             message = {**message, "headers": [*message.get("headers", ()), identity, safe]}
-        await self.send(message)
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self.send(message)
+        except TimeoutError as error:
+            self.gone = True
+            raise ClientGone from error
+
+    def _noted(self, message: Message) -> Message:
+        self.gone = self.gone or message["type"] == "http.disconnect"
+        return message
 
 
 def too_large(most: int) -> ApiError:
@@ -94,21 +113,24 @@ class Gate:
         with ExitStack() as stack:
             metrics = self._service.metrics
             stack.enter_context(metrics.under_way.track_inprogress())
+            stack.enter_context(self._service.passing())
             span = self._service.tracer.span(f"{scope['method']} {scope['path']}", headers)
             trace = stack.enter_context(span)
             scope.setdefault("state", {}).update(request_id=passage.request_id, facts=facts)
             try:
                 await self._admit(scope, headers, passage, facts)
             except ClientGone:
-                metrics.disconnects.inc()
-                passage.status = passage.status or 499
-                facts["gone"] = True
+                passage.gone = facts["gone"] = True
             except ApiError as error:
                 await self._refuse(error, scope, passage)
             except Exception as error:
                 metrics.faults.inc()
                 self._service.log.error("fault", request_id=passage.request_id, exc_info=error)
                 await self._refuse(fault(passage.request_id), scope, passage)
+            if passage.gone and not passage.status:
+                passage.status, facts["gone"] = 499, True
+            if "gone" in facts:
+                metrics.disconnects.inc()
             route = getattr(scope.get("route"), "path", "other")
             metrics.responses.labels(route, str(passage.status)).inc()
             trace.set(request_id=passage.request_id, status=passage.status, **facts)

@@ -20,7 +20,8 @@ Update = tuple[int, RequestOutput]
 
 @dataclass(eq=False)
 class Generation:
-    """The prompts of one API request. ``outputs`` has the latest state of each."""
+    """The prompts of one API request. ``outputs`` has the latest state of each; one that
+    ``shortens`` has answers of fewer tokens than ``params`` says where more do not fit."""
 
     service: Service
     request_id: str
@@ -29,6 +30,7 @@ class Generation:
     params: SamplingParams
     deadline: float
     policies: Policies
+    shortens: bool = False
     outputs: list[RequestOutput | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ class Generation:
 
     def _stream(self, number: int) -> AsyncIterator[RequestOutput]:
         name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
-        params = self.params
+        params = replace(self.params, max_tokens=self._limit(self.prompts[number]))
         if number and params.seed is not None:
             # prompts of one request must not draw the same numbers
             params = replace(params, seed=params.seed + number)
@@ -100,6 +102,15 @@ class Generation:
         return self.service.llm.stream(
             replace(request, fuse=asked.fuse, select=asked.select, revise=asked.revise)
         )
+
+    def _limit(self, prompt: MadePrompt) -> int | None:
+        """Most tokens of the answers to a prompt."""
+        limit, most = self.params.max_tokens, self.service.config.max_request_tokens
+        if limit is None or not self.shortens:
+            return limit
+        context = self.service.llm.engine.max_model_len
+        room = (context if most is None else min(context, most)) - prompt.num_tokens
+        return max(1, self.params.min_tokens, min(limit, room))
 
     def _check_sizes(self) -> None:
         config, context = self.service.config, self.service.llm.engine.max_model_len
@@ -113,7 +124,7 @@ class Generation:
                 code="too_many_outputs",
             )
         for prompt in self.prompts:
-            answer = self.params.max_tokens
+            answer = self._limit(prompt)
             total = prompt.num_tokens + (answer or 1)
             if total > context:
                 wanted = "at least 1" if answer is None else str(answer)

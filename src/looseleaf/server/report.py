@@ -140,27 +140,40 @@ def chat_logprobs(entries: Sequence[Entry], top: int, tokenizer: Tokenizer) -> d
     return {"content": content, "refusal": None}
 
 
+class TextOffsets:
+    """Where in an output's text its tokens begin, token by token. The text of a token may be empty,
+    come with a later one, or be held back, so that no sum of tokens' texts says it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = tokenizer.stream()
+        self._length = 0
+
+    def follow(self, entries: Sequence[Entry]) -> list[int]:
+        """Where each of the next tokens begins."""
+        offsets = []
+        for entry in entries:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.push(entry[0].token_id))
+        return offsets
+
+
 def completion_logprobs(
-    entries: Sequence[Entry], top: int, tokenizer: Tokenizer, offset: int
+    entries: Sequence[Entry], top: int, tokenizer: Tokenizer, offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Log-probabilities in the older form, as columns; ``offset`` is where the text goes on."""
+    """Log-probabilities in the older form, as columns; ``offsets`` has followed the tokens before
+    these."""
 
     def text(one: TokenLogprob) -> str:
         return tokenizer.token_bytes(one.token_id).decode("utf-8", "replace")
 
-    tokens = [text(entry[0]) for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return {
-        "tokens": tokens,
+        "tokens": [text(entry[0]) for entry in entries],
         "token_logprobs": [finite(entry[0].logprob) for entry in entries],
         "top_logprobs": [
             {text(one): finite(one.logprob) for one in reversed(likeliest(entry, top))}
             for entry in entries
         ],
-        "text_offset": offsets,
+        "text_offset": offsets.follow(entries),
     }
 
 

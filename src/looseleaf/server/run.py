@@ -1,6 +1,8 @@
 """A server process: listen, tell that it is there, and end without cutting anybody off."""
 
+import asyncio
 import gc
+import math
 import socket
 from types import FrameType
 
@@ -10,6 +12,9 @@ from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import taking_over
 from looseleaf.server.service import Service
+
+_CLOSING_SECONDS = 5
+"""After the drain, for what has been cut to be told so."""
 
 
 class Server(uvicorn.Server):
@@ -26,7 +31,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=int(config.drain_seconds) or 1,
+                timeout_graceful_shutdown=math.ceil(config.drain_seconds) + _CLOSING_SECONDS,
                 timeout_keep_alive=30,
                 backlog=2048,
             )
@@ -46,8 +51,20 @@ class Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/")
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        limit = asyncio.create_task(self._cut_off(self.service.begin_to_end()))
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            limit.cancel()
+
+    async def _cut_off(self, seconds: float) -> None:
+        """When the drain has run out, end what still runs while its callers can be told of it."""
+        await asyncio.sleep(seconds)
+        await self.service.stop()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.draining = True
+        self.service.begin_to_end()
         super().handle_exit(sig, frame)
 
 

@@ -1,8 +1,11 @@
 """What the routes work with: the engine, the models that are served over it, limits, metrics."""
 
+import asyncio
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,9 @@ class Service:
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    under_way: int = 0
+    _due: float = math.inf
+    _ending: "asyncio.Task[bool] | None" = None
 
     async def start(self) -> None:
         """Compute and pin the system prompts, before any port is open."""
@@ -60,10 +66,32 @@ class Service:
                 self.models[name] = ServedModel(name, model.system_text, prompt)
                 self.log.info("system_prompt", model=name, tokens=len(prompt.tokens))
 
+    def begin_to_end(self) -> float:
+        """Refuse new requests from now on; in how many seconds those that run are cut off."""
+        now = time.monotonic()
+        if not self.draining:
+            self.draining, self._due = True, now + self.config.drain_seconds
+        return max(0.0, self._due - now)
+
     async def stop(self) -> bool:
-        """Let what runs end, then close the engine; whether nothing was cut."""
-        self.draining = True
-        return await self.llm.drain(self.config.drain_seconds)
+        """Let what runs end in the time it has, then close the engine; whether nothing was cut. Who
+        asks again hears of the same end."""
+        left = self.begin_to_end()
+        if self._ending is None:
+            # a moment at least: an engine that has no work says so, and cuts nobody off
+            self._ending = asyncio.create_task(self.llm.drain(max(1.0, left)))
+        whole = await asyncio.shield(self._ending)
+        # requests that are still under way when all else has ended are cut off
+        return whole and not self.under_way
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """One request under way, from its head to the last byte of its answer."""
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
 
     @property
     def base_model(self) -> ServedModel:

@@ -28,6 +28,7 @@ class Breaker:
     clock: Callable[[], float] = time.monotonic
     _failures: int = 0
     _retry_at: float = 0.0
+    _trying: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -44,16 +45,21 @@ class Breaker:
             if self.clock() < self._retry_at:
                 return False
             self._retry_at = self.clock() + self.cooldown
+            self._trying = True
             return True
 
     def book(self, *, well: bool, proof: bool = True) -> bool:
         """How a call went; returns whether the breaker opens by it.
 
-        A call that is no ``proof`` of health lets others try, but the next failure counts as the
-        last of a row."""
+        A call that tries again and is no ``proof`` of health lets others try, but the next failure
+        counts as the last of a row. One that began before the failures says nothing."""
         with self._lock:
+            trying, self._trying = self._trying, False
             if well:
-                self._failures = 0 if proof else min(self._failures, self.threshold - 1)
+                if proof:
+                    self._failures = 0
+                elif trying:
+                    self._failures = min(self._failures, self.threshold - 1)
                 return False
             self._failures += 1
             self._retry_at = self.clock() + self.cooldown

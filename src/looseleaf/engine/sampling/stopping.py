@@ -21,6 +21,41 @@ class Finish(NamedTuple):
     stop: str | int | None = None
 
 
+class _Beginning:
+    """How much of a stop string a growing text ends with, by the way of Knuth, Morris and Pratt: a
+    character costs the same however long the string is."""
+
+    def __init__(self, stop: str) -> None:
+        self.length = 0
+        self._stop = stop
+        # for each length reached so far, the next shorter one that the text then ends with
+        self._shorter = [0, 0]
+
+    def push(self, text: str) -> None:
+        """Go on with more text."""
+        if not self.length and self._stop[0] not in text:
+            return
+        for character in text:
+            # a whole stop string begins the next one with what is left of it
+            if self.length == len(self._stop):
+                self.length = self._shorter[self.length]
+            self.length = self._after(self.length, character)
+            if self.length == len(self._shorter):
+                last = self._shorter[-1]
+                self._shorter.append(self._after(last, self._stop[self.length - 1]))
+
+    @property
+    def held(self) -> int:
+        """Length of the longest part of the stop string, not all of it, that the text ends with."""
+        whole = self.length == len(self._stop)
+        return self._shorter[self.length] if whole else self.length
+
+    def _after(self, length: int, character: str) -> int:
+        while length and self._stop[length] != character:
+            length = self._shorter[length]
+        return length + (self._stop[length] == character)
+
+
 class StopChecker:
     """Follows one output token by token and says when it ends.
 
@@ -38,8 +73,9 @@ class StopChecker:
         self._eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self._stop_token_ids = frozenset(params.stop_token_ids or ())
         self._stop = tuple(params.stop or ())
-        self._longest = max(map(len, self._stop), default=0)
         self._include_stop = params.include_stop_str_in_output
+        # what is included is not held back
+        self._beginnings = [] if self._include_stop else [_Beginning(one) for one in self._stop]
         self._text = ""
         self.num_tokens = 0
         self.finish: Finish | None = None
@@ -95,6 +131,8 @@ class StopChecker:
         """Append ``text`` and cut at the first stop string that ends in it."""
         num_before = len(self._text)
         self._text += text
+        for beginning in self._beginnings:
+            beginning.push(text)
         if not (may_stop and self._stop):
             return None
         ends = []
@@ -110,11 +148,4 @@ class StopChecker:
 
     def _num_held(self) -> int:
         """Length of the longest suffix of the text that begins a stop string."""
-        if self._include_stop:
-            return 0
-        tail = self._text[-self._longest :] if self._longest else ""
-        for length in range(len(tail), 0, -1):
-            suffix = tail[-length:]
-            if any(len(stop) > length and stop.startswith(suffix) for stop in self._stop):
-                return length
-        return 0
+        return max((beginning.held for beginning in self._beginnings), default=0)

@@ -1,6 +1,12 @@
 """What all bodies have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FIRST_ONLY = Field(fail_fast=True)
+"""For every list in a body: its first wrong element is told, and no error is made of the others. A
+body may hold a million of them, and an error takes a kilobyte."""
 
 
 class Strict(BaseModel):
@@ -9,3 +15,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, given: Any) -> Any:
+        """One unknown field is enough to refuse a body, whose unknown fields may be many."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in given if name not in known)
+        return {name: value for name, value in given.items() if name in known or name == unknown}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict
 from looseleaf.server.protocol.common import DocumentInput, GenerationRequest
 
 
@@ -26,10 +26,11 @@ ContentPart = Annotated[TextContent | DocumentContent, Field(discriminator="type
 
 class ChatMessage(Strict):
     """A turn of the conversation. The fields that must be null are those of OpenAI's own answers,
-    so that an answer can be sent back as it came."""
+    so that an answer can be sent back as it came, and a name, which some clients always send."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(min_length=1)]
+    content: str | Annotated[list[ContentPart], Field(min_length=1, max_length=4096), FIRST_ONLY]
+    name: None = None
     refusal: None = None
     annotations: None = None
     audio: None = None
@@ -37,11 +38,14 @@ class ChatMessage(Strict):
     tool_calls: None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096), FIRST_ONLY]
+
+
 class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``. Fields for what is not here may say that they ask for nothing,
     as some clients do in every request."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -50,10 +54,15 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     functions: None = None
     function_call: Literal["none"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], FIRST_ONLY] | None = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    prompt_cache_key: None = None
+    prompt_cache_retention: None = None
+    safety_identifier: None = None
 
     @model_validator(mode="after")
     def _agree(self) -> "ChatRequest":

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -19,6 +19,10 @@ class DocumentInput(Strict):
     )
     title: str | None = Field(None, max_length=1024)
     text: str | None = None
+
+
+DocumentInputs = Annotated[list[DocumentInput], Field(max_length=4096), FIRST_ONLY]
+"""More than any server takes, whose own limit is told in its own words."""
 
 
 class StreamOptions(Strict):
@@ -60,6 +64,23 @@ ResponseFormat = Annotated[
 ]
 
 
+MAX_BIASES = 1024
+
+
+def _few_biases(given: Any) -> Any:
+    # before any is looked at: each wrong one would be an error of its own
+    if isinstance(given, dict) and len(given) > MAX_BIASES:
+        raise ValueError(f"logit_bias has {len(given)} tokens: give at most {MAX_BIASES}")
+    return given
+
+
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float],
+    Field(max_length=MAX_BIASES),
+    BeforeValidator(_few_biases),
+]
+
+
 class GenerationRequest(Strict):
     """What a request for text may ask, whatever its prompt. The sampling fields that OpenAI does
     not have are vLLM's."""
@@ -72,14 +93,12 @@ class GenerationRequest(Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = Field(
-        None, max_length=1024
-    )
+    logit_bias: LogitBias | None = None
     n: int | None = Field(None, ge=1, le=1024)
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     min_tokens: int | None = Field(None, ge=0, le=2**31)
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    stop: str | Annotated[list[str], Field(max_length=16), FIRST_ONLY] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=64), FIRST_ONLY] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
@@ -95,7 +114,7 @@ class GenerationRequest(Strict):
         gt=0,
         description="Seconds until the answer ends with 408; the server's own limit holds as well.",
     )
-    documents: list[DocumentInput] | None = None
+    documents: DocumentInputs | None = None
     fuse: FusePolicy | None = Field(
         None,
         description="Which document tokens are computed again, now that the documents meet: a "

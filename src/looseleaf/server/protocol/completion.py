@@ -4,9 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from looseleaf.server.protocol.base import FIRST_ONLY
 from looseleaf.server.protocol.common import GenerationRequest
 
-Tokens = Annotated[list[int], Field(min_length=1)]
+MAX_TOKENS = 2**22
+"""More than any context holds: the model's own limit is told in its own words."""
+
+Tokens = Annotated[list[int], Field(min_length=1, max_length=MAX_TOKENS), FIRST_ONLY]
 
 
 class CompletionRequest(GenerationRequest):
@@ -15,8 +19,8 @@ class CompletionRequest(GenerationRequest):
     prompt: (
         str
         | Tokens
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=4096), FIRST_ONLY]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=4096), FIRST_ONLY]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] | None = None

@@ -1,11 +1,11 @@
 """Registered documents: requests about them, and what is told about them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from looseleaf.config import IndexKind
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict
 from looseleaf.server.protocol.common import DocumentId, Name
 
 
@@ -16,7 +16,7 @@ class RegisterRequest(Strict):
         None, description="Without one, an id is made from the text and its context."
     )
     title: str | None = Field(None, max_length=1024)
-    text: str | list[str] = Field(
+    text: str | Annotated[list[str], FIRST_ONLY] = Field(
         description="Several texts are a collection: one document, in which each sees those before "
         "it, with the same tokens as one after another in a prompt. It has the title as its name "
         "only."

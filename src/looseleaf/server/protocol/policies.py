@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from looseleaf.config import MAX_WINDOW, FuseSelector, GroupRule, Local, SelectPolicy
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict
 
 
 class FuseInput(Strict):
@@ -25,10 +25,12 @@ class FuseInput(Strict):
     watched_share: float | None = Field(
         None, gt=0, le=1, description="Share of the layers, the last ones, that show what is read."
     )
-    check_layers: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = Field(
-        None, description="Layers at which deviation is measured, rising, from 1."
+    check_layers: Annotated[list[int], Field(min_length=1, max_length=1024), FIRST_ONLY] | None = (
+        Field(None, description="Layers at which deviation is measured, rising, from 1.")
     )
-    check_factors: Annotated[list[float], Field(min_length=1, max_length=1024)] | None = Field(
+    check_factors: (
+        Annotated[list[float], Field(min_length=1, max_length=1024), FIRST_ONLY] | None
+    ) = Field(
         None, description="What each of them leaves, in budgets, never rising, the last one 1."
     )
     balanced: bool | None = Field(
@@ -60,14 +62,15 @@ class SelectInput(Strict):
     )
     sink: int | None = Field(None, ge=0, le=2**31, description="First tokens, always read.")
     recent: int | None = Field(None, ge=0, le=2**31, description="Last tokens, always read.")
-    dense_layers: Annotated[list[int], Field(max_length=1024)] | None = Field(
+    dense_layers: Annotated[list[int], Field(max_length=1024), FIRST_ONLY] | None = Field(
         None, description="Layers that read everything, rising, from 0."
     )
     dense_below: int | None = Field(
         None, ge=0, le=2**31, description="Contexts of at most so many tokens are read whole."
     )
     layer_budgets: (
-        Literal["flat", "pyramid"] | Annotated[list[float], Field(min_length=1, max_length=1024)]
+        Literal["flat", "pyramid"]
+        | Annotated[list[float], Field(min_length=1, max_length=1024), FIRST_ONLY]
     ) | None = Field(
         None, description="How the budget is spread over layers; a list has a weight for each."
     )

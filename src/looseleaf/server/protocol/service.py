@@ -1,12 +1,12 @@
 """Models, tokens and the server's own state."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from looseleaf.server.protocol.base import Strict
-from looseleaf.server.protocol.chat import ChatMessage
-from looseleaf.server.protocol.common import DocumentInput, Name
+from looseleaf.server.protocol.chat import Messages
+from looseleaf.server.protocol.common import DocumentInputs, Name
 
 
 class ModelBody(Strict):
@@ -35,8 +35,8 @@ class TokenizeRequest(Strict):
     markers: bool = Field(
         False, description="Whether markers in `prompt` are tokens; in completions they are text."
     )
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
-    documents: list[DocumentInput] | None = None
+    messages: Messages | None = None
+    documents: DocumentInputs | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> "TokenizeRequest":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
@@ -64,11 +65,20 @@ async def get_document(document_id: Id, service: TheService, caller: TheCaller) 
     return JSONResponse(_body(await service.llm.document(document_id, caller.salt)))
 
 
-@router.post("/{document_id}/pin", response_model=DocumentBody)
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Keep a document computed; if it was evicted it is computed again."""
     service.require_ready()
     return JSONResponse(_body(await service.llm.pin(document_id, caller.salt)))
+
+
+# there is nothing to say in a body, so none is asked for, and no type of it
+router.add_api_route(
+    "/{document_id}/pin",
+    pin_document,
+    methods=["POST"],
+    response_model=DocumentBody,
+    route_class_override=APIRoute,
+)
 
 
 @router.delete("/{document_id}/pin", response_model=DocumentBody)

@@ -74,7 +74,9 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
     maker = service.prompts(caller_of(request))
     made = [await asyncio.to_thread(maker.completion, one, documents) for one in prompts]
     form = CompletionForm(engine.tokenizer, body.logprobs or 0)
-    generation = _generation(request, body, made, params)
+    # a limit that nobody has asked for is no reason to refuse a long prompt
+    shortens = body.max_tokens is None
+    generation = _generation(request, body, made, params, shortens=shortens)
     return await _answer(request, body, generation, form)
 
 
@@ -90,7 +92,12 @@ def _check_documents(service: Service, number: int) -> None:
 
 
 def _generation(
-    request: Request, body: GenerationRequest, made: list[MadePrompt], params: SamplingParams
+    request: Request,
+    body: GenerationRequest,
+    made: list[MadePrompt],
+    params: SamplingParams,
+    *,
+    shortens: bool = False,
 ) -> Generation:
     service, most = service_of(request), service_of(request).config.deadline
     return Generation(
@@ -101,6 +108,7 @@ def _generation(
         params,
         most if body.deadline is None else min(body.deadline, most),
         take_policies(body),
+        shortens,
     )
 
 

@@ -1,0 +1,80 @@
+"""A hosted document that the disk has with another index, or with none."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from looseleaf import LLM
+from looseleaf.config import IndexConfig
+from looseleaf.engine.hosted_pass import HostedPass
+from tests.engine.harness import Folder, document
+
+LONG = document(0, 700, context="alone")
+GRAPH = IndexConfig("graph", sink=4, local=12, degree=8, top=20)
+IVF, AUTO = IndexConfig("ivf"), IndexConfig("auto")
+
+
+def make(folder: Path, disk: Path) -> LLM:
+    options: dict[str, Any] = {"num_pages": 64, "max_model_len": 1024, "dtype": "float32"}
+    return LLM(folder, device="cpu", disk_path=str(disk), **options)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (IVF, GRAPH),
+        (IVF, AUTO),
+        (GRAPH, IndexConfig("graph", sink=4, local=12, degree=12, top=20)),
+        (AUTO, IndexConfig("auto", recall=0.9)),
+    ],
+    ids=["ivf-graph", "ivf-auto", "degree", "recall"],
+)
+def test_another_index_that_learns_is_built_behind_a_restart(
+    checkpoint: Folder, tmp_path: Path, first: IndexConfig, second: IndexConfig
+) -> None:
+    before = make(checkpoint("llama", "dynamic"), tmp_path)
+    kept = before.host(LONG, index=first)
+    before.close()
+    again = make(checkpoint("llama", "dynamic"), tmp_path)
+    hosted = again.host(LONG, index=second)
+    assert hosted.index is not None and hosted.index.config == second
+    assert torch.equal(hosted.kv, kept.kv)
+    again.close()
+    # it is the newer one that is found from now on
+    third = make(checkpoint("llama", "dynamic"), tmp_path)
+    third.host(LONG, index=second)
+    assert (third.engine.hosting.loaded, third.engine.hosting.built) == (1, 0)
+    third.close()
+
+
+def test_another_index_that_learns_from_nothing_is_built_over_what_the_disk_has(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make(checkpoint("llama", "dynamic"), tmp_path)
+    kept = before.host(LONG, index=GRAPH)
+    before.close()
+    again = make(checkpoint("llama", "dynamic"), tmp_path)
+    monkeypatch.setattr(HostedPass, "advance", None)
+    hosted = again.host(LONG, index=IVF)
+    assert hosted.index is not None and hosted.index.config == IVF
+    assert torch.equal(hosted.kv, kept.kv)
+    again.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed on Linux")
+def test_a_hosted_document_whose_index_is_missing_leaves_no_file_open(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    first = make(checkpoint("llama", "dynamic"), tmp_path)
+    first.host(LONG, index=IVF)
+    first.close()
+    for path in (tmp_path / "hosted").glob("*.sidecar"):
+        path.unlink()
+    again = make(checkpoint("llama", "dynamic"), tmp_path)
+    again.host(LONG, index=IVF)
+    files = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
+    assert not [name for name in files if name.startswith(str(tmp_path)) and ".segment" in name]
+    again.close()

@@ -1,0 +1,38 @@
+"""Which checkpoint a name stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from looseleaf import LLM
+from looseleaf.engine.loading import find_model, reference_model
+from looseleaf.errors import CheckpointNotFound
+
+
+@pytest.mark.parametrize("name", ["block", "causal"])
+def test_a_model_that_ships_is_found_by_its_name(name: str) -> None:
+    assert find_model(f"looseleaf-{name}") == reference_model(name)
+
+
+def test_the_default_is_one_of_the_models_that_ship() -> None:
+    assert find_model(None) == find_model("looseleaf-block")
+
+
+def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "looseleaf-causal").mkdir()
+    assert find_model("looseleaf-causal") == Path("looseleaf-causal")
+    assert find_model("looseleaf-block") == reference_model("block")
+
+
+def test_an_engine_is_made_of_the_model_that_is_named() -> None:
+    prints = set()
+    for name in (None, "looseleaf-block", "looseleaf-causal"):
+        with LLM(name, device="cpu", num_pages=8, max_model_len=64) as llm:
+            prints.add(llm.engine.documents.keys.root)
+    assert len(prints) == 2
+
+
+def test_who_names_a_model_that_there_is_not_hears_of_those_that_ship() -> None:
+    with pytest.raises(CheckpointNotFound, match="looseleaf-block or looseleaf-causal"):
+        find_model("looseleaf-casual")

@@ -1,0 +1,111 @@
+"""Bodies that are large and wrong are refused at the cost of reading them, with one error told."""
+
+import time
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from looseleaf.server.body import parse_json
+from looseleaf.server.errors import ApiError, describe_invalid
+from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.chat import ChatRequest
+from looseleaf.server.protocol.completion import CompletionRequest
+from looseleaf.server.protocol.documents import RegisterRequest
+from looseleaf.server.service import REFERENCE_NAME
+from tests.server.live import Live, chat_body
+
+MANY = 20_000
+USER: dict[str, Any] = {"role": "user", "content": "x"}
+NAMES = {f"a{n}": 1 for n in range(MANY)}
+
+
+def prompt(value: Any) -> tuple[type[Strict], dict[str, Any]]:
+    return CompletionRequest, {"model": "m", "prompt": value}
+
+
+def chat(**fields: Any) -> tuple[type[Strict], dict[str, Any]]:
+    return ChatRequest, {"model": "m", "messages": [USER], **fields}
+
+
+LARGE = [
+    ("a text behind tokens", *prompt([1] * MANY + ["a"]), f"prompt.{MANY}"),
+    ("tokens behind texts", *prompt(["a"] * MANY + [1]), "prompt"),
+    ("many prompts", *prompt([[1]] * MANY), "prompt"),
+    ("numbers as documents", *chat(documents=[1] * MANY), "documents.0"),
+    ("many documents", *chat(documents=[{"text": "x"}] * MANY), "documents"),
+    ("numbers as messages", *chat(messages=[1] * MANY), "messages.0"),
+    ("images", *chat(messages=[{**USER, "content": [{"type": "image"}] * MANY}]), None),
+    ("numbers as stop strings", *chat(stop=[1] * MANY), "stop.0"),
+    ("texts as stop tokens", *chat(stop_token_ids=["a"] * MANY), "stop_token_ids.0"),
+    ("numbers as modalities", *chat(modalities=[1] * MANY), "modalities.0"),
+    ("words as biases", *chat(logit_bias=NAMES), "logit_bias"),
+    ("unknown fields", *chat(**NAMES), "a0"),
+    ("unknown fields of a message", *chat(messages=[{**USER, **NAMES}]), "messages.0.a0"),
+    (
+        "texts as layers",
+        *chat(fuse={"selector": "deviation", "check_layers": ["a"] * MANY}),
+        "fuse.check_layers.0",
+    ),
+    ("a number in a collection", RegisterRequest, {"text": ["x"] * MANY + [1]}, f"text.{MANY}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"), [case[1:] for case in LARGE], ids=[c[0] for c in LARGE]
+)
+def test_a_large_wrong_body_makes_few_errors(
+    kind: type[Strict], body: dict[str, Any], param: str | None
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 6, "errors must not be as many as elements"
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    if param is not None:
+        assert describe_invalid(errors, body).param == param
+
+
+def test_a_list_that_is_too_long_is_told_as_that() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "m", "prompt": [[1]] * 5000})
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    assert "at most 4096" in describe_invalid(errors, {"prompt": [[1]] * 5000}).detail
+
+
+def test_a_repeated_name_is_found_in_one_pass() -> None:
+    names = [f'"{n}":0' for n in range(60_000)]
+    content = ("{" + ",".join([*names, names[-1]]) + "}").encode()
+    start = time.process_time()
+    with pytest.raises(ApiError, match="'59999' stands twice"):
+        parse_json(content)
+    # by counting each name it takes minutes
+    assert time.process_time() - start < 5
+
+
+def test_fields_that_are_null_ask_for_nothing(live: Live) -> None:
+    names = (
+        "reasoning_effort",
+        "verbosity",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    )
+    body = chat_body(messages=[{**USER, "name": None}], max_tokens=1)
+    answer = live.post("/v1/chat/completions", {**body, **dict.fromkeys(names)})
+    assert answer.status_code == 200, answer.text
+    for name in names:
+        refused = live.post("/v1/chat/completions", {**body, name: "low"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_a_long_prompt_without_a_limit_gets_what_the_context_leaves(live: Live) -> None:
+    context = live.service.llm.engine.max_model_len
+    # the model's own first token stands before them
+    prompts = [[5] * (context - 4), [5, 6]]
+    body = {"model": REFERENCE_NAME, "prompt": prompts, "temperature": 0, "ignore_eos": True}
+    answer = live.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3 + 16
+    assert live.post("/v1/completions", {**body, "max_tokens": 16}).status_code == 400
+    full = live.post("/v1/completions", {**body, "prompt": [5] * context})
+    assert full.json()["error"]["code"] == "context_length_exceeded"
