@@ -37,12 +37,12 @@ class DocumentReuse:
 class LoadingReport:
     """What was expected of the documents that came from tiers, and what it was, in seconds.
 
-    ``tiers`` names them; ``num_bytes`` is what was asked of them. ``load_predicted`` is for the
-    loads alone, ``total_predicted`` with the request's own text and what it computes again, as far
-    as that does not hide behind them: None where nothing was known. ``load_seconds`` and
-    ``total_seconds`` are how long that took, the latter until the first token; None while it is not
-    there. ``ratio`` is the share of tokens that the controller chose to compute again, None where
-    it was not asked for one."""
+    ``tiers`` names them; ``num_bytes`` is what was asked of them, but for what failed to come.
+    ``load_predicted`` is for the loads alone, ``total_predicted`` with the request's own text and
+    what it computes again, as far as that does not hide behind them: None where nothing was known.
+    ``load_seconds`` and ``total_seconds`` are how long that took, the latter until the first token;
+    None while it is not there. ``ratio`` is the share of tokens that the controller chose to
+    compute again, None where it was not asked for one."""
 
     tiers: tuple[str, ...] = ()
     num_bytes: int = 0
@@ -69,13 +69,14 @@ class LoadingReport:
 
 @dataclass(frozen=True)
 class ReuseReport:
-    """Where a prompt's keys and values came from, counted once, when the request was admitted.
+    """Where a prompt's keys and values came from, as it was when the request was admitted.
 
     Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of
     their own, which is not the same thing and is never added to it. ``preempted_tokens`` were
     computed again after the request had to make room. ``fuse`` is the policy that was in force:
     None for plain reuse, also where more was asked for and there was nothing to choose from.
-    ``loading`` is there if documents came from tiers, or if the ratio was the controller's."""
+    ``loading`` is there if documents came from tiers, which those that failed to did not, or if the
+    ratio was the controller's."""
 
     documents: tuple[DocumentReuse, ...] = ()
     text_tokens: int = 0
