@@ -320,10 +320,7 @@ class Loader:
     def _keep(self, slot: HostSlot, host: HostTier) -> None:
         """Keep what has come in the host's memory, unless it was deleted on its way."""
         key = slot.record.key
-        kept = host.keep(slot)
-        if kept is None:
-            return
-        kept.close()
+        host.keep(slot).close()
         # asked behind it: what is deleted from now on is found in the host's memory as well
         if not self.guard.call(lambda tier: tier.contains([key])[0], False, proof=False):
             host.delete([key])
