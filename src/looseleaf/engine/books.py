@@ -10,7 +10,7 @@ from looseleaf.attention.readings import RowReads
 from looseleaf.attention.selection import PagePolicy
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
-from looseleaf.engine.parts import DocumentUse
+from looseleaf.engine.parts import DocumentUse, keys_of
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
@@ -134,7 +134,21 @@ class Books:
                     if row.pages < row.of_pages:
                         # rows read together in layers that are dense for all of them
                         keys = keys * self._num_dense(sequence.policy) // self._num_layers
+                elif sequence.hosted:
+                    num_keys -= self._book_hosted(sequence, request) // self._num_layers
                 request.count_decode(num_keys, keys)
+
+    def _book_hosted(self, sequence: Sequence, request: RequestProgress) -> int:
+        """What a row read of hosted documents; returns the keys that one of its query heads left
+        out, summed over layers."""
+        hosted, heads = sequence.decode_row().hosted, self.attention.num_qo_heads
+        counts = [keys_of(use) for use in hosted]
+        read, there = sum(keys for keys, _ in counts), sum(keys for _, keys in counts)
+        kv = hosted[0].segment.kv
+        # a key and its value
+        width = 2 * kv.shape[4] * kv.element_size()
+        request.count_hosted(heads * read, heads * there, heads * read * width)
+        return there - read
 
     def _reads(self, work: StepWork) -> dict[int, RowReads]:
         """What the rows that choose read, by their place in the step."""

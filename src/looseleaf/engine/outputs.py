@@ -188,22 +188,29 @@ class SelectReport:
 
     Rows and tokens are counted one an output and step: in ``chosen_steps`` of them pages were
     chosen, in ``dense_steps`` all were read, because they fit the budget or were few. Pages are
-    counted once a layer and KV head: ``pages_read`` of the ``pages_held``. ``bytes_read`` are those
-    of their keys and values, and of what is kept of pages to choose by. ``recall`` is the share of
-    the attention that the pages read held, on the rows that were measured; None without any."""
+    counted once a layer and KV head: ``pages_read`` of the ``pages_held``. Of hosted documents keys
+    are chosen, and counted once a layer and query head: ``keys_read`` of the ``keys_there``.
+    ``bytes_read`` are those of the keys and values read, and of what is kept of pages to choose by,
+    but not of what an index compared. ``recall`` is the share of the attention that the pages read
+    held, on the rows that were measured; None without any."""
 
     select: Select
     chosen_steps: int = 0
     dense_steps: int = 0
     pages_read: int = 0
     pages_held: int = 0
+    keys_read: int = 0
+    keys_there: int = 0
     bytes_read: int = 0
     recall: float | None = None
     recall_rows: int = 0
 
     @property
     def exposure(self) -> float:
-        """The share of its context that a row read, on average over rows, layers and KV heads."""
+        """The share that a row read of what its policy chooses from, its context or the hosted
+        documents, on average over rows, layers and heads."""
+        if self.keys_there:
+            return self.keys_read / self.keys_there
         return self.pages_read / self.pages_held if self.pages_held else 1.0
 
     def plus_recall(self, recall: float) -> "SelectReport":
@@ -213,9 +220,10 @@ class SelectReport:
 
     def __str__(self) -> str:
         held = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
+        what = "keys of hosted documents" if self.keys_there else "pages"
         return (
             f"select: {self.select}; {self.chosen_steps} of {self.chosen_steps + self.dense_steps} "
-            f"rows chose, {self.exposure:.1%} of all pages were read{held}"
+            f"rows chose, {self.exposure:.1%} of all {what} were read{held}"
         )
 
 

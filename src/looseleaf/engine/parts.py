@@ -122,6 +122,19 @@ class HostedUse:
         return HostedRead(self.segment, self.start, count, dense, each)
 
 
+def keys_of(read: HostedRead) -> tuple[int, int]:
+    """The keys that one query head reads so, of how many, summed over layers.
+
+    They are known before the search: an index finds as many as it is asked for."""
+    num_layers, there = len(read.segment.kv), read.segment.num_tokens
+    keys = 0
+    for layer in range(num_layers):
+        index = read.index_at(layer)
+        found = 0 if index is None else len(index.indexed)
+        keys += there - found + min(read.count_at(layer), found)
+    return keys, num_layers * there
+
+
 @dataclass(eq=False)
 class DocumentUse:
     """A document at position ``start``; encoded at ``context_length``, behind that much of the

@@ -183,6 +183,19 @@ class RequestProgress:
         )
         self.select = report if recall is None else report.plus_recall(recall)
 
+    def count_hosted(self, read: int, there: int, num_bytes: int) -> None:
+        """The keys of hosted documents that one row more read, of how many."""
+        assert self.select is not None, "hosted documents are read by a policy"
+        chosen = read < there
+        self.select = replace(
+            self.select,
+            chosen_steps=self.select.chosen_steps + chosen,
+            dense_steps=self.select.dense_steps + (not chosen),
+            keys_read=self.select.keys_read + read,
+            keys_there=self.select.keys_there + there,
+            bytes_read=self.select.bytes_read + num_bytes,
+        )
+
     def _report(self) -> ReuseReport:
         # settled with the first token: until then its times change, and later it costs nothing
         if self._reuse is not None and self._reuse.preempted_tokens == self.preempted_tokens:
