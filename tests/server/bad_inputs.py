@@ -254,6 +254,16 @@ CHATS = [
         "documents.0.title",
         documents=[{"id": "x", "title": "y"}],
     ),
+    chat(
+        "a context for a registered document",
+        "documents.0.context",
+        documents=[{"id": "x", "context": "prompt"}],
+    ),
+    chat(
+        "a document in an unknown context",
+        "documents.0.context",
+        documents=[{"text": "x", "context": "full"}],
+    ),
     chat("257 documents", "documents", documents=[{"text": "x"}] * 257),
     chat("a document longer than the context", None, documents=[{"text": "word " * 50_000}]),
     chat(
@@ -284,6 +294,7 @@ OTHERS = [
     register("an id of 200 characters", "id", id="x" * 200, text="x"),
     register("a document for an unknown model", "model", 404, text="x", model="gpt-7"),
     register("a document with an unknown field", "color", text="x", color="red"),
+    register("registering in the context of a prompt", None, text="x", context="prompt"),
     register("a stream without waiting", None, text="x", stream=True, wait=False),
     visit("reading an unknown document", "GET", f"{DOCUMENTS}/nothing", 404),
     visit("reading a document by a path", "GET", f"{DOCUMENTS}/..%2f..%2fetc%2fpasswd", 404),

@@ -219,3 +219,47 @@ def test_completions_read_documents(live: Live) -> None:
     body = {"model": REFERENCE_NAME, "prompt": QUESTION, "documents": [{"text": DOCUMENT}]}
     told = live.post("/v1/completions", body).json()["looseleaf"]
     assert len(told["documents"]) == 1
+
+
+def test_a_document_in_the_context_of_the_prompt_reads_as_text_that_stands_there(
+    live: Live,
+) -> None:
+    given = [{"text": "The archive is in the north wing."}, {"title": "handbook", "text": DOCUMENT}]
+    reused = live.chat(documents=given).json()
+    exact = live.chat(documents=[given[0], {**given[1], "context": "prompt"}]).json()
+    assert ANSWER in text_of(exact)
+    # the same tokens at the same places, but for those of one document text
+    assert exact["usage"]["prompt_tokens"] == reused["usage"]["prompt_tokens"]
+    told, before = exact["looseleaf"], reused["looseleaf"]
+    assert [one["title"] for one in before["documents"]] == [None, "handbook"]
+    assert [one["title"] for one in told["documents"]] == [None]
+    moved = before["documents"][1]["tokens"]
+    assert told["text_tokens"] == before["text_tokens"] + moved
+
+
+def test_documents_in_the_context_of_the_prompt_say_what_full_prefill_says(live: Live) -> None:
+    given = [{"text": f"The seal of {name} is anchor."} for name in ("Orlen Gate", "Mill House")]
+    fields = {"logprobs": True, "max_tokens": 4}
+    exact = [{**one, "context": "prompt"} for one in given]
+    parts = [{"type": "document", **one} for one in exact] + [{"type": "text", "text": QUESTION}]
+    inside = [{"role": "user", "content": parts}]
+    answers = [
+        live.chat(documents=exact, **fields),
+        live.chat(documents=given, fuse="all", **fields),
+        live.chat(messages=inside, **fields),
+    ]
+    told = [[c["logprobs"] for c in one.json()["choices"]] for one in answers]
+    likely = [[e["logprob"] for e in t[0]["content"]] for t in told]
+    for other in likely[1:]:
+        assert other == pytest.approx(likely[0], abs=1e-3)
+
+
+def test_a_completion_takes_documents_in_every_context(live: Live) -> None:
+    body = {"model": REFERENCE_NAME, "prompt": QUESTION, "temperature": 0, "max_tokens": 4}
+    told = {}
+    for context in ("lead", "alone", "prompt"):
+        documents = [{"text": DOCUMENT, "context": context}]
+        answer = live.post("/v1/completions", {**body, "documents": documents})
+        assert answer.status_code == 200, answer.text
+        told[context] = len(answer.json()["looseleaf"]["documents"])
+    assert told == {"lead": 1, "alone": 1, "prompt": 0}

@@ -139,3 +139,25 @@ def test_no_more_documents_are_registered_than_are_allowed_however_many_come_at_
         # what is registered already is found again
         same = int(kept[0]["id"].removeprefix("n"))
         assert register(same) in (200, 201, 202)
+
+
+@pytest.mark.parametrize("context", ["alone", "prompt"])
+def test_a_context_that_only_a_request_can_give_is_refused_with_what_to_do(
+    live: Live, context: str
+) -> None:
+    before = live.now().registered_documents
+    refused = live.post("/v1/documents", {"text": DOCUMENT, "context": context})
+    assert refused.status_code == 400
+    assert "send its text with each request" in refused.json()["error"]["message"]
+    assert live.now().registered_documents == before
+    refused = live.chat(documents=[{"id": "handbook", "context": context}])
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "documents.0.context"
+    assert "send its text" in error["message"]
+
+
+def test_a_document_is_registered_behind_the_lead_which_may_be_said(live: Live) -> None:
+    made = live.post("/v1/documents", {"id": "said", "text": DOCUMENT, "context": "lead"})
+    assert made.status_code == 201, made.text
+    live.client.delete("/v1/documents/said")

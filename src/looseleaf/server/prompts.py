@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Document, PromptParts, SystemPrompt
+from looseleaf.engine.request import Document, DocumentContext, PromptParts, SystemPrompt
 from looseleaf.errors import EmptyDocument
 from looseleaf.models.tokenizer import DEFAULT_DOCUMENT_TEMPLATE, Tokenizer
 from looseleaf.server.errors import ApiError
@@ -18,6 +18,11 @@ from looseleaf.server.protocol.common import DocumentInput
 
 PLAIN_TEMPLATE = "{text}"
 TITLED_TEMPLATE = "{title}\n{text}"
+
+_OF_A_TEXT = {
+    "title": "leave title out",
+    "context": "leave context out, or send its text here in the context that you want",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class Label:
 
 @dataclass(frozen=True)
 class MadePrompt:
-    """A tokenized prompt and the labels of its documents, in the order in which they stand."""
+    """A tokenized prompt and the labels of its documents, in the order in which they stand; of
+    those that are read as text there is nothing to report."""
 
     parts: PromptParts
     labels: tuple[Label, ...] = ()
@@ -118,17 +124,19 @@ class PromptMaker:
         parts.append(list(ids))
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))
 
-    def render(self, title: str | None, text: str | Sequence[str]) -> Document:
+    def render(
+        self, title: str | None, text: str | Sequence[str], context: DocumentContext = "lead"
+    ) -> Document:
         """A document to be registered or placed; of several texts a collection, whose ``title`` is
         its name and stands in none of them. Raises EmptyDocument."""
         texts = [text] if isinstance(text, str) else text
         if not texts or not all(one.strip() for one in texts):
             raise EmptyDocument("the document is empty: leave it out, or give it some text")
         if isinstance(text, str):
-            document = Document(render_document(self.template, title, text), name=title)
+            document = Document(render_document(self.template, title, text), title, context)
         else:
             each = [render_document(self.template, None, one) for one in text]
-            document = Document(each, name=title)
+            document = Document(each, title, context)
         self._check_length([[document]])
         return document
 
@@ -147,8 +155,10 @@ class PromptMaker:
         self, given: DocumentInput | DocumentContent, where: str, labels: list[Label]
     ) -> Document:
         if given.text is not None:
-            labels.append(Label(given.id, given.title))
-            return self.render(given.title, given.text)
+            document = self.render(given.title, given.text, given.context or "lead")
+            if document.context != "prompt":
+                labels.append(Label(given.id, given.title))
+            return document
         if given.id is None:
             raise ApiError(
                 400,
@@ -156,13 +166,14 @@ class PromptMaker:
                 param=where,
                 code="invalid_value",
             )
-        if given.title is not None:
-            raise ApiError(
-                400,
-                f"{where} names a registered document, which has its own title: leave title out",
-                param=f"{where}.title",
-                code="invalid_value",
-            )
+        for name, advice in _OF_A_TEXT.items():
+            if getattr(given, name) is not None:
+                raise ApiError(
+                    400,
+                    f"{where} names a registered document, which has its own {name}: {advice}",
+                    param=f"{where}.{name}",
+                    code="invalid_value",
+                )
         document = self.registered(given.id)
         labels.append(Label(given.id, document.name))
         return document

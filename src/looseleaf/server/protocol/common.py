@@ -9,6 +9,7 @@ from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectC
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+Context = Literal["lead", "alone", "prompt"]
 
 
 class DocumentInput(Strict):
@@ -19,6 +20,11 @@ class DocumentInput(Strict):
     )
     title: str | None = Field(None, max_length=1024)
     text: str | None = None
+    context: Context | None = Field(
+        None,
+        description="What `text` sees: `lead` (the default), the text before the first document; "
+        "`alone`, nothing; `prompt`, all that stands before it, as if it were text.",
+    )
 
 
 DocumentInputs = Annotated[list[DocumentInput], Field(max_length=4096), FIRST_ONLY]

@@ -6,15 +6,13 @@ from pydantic import Field, model_validator
 
 from looseleaf.config import IndexKind
 from looseleaf.server.protocol.base import FIRST_ONLY, Strict
-from looseleaf.server.protocol.common import DocumentId, Name
+from looseleaf.server.protocol.common import Context, DocumentId, Name
 
 
 class RegisterRequest(Strict):
     """``POST /v1/documents``: compute a document and keep its text under an id."""
 
-    id: DocumentId | None = Field(
-        None, description="Without one, an id is made from the text and its context."
-    )
+    id: DocumentId | None = Field(None, description="Without one, an id is made from the text.")
     title: str | None = Field(None, max_length=1024)
     text: str | Annotated[list[str], FIRST_ONLY] = Field(
         description="Several texts are a collection: one document, in which each sees those before "
@@ -26,6 +24,9 @@ class RegisterRequest(Strict):
     )
     system: str | None = Field(
         None, description="The system text of the chats that will hold it, if they have one."
+    )
+    context: Context = Field(
+        "lead", description="What it sees; others than `lead` are for texts in requests."
     )
     pinned: bool = Field(False, description="Keep it computed until it is unpinned or deleted.")
     hosted: bool = Field(
@@ -39,6 +40,11 @@ class RegisterRequest(Strict):
 
     @model_validator(mode="after")
     def _agree(self) -> "RegisterRequest":
+        if self.context != "lead":
+            raise ValueError(
+                "a document is registered with the context 'lead', that of the chats which will "
+                f"hold it: to have it read with {self.context!r}, send its text with each request"
+            )
         if self.stream and not self.wait:
             raise ValueError("a stream of progress waits until the document is ready: drop one")
         if self.hosted and self.pinned:
