@@ -67,14 +67,17 @@ class Generation:
                 yield 0, output
 
     async def _together(self) -> AsyncGenerator[Update, None]:
-        arrived: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        # one place: behind a caller that reads slowly streams wait, and then tell the newest only
+        arrived: asyncio.Queue[Update | Exception] = asyncio.Queue(maxsize=1)
 
         async def follow(number: int) -> None:
             try:
-                async for output in self._stream(number):
-                    arrived.put_nowait((number, output))
+                # closed here: it may be cancelled outside of the stream, waiting for a place
+                async with aclosing(self._stream(number)) as stream:  # type: ignore[type-var]
+                    async for output in stream:
+                        await arrived.put((number, output))
             except Exception as error:
-                arrived.put_nowait(error)
+                await arrived.put(error)
 
         tasks = [asyncio.create_task(follow(n)) for n in range(len(self.prompts))]
         try:
