@@ -263,3 +263,16 @@ def test_a_completion_takes_documents_in_every_context(live: Live) -> None:
         assert answer.status_code == 200, answer.text
         told[context] = len(answer.json()["looseleaf"]["documents"])
     assert told == {"lead": 1, "alone": 1, "prompt": 0}
+
+
+def test_a_prompt_with_a_seed_is_answered_the_same_wherever_it_stands(live: Live) -> None:
+    body = {"model": REFERENCE_NAME, "temperature": 1.5, "max_tokens": 12, "ignore_eos": True}
+
+    def texts(*prompts: str, **fields: Any) -> list[str]:
+        answer = live.post("/v1/completions", {**body, "prompt": list(prompts), **fields})
+        return [choice["text"] for choice in answer.json()["choices"]]
+
+    (alone,) = texts(QUESTION, seed=5)
+    assert texts("The archive", QUESTION, seed=5)[1] == alone
+    assert texts(QUESTION, "The archive", QUESTION, seed=5)[::2] == [alone, alone]
+    assert len(set(texts(QUESTION, seed=5, n=3))) == 3, "several answers are asked for by n"

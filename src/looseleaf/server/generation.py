@@ -96,9 +96,6 @@ class Generation:
     def _stream(self, number: int) -> AsyncIterator[RequestOutput]:
         name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
         params = replace(self.params, max_tokens=self._limit(self.prompts[number]))
-        if number and params.seed is not None:
-            # prompts of one request must not draw the same numbers
-            params = replace(params, seed=params.seed + number)
         parts = self.prompts[number].parts
         request = Request(name, parts, params, self.caller.salt, self.deadline)
         asked = self.policies
