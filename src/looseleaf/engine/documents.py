@@ -4,7 +4,7 @@ Registering computes a document's segment ahead of any request. The segment is o
 it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
 document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import Registered, content_key
+from looseleaf.engine.registered import Registered, content_key, count_source
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -24,7 +24,6 @@ from looseleaf.errors import (
     LooseleafError,
     PoolTooSmall,
     TooManyDocuments,
-    as_looseleaf_error,
 )
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
@@ -102,7 +101,8 @@ class Documents:
         ``parts`` come from `PromptBuilder.from_document`. Without an id it gets one that its
         content and salt determine. To register it again changes nothing, but may add a context or
         pin it. ``most`` is how many the salt may have. Raises DocumentExists if the id has another
-        text, TooManyDocuments, and PoolTooSmall if it can't be held.
+        text, unless that failed and nothing is there of it, TooManyDocuments, and PoolTooSmall if
+        it can't be held.
         """
         if document_id is not None:
             require_text("document_id", document_id)
@@ -110,6 +110,8 @@ class Documents:
         content = content_key(self.keys.salted(salt), tokens)
         name = f"doc-{content.hex()[:24]}" if document_id is None else document_id
         entry = self._entries.get((salt, name))
+        if entry is not None and self._failed(entry):
+            entry = self._given_back(entry, content)
         fresh = entry is None
         if entry is None:
             self._check_number(salt, most)
@@ -148,11 +150,9 @@ class Documents:
         return self._info(self._entry(document_id, salt))
 
     def failure(self, document_id: str, salt: str = "") -> LooseleafError | None:
-        """Why the latest computation ahead failed, None if it did not. The document stays."""
-        entry = self._entry(document_id, salt)
-        if entry.hosting is not None and entry.hosting.error is not None:
-            return as_looseleaf_error(entry.hosting.error)
-        return entry.error
+        """Why the latest computation ahead failed, None if it did not. The document stays, until
+        another one is registered under its id."""
+        return self._entry(document_id, salt).failure
 
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document's segments in the cache, computing them again if they were evicted.
@@ -226,13 +226,13 @@ class Documents:
             for entry in entries:
                 self._attach(entry, use.key)
             if found.source != "loaded":
-                _count(entries, sequence, found.source)
+                count_source(entries, sequence, found.source)
 
     def note_arrival(self, sequence: Sequence, use: DocumentUse, source: DocumentSource) -> None:
         """Count where a document came from that was to be loaded, if it is registered."""
         if self._entries:
             content = content_key(sequence.keys, use.part.ids)
-            _count(self._by_content.get(content, ()), sequence, source)
+            count_source(self._by_content.get(content, ()), sequence, source)
 
     def _check_number(self, salt: str, most: int | None) -> None:
         held = 0 if most is None else sum(of == salt for of, _ in self._entries)
@@ -268,6 +268,25 @@ class Documents:
         entry.others.discard(use.key)
         entry.warming[use.key] = progress
         self._attach(entry, use.key)
+
+    def _failed(self, entry: Registered) -> bool:
+        """Whether a document's registration failed, and nothing of it is there or on its way."""
+        if entry.failure is None or entry.warming:
+            return False
+        hosted = entry.hosting is not None and entry.hosting.error is None
+        return not hosted and not any(segment.ready for segment in self._segments(entry))
+
+    def _given_back(self, entry: Registered, content: SegmentKey) -> Registered | None:
+        """A failed registration, ready for another try; None if that is for another text."""
+        if entry.content != content:
+            self.delete(entry.id, entry.salt)
+            return None
+        # finished parts of its index stay, for the try that follows
+        for key in entry.ahead:
+            self._detach(entry, key)
+            self._departed.add(content, key)
+        entry.ahead, entry.error, entry.hosting = {}, None, None
+        return entry
 
     def _ended(self, entry: Registered, progress: RequestProgress) -> None:
         (use,) = progress.outputs[0].sequence.documents
@@ -375,12 +394,3 @@ class Documents:
         if segment is None:
             return 0
         return num_tokens if segment.ready else segment.filled
-
-
-def _count(entries: Iterable[Registered], sequence: Sequence, source: DocumentSource) -> None:
-    """Count where a document came from under every id that it has."""
-    for entry in entries:
-        if source == "computed":
-            entry.computed += 1
-        elif not sequence.warms:
-            entry.hits += 1

@@ -1,15 +1,18 @@
 """One registered document: its text, what computes or hosts it, and what has been counted of it."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from looseleaf.engine.hosted_pass import HostingJob
+from looseleaf.engine.outputs import DocumentSource
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Document, PromptParts
-from looseleaf.errors import LooseleafError
+from looseleaf.engine.sequence import Sequence
+from looseleaf.errors import LooseleafError, as_looseleaf_error
 from looseleaf.kv.keys import KeySpace, SegmentKey
 
 
@@ -38,6 +41,13 @@ class Registered:
     warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
 
     @property
+    def failure(self) -> LooseleafError | None:
+        """Why the latest computation ahead failed, None if it did not."""
+        if self.hosting is not None and self.hosting.error is not None:
+            return as_looseleaf_error(self.hosting.error)
+        return self.error
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         return self.document.token_ids or ()
 
@@ -45,3 +55,12 @@ class Registered:
 def content_key(keys: KeySpace, tokens: tuple[int, ...] | npt.NDArray[np.int32]) -> SegmentKey:
     """What a document is apart from its contexts."""
     return keys.document(keys.root, tokens)
+
+
+def count_source(entries: Iterable[Registered], sequence: Sequence, source: DocumentSource) -> None:
+    """Count where a document came from under every id that it has."""
+    for entry in entries:
+        if source == "computed":
+            entry.computed += 1
+        elif not sequence.warms:
+            entry.hits += 1
