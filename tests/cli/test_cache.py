@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier
+from looseleaf.server.keys import Caller
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier, tenant_of
 from tests.cli.conftest import Run
 from tests.tiers.records import key, put
 from tests.tiers.redis_server import RedisServer, redis_server, shared_redis
@@ -40,6 +41,54 @@ def test_ls_stat_rm_and_verify_agree(run: Run, where: list[str]) -> None:
     assert run("cache", "rm", *where, "--tenant", "red").out == "2 documents deleted\n"
     assert run("cache", "ls", *where).out == ""
     assert run("cache", "rm", *where, "--all").out == "0 documents deleted\n"
+
+
+def shown(run: Run, where: list[str]) -> dict[str, str]:
+    """Tenants as ls shows them, by key."""
+    return {
+        line.split()[0]: line.split()[3] for line in run("cache", "ls", *where).out.splitlines()
+    }
+
+
+@pytest.fixture
+def salted(tmp_path: Path) -> list[str]:
+    """The flags of a folder with a document without salt, one of the salt ``blue`` and two of a
+    server's tenant ``red``."""
+    tier = DiskTier(tmp_path, Ledger(1 << 20))
+    for number, salt in enumerate(("", "blue", *2 * [Caller("red", "").salt])):
+        put(tier, number, tenant_of(salt))
+    return ["--disk-path", str(tmp_path)]
+
+
+def test_every_tenant_is_deleted_by_the_name_that_ls_and_stat_show(
+    run: Run, salted: list[str]
+) -> None:
+    names = set(shown(run, salted).values())
+    assert len(names) == 3
+    counted = [line.split(":")[0] for line in run("cache", "stat", *salted).out.splitlines()[1:]]
+    assert sorted(counted) == sorted(names)
+    for name in names:
+        before = shown(run, salted)
+        run("cache", "rm", *salted, "--tenant", name)
+        assert shown(run, salted) == {key: of for key, of in before.items() if of != name}
+    assert shown(run, salted) == {}
+
+
+@pytest.mark.parametrize(("name", "gone"), [("blue", {1}), ("red", {2, 3}), ("tenant red", {2, 3})])
+def test_a_salt_and_a_tenant_of_a_server_are_found_by_their_own_names(
+    run: Run, salted: list[str], name: str, gone: set[int]
+) -> None:
+    assert name not in run("cache", "ls", *salted).out + run("cache", "stat", *salted).out
+    assert run("cache", "rm", *salted, "--tenant", name).out == f"{len(gone)} documents deleted\n"
+    assert shown(run, salted).keys() == {key(n).hex() for n in {0, 1, 2, 3} - gone}
+
+
+def test_a_name_of_both_a_salt_and_a_tenant_deletes_neither(run: Run, salted: list[str]) -> None:
+    put(DiskTier(Path(salted[1]), Ledger(1 << 20)), 4, tenant_of("red"))
+    said = run("cache", "rm", *salted, "--tenant", "red").sentence()
+    for salt in ("red", "tenant red"):
+        assert tenant_of(salt) in said
+    assert len(shown(run, salted)) == 5
 
 
 def test_verify_names_what_is_damaged_and_deletes_it_if_told(run: Run, tmp_path: Path) -> None:

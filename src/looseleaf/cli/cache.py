@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MIB = 1 << 20
+_NOBODY = "-"
 
 
 def _tier_options(command: Command) -> Command:
@@ -40,14 +41,14 @@ def list_records(disk_path: str | None, remote_url: str | None) -> None:
             for entry in tier.entries():
                 age = f"{(time.time() - entry.created) / 3600:.1f} h" if entry.created else "-"
                 size = f"{entry.num_bytes / _MIB:.2f} MiB"
-                line = f"{entry.key.hex()}  {size:>12}  {entry.tenant or '-':16}  {age:>8}"
+                line = f"{entry.key.hex()}  {size:>12}  {entry.tenant or _NOBODY:16}  {age:>8}"
                 click.echo(f"{line}  {place}".rstrip())
 
 
 @cache.command()
 @_tier_options
 def stat(disk_path: str | None, remote_url: str | None) -> None:
-    """Documents and bytes, in all, of hosted ones, and by tenant."""
+    """Documents and bytes, in all, of hosted ones, and by tenant; - are those that have none."""
     from looseleaf.tiers import HOSTED
 
     count, size = Counter[str](), Counter[str]()
@@ -62,15 +63,18 @@ def stat(disk_path: str | None, remote_url: str | None) -> None:
         num_bytes = sum(entry.num_bytes for entry in hosted)
         click.echo(f"of these hosted: {len(hosted)} documents, {num_bytes / _MIB:.2f} MiB")
     for tenant, num_bytes in size.most_common():
-        name = tenant or "no tenant"
-        click.echo(f"{name}: {count[tenant]} documents, {num_bytes / _MIB:.2f} MiB")
+        click.echo(f"{tenant or _NOBODY}: {count[tenant]} documents, {num_bytes / _MIB:.2f} MiB")
 
 
 @cache.command("rm")
 @_tier_options
 @click.argument("keys", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="delete every document")
-@click.option("--tenant", help="delete every document of a tenant, as ls shows it")
+@click.option(
+    "--tenant",
+    help="delete every document of a tenant, as ls shows it, "
+    "or by its name at the server, or its salt",
+)
 def remove(
     disk_path: str | None,
     remote_url: str | None,
@@ -83,9 +87,8 @@ def remove(
         raise InvalidOption("say what to delete: some KEYS, --tenant, or --all")
     with _opened(disk_path, remote_url) as places:
         entries = [entry for tier in places.values() for entry in tier.entries()]
-        chosen = {
-            e.key for e in entries if everything or (tenant is not None and e.tenant == tenant)
-        }
+        whose = None if tenant is None else _tenant(tenant, {e.tenant for e in entries})
+        chosen = {e.key for e in entries if everything or e.tenant == whose}
         for beginning in keys:
             matching = {e.key for e in entries if e.key.hex().startswith(beginning.lower())}
             if len(matching) != 1:
@@ -127,6 +130,25 @@ def verify(disk_path: str | None, remote_url: str | None, delete: bool) -> None:
     more = f", {unreadable} unreadable" if unreadable else ""
     click.echo(f"{checked} checked, {damaged} damaged{more}")
     sys.exit(1 if damaged or unreadable else 0)
+
+
+def _tenant(name: str, known: set[str]) -> str | None:
+    """What records say of the tenant that ``name`` means, None if none of those ``known`` is meant.
+
+    They hold a digest of its salt: who knows the salt finds it, and nobody reads it there."""
+    from looseleaf.tiers import tenant_of
+
+    shown = "" if name == _NOBODY else name
+    if shown in known:
+        return shown
+    # the second is the salt that a server gives to its tenant of that name
+    found = {tenant_of(salt) for salt in (name, f"tenant {name}")} & known
+    if len(found) > 1:
+        raise InvalidOption(
+            f"{name!r} is a salt and also a tenant of a server: say which of both, as looseleaf "
+            f"cache ls shows them: {' or '.join(sorted(found))}"
+        )
+    return next(iter(found), None)
 
 
 @contextmanager
