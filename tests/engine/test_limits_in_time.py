@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, AsyncLLM, SamplingParams
+from looseleaf.engine.deadlines import Deadlines
+from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.errors import DeadlineExceeded, EngineClosed, InvalidOption
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
@@ -71,6 +73,45 @@ def test_a_request_that_has_ended_is_not_kept_until_its_deadline(llm: LLM) -> No
     llm.engine.step()
     gc.collect()
     assert ended() is None
+
+
+def test_names_of_requests_that_have_ended_are_fewer_than_those_of_others(llm: LLM) -> None:
+    deadlines, day = llm.engine._deadlines, 86400.0
+    late = llm.engine.add(request(llm, "late", 0, deadline=2 * day))
+    for number in range(40):
+        llm.engine.add(request(llm, f"short-{number}", 1, deadline=day))
+        llm.engine.abort(f"short-{number}")
+        llm.engine.step()
+        assert len(deadlines) <= 2, "they must not be kept for a day"
+    # the one that goes on is still watched
+    late.arrived -= 2 * day
+    deadlines.add(late)
+    llm.engine.step()
+    assert isinstance(late.error, DeadlineExceeded)
+    assert_idle(llm)
+
+
+def test_names_are_gone_through_no_more_often_than_they_come(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuilt: list[int] = []
+
+    def heapify(entries: list[tuple[float, str]]) -> None:
+        rebuilt.append(len(entries))
+
+    monkeypatch.setattr("looseleaf.engine.deadlines.heapify", heapify)
+    deadlines = Deadlines()
+    requests: dict[str, RequestProgress] = {}
+    for number in range(64):
+        progress = llm.engine.add(request(llm, f"r{number}", 0, deadline=1000.0 + number))
+        requests[f"r{number}"] = progress
+        deadlines.add(progress)
+    for number in range(64):
+        assert deadlines.expired(0.0, requests) == []
+        del requests[f"r{number}"]
+        llm.engine.abort(f"r{number}")
+    assert sum(rebuilt) <= 64, "each name that goes pays for one that stays"
+    assert_idle(llm)
 
 
 def test_a_deadline_holds_for_its_own_request_and_no_later_one_of_that_name(llm: LLM) -> None:

@@ -1,7 +1,7 @@
 """Which requests have run out of time."""
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from looseleaf.engine.progress import RequestProgress
 
@@ -9,10 +9,14 @@ from looseleaf.engine.progress import RequestProgress
 class Deadlines:
     """Requests by the moment at which they must have ended, on the clock `time.perf_counter`.
 
-    Names only: a request that ends before its deadline must not be kept until then."""
+    Names only: a request that ends before its deadline must not be kept until then. Nor are the
+    names, which a client with long deadlines could pile up: they go when they are most of all."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, progress: RequestProgress) -> None:
         """Watch a request, if it has a deadline."""
@@ -24,12 +28,22 @@ class Deadlines:
         return bool(self._heap) and self._heap[0][0] <= now
 
     def expired(self, now: float, requests: Mapping[str, RequestProgress]) -> list[RequestProgress]:
-        """Those of ``requests`` whose time is over, once each."""
+        """Those of ``requests``, which are all that have not ended, whose time is over, once
+        each."""
+        if len(self._heap) > 2 * len(requests):
+            # more than half go: who looks at a name that stays has been paid for by one that came
+            self._heap = [entry for entry in self._heap if _is_due(entry, requests)]
+            heapify(self._heap)
         over = []
         while self._heap and self._heap[0][0] <= now:
-            due, name = heappop(self._heap)
-            progress = requests.get(name)
-            # the name may be another request's by now, which has a deadline of its own
-            if progress is not None and progress.due == due:
-                over.append(progress)
+            entry = heappop(self._heap)
+            if _is_due(entry, requests):
+                over.append(requests[entry[1]])
         return over
+
+
+def _is_due(entry: tuple[float, str], requests: Mapping[str, RequestProgress]) -> bool:
+    due, name = entry
+    progress = requests.get(name)
+    # the name may be another request's by now, which has a deadline of its own
+    return progress is not None and progress.due == due
