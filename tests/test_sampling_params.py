@@ -1,8 +1,11 @@
 """Sampling parameters say what is wrong with them, and mean what vLLM means by them."""
 
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from jaxtyping import config
 
@@ -73,6 +76,54 @@ def test_all_spellings_of_the_same_wish_are_equal() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
     biased = SamplingParams(logit_bias={1: 2.0}, stop_token_ids=[3])
     assert hash(biased) == hash(SamplingParams(logit_bias=[(1, 2.0)], stop_token_ids=(3,)))
+
+
+FLOATS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    "repetition_penalty",
+)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(
+    "half", [Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float16(0.5)], ids=repr
+)
+def test_a_number_of_any_kind_is_the_float_that_it_equals(name: str, half: Any) -> None:
+    params = SamplingParams(**{name: half})
+    assert type(getattr(params, name)) is float
+    assert params == SamplingParams(**{name: 0.5})
+    (bias,) = SamplingParams(logit_bias={7: half}).logit_bias
+    assert bias == (7, 0.5) and type(bias[1]) is float
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_of_any_kind_are_ints() -> None:
+    names = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+    params = SamplingParams(**{name: np.int8(3) for name in names}, stop_token_ids=np.arange(2))
+    assert {type(getattr(params, name)) for name in names} == {int}
+    assert [type(token) for token in params.stop_token_ids] == [int, int]
+    assert type(SamplingParams(temperature=1).temperature) is float
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", [True, "0.5", None, 1j, [0.5], np.array([0.5])], ids=repr)
+def test_what_is_no_number_is_refused_in_every_field(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=f"{name} must be a number, not"):
+        SamplingParams(**{name: value})
+    with pytest.raises(InvalidOption, match="logit_bias has numbers as values"):
+        SamplingParams(logit_bias={7: value})
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_number_that_no_float_can_hold_is_out_of_range(name: str) -> None:
+    for value, shown in ((10**5000, "inf"), (Decimal("sNaN"), "nan"), (Fraction(10**400), "inf")):
+        with pytest.raises(InvalidOption, match=f"{name} must be .*, not {shown}$"):
+            SamplingParams(**{name: value})
+        with pytest.raises(InvalidOption, match="logit_bias values must be numbers up to"):
+            SamplingParams(logit_bias={7: value})
 
 
 def test_a_tiny_temperature_is_greedy() -> None:

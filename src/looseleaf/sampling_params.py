@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -73,9 +74,27 @@ def _require(condition: bool, message: str) -> None:
         raise InvalidOption(message)
 
 
+def _as_float(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except ValueError:
+        # a decimal that signals not to be a number
+        return math.nan
+
+
+def _as_int(value: Any) -> Any:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if whole else value
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """What a request asks of its sampler. Every field has a default, and the defaults are vLLM's.
+    Numbers may be of any kind, such as fractions and NumPy's: they become floats and ints.
 
     ``n``
         completions per prompt, each with its own random numbers.
@@ -130,6 +149,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._freeze()
+        self._convert_numbers()
         self._check_kinds()
         object.__setattr__(self, "top_k", max(self.top_k, 0) if self.top_k >= -1 else self.top_k)
         self._check_filters()
@@ -140,7 +160,8 @@ class SamplingParams:
         """Make tuples of what may be given as any collection."""
         try:
             stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-            stop_token_ids = tuple(self.stop_token_ids or ())
+            ids = self.stop_token_ids
+            stop_token_ids = () if ids is None else tuple(ids)
             bias = tuple(dict(self.logit_bias or ()).items())
         except (TypeError, ValueError) as error:
             raise InvalidOption(
@@ -165,23 +186,35 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    def _convert_numbers(self) -> None:
+        """Make floats and ints of numbers of other kinds; what is no number stays as it is."""
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _as_float(getattr(self, name)))
+        for name in _WHOLE:
+            object.__setattr__(self, name, _as_int(getattr(self, name)))
+        bias = tuple(
+            (_as_int(i), _as_float(value)) for i, value in dict(self.logit_bias or ()).items()
+        )
+        object.__setattr__(self, "logit_bias", bias)
+        ids = tuple(map(_as_int, self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", ids)
+
     def _check_kinds(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
-            fits = isinstance(value, Real) and not isinstance(value, bool)
-            _require(fits, f"{name} must be a number, not {value!r}")
+            _require(isinstance(value, float), f"{name} must be a number, not {value!r}")
         for name, optional in _WHOLE.items():
             value = getattr(self, name)
-            fits = isinstance(value, Integral) and not isinstance(value, bool)
+            fits = isinstance(value, int) and not isinstance(value, bool)
             fits = fits or (optional and value is None)
             _require(fits, f"{name} must be a whole number, not {value!r}")
         stop = tuple(self.stop or ())
         _require(all(isinstance(s, str) for s in stop), f"stop must be strings, not {stop!r}")
         bias = dict(self.logit_bias or ())
         for name, ids in (("stop_token_ids", self.stop_token_ids or ()), ("logit_bias", bias)):
-            fits = all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids)
+            fits = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
             _require(fits, f"{name} names tokens by their ids, whole numbers, not {ids!r}")
-        fits = all(isinstance(value, Real) for value in bias.values())
+        fits = all(isinstance(value, float) for value in bias.values())
         _require(fits, f"logit_bias has numbers as values, not {bias!r}")
         grammar = self.grammar
         _require(
