@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.bench.attention import AttentionConfig, cases, measure, ratios
-from looseleaf.bench.attention_cases import AttentionShape, behind_documents, causal, shared
+from looseleaf.bench.attention import AttentionConfig, Bench, cases, measure, ratios
+from looseleaf.bench.attention_cases import (
+    AttentionShape,
+    behind_documents,
+    causal,
+    several,
+    shared,
+)
 from looseleaf.errors import BenchmarkRefused
 
 SMALL = AttentionConfig(
@@ -30,6 +36,25 @@ def test_work_that_is_counted_is_what_rows_see_and_pages_hold():
     assert {row.settled[0].offset for row in relay.rows} == {0, 3, 6, 9}
     question = behind_documents(shape, 5, 2, 32)
     assert question.pairs() == 5 * 64 + 15
+    few = several(shape, 7, 3, 5, 40, tail=20)
+    assert few.pairs() == 7 * (3 * 40 + 20)
+    assert few.distinct_keys(16) == 5 * 48 + 7 * 32
+    assert {tuple(span.offset for span in row.settled) for row in few.rows} == {(0, 40, 80)}
+    assert len({tuple(map(id, (span.pages for span in row.settled))) for row in few.rows}) > 1
+
+
+def test_a_question_behind_long_documents_is_read_as_the_engine_reads_it():
+    question = behind_documents(SMALL.shape, 8, 3, 4096)
+    bench = Bench(SMALL, question.num_pages, question.longest)
+    assert bench.planner.in_parts(question.chunks)
+    listed = bench.plan(question)
+    bench.passes = True
+    in_parts = bench.plan(question)
+    assert listed.spans is None and listed.work is not None
+    assert in_parts.work is None and in_parts.spans is not None
+    q = bench.query(question)
+    one, other = (bench.layer(q, plan, 0, bench.rotation) for plan in (listed, in_parts))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_every_case_is_measured_with_its_share_of_the_roofline():

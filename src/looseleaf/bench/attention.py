@@ -26,6 +26,7 @@ from looseleaf.bench.attention_cases import (
     causal,
     private,
     ragged,
+    several,
     shared,
 )
 from looseleaf.bench.attention_check import Truth, check
@@ -35,6 +36,7 @@ from looseleaf.bench.replays import seconds_of
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.ops.finish_rows import finish_rows
+from looseleaf.ops.hopper_attention import serves
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.partial_attention import partial_attention
@@ -76,6 +78,8 @@ def cases(config: AttentionConfig) -> list[Case]:
         shared(shape, rows, long, tail=long // 64, spread=16),
         shared(shape, 2, long // 64),
         ragged(shape, rows // 2, long // 8),
+        several(shape, rows * 3 // 8, 3, 6, long // 4, tail=long // 64),
+        several(shape, rows, 6, 12, long // 32, tail=long // 64),
         causal(shape, long),
         causal(shape, long // 4),
         behind_documents(shape, long // 8, 4, long // 32),
@@ -113,6 +117,8 @@ class Bench:
             finishing=True,
             gathering=reads_gathered(self.pools[0][None], shape.dtype, [self.rule]),
         )
+        # whether the engine has passes (`PassGraphs.sooner` says which chunks go that way)
+        self.passes = serves(self.pools[0][0], self.rule)
         # the same kernels without frames: as if queries came rotated
         self.flat = Rotation(self.rotation.cos[:, :0], self.rotation.sin[:, :0])
 
@@ -142,8 +148,9 @@ class Bench:
         invariant: bool = False,
         costs: CostModel | None = None,
         gathering: bool = True,
+        by_spans: bool = False,
     ) -> AttentionPlan:
-        """The step as the engine would plan it."""
+        """The step as the engine would plan it, or with its new rows read ``by_spans``."""
         costs = costs or self.planner.costs
         finishing, gathering = not invariant, gathering and self.planner.gathering
         planner = replace(
@@ -153,6 +160,9 @@ class Bench:
             finishing=finishing,
             gathering=gathering,
         )
+        in_parts = self.passes and not case.rows and planner.in_parts(case.chunks)
+        if in_parts or by_spans:
+            return AttentionPlan(0, None, planner.span_list(case.chunks))
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks, finish=True)
 
@@ -264,7 +274,8 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
             arms["without frames, rows turned once"] = turned_once(bench, q, plan)
         arms["keys in place"] = bench.arm(q, in_place)
         arms["keys in place, without frames"] = bench.arm(q, in_place, bench.flat)
-        arms["as one span"] = bench.arm(q, bench.plan(as_one_span(case), gathering=False))
+        one_span = bench.plan(as_one_span(case), gathering=False, by_spans=plan.work is None)
+        arms["as one span"] = bench.arm(q, one_span)
     if case.rows:
         layers = range(bench.shape.layers)
         # tiles of other pages, as the engine plans them

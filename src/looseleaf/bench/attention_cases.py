@@ -143,6 +143,22 @@ def ragged(shape: AttentionShape, rows: int, document: int, seed: int = 0) -> Ca
     return Case(name, tuple(made), (), count)
 
 
+def several(
+    shape: AttentionShape, rows: int, chosen: int, documents: int, length: int, *, tail: int
+) -> Case:
+    """Rows with ``chosen`` of some documents each, in an order of their own, and tails."""
+    rng, size = random.Random(rows), shape.page_size
+    count = documents * -(-length // size) + rows * -(-tail // size)
+    pages = _Pages(count, size, rows)
+    known = [pages.span(length, 0, settled=True) for _ in range(documents)]
+    made = []
+    for _ in range(rows):
+        settled = [_moved(span, n * length) for n, span in enumerate(rng.sample(known, chosen))]
+        made.append(_row(settled, pages.span(tail, chosen * length, settled=False)))
+    what = f"{chosen} of {documents} documents of {length}, {tail} of their own"
+    return Case(f"decode, {rows} rows, {what}", tuple(made), (), count)
+
+
 def causal(shape: AttentionShape, tokens: int) -> Case:
     """A long prompt."""
     pages = _Pages(-(-tokens // shape.page_size), shape.page_size, tokens)
