@@ -97,12 +97,13 @@ class Admission:
         pages = iter(reserved)
         try:
             self._own_missing(sequence, missing, pages)
-            self._load_missing(sequence, missing, sources)
-            if sequence.fusion is not None:
-                sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
             for run in sequence.runs:
                 self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
                 self._announce(sequence, run)
+            if sequence.fusion is not None:
+                sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
+            # who decides from where they come asks how much else is to be computed
+            self._load_missing(sequence, missing, sources)
         except BaseException:
             # a tier that is waited for, say: what the sequence does not hold yet it never will
             self.store.pool.free(list(pages))

@@ -38,8 +38,10 @@ class LoadingReport:
     """What was expected of the documents that came from tiers, and what it was, in seconds.
 
     ``tiers`` names them; ``num_bytes`` is what was asked of them, but for what failed to come.
-    ``load_predicted`` is for the loads alone, ``total_predicted`` with the request's own text and
-    what it computes again, as far as that does not hide behind them: None where nothing was known.
+    ``load_predicted`` is for the loads alone, ``total_predicted`` with all that the request
+    computes until its first token, as far as that does not hide behind them: None where nothing
+    was known, where it waits for what another one computes, and where tokens are chosen by passes
+    of their own.
     ``load_seconds`` and ``total_seconds`` are how long that took, the latter until the first token;
     None while it is not there. ``ratio`` is the share of tokens that the controller chose to
     compute again, None where it was not asked for one."""

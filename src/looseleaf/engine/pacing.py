@@ -10,7 +10,7 @@ the documents. Both times are measured, none is assumed.
 kernel by kernel, and threads that load wait for the interpreter then. Where that costs more than a
 twentieth, r is raised as far as passes replay."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ from looseleaf.config import Fuse
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import is_exact
 from looseleaf.engine.pace import ComputePace, count_pairs
-from looseleaf.engine.parts import DocumentUse
+from looseleaf.engine.parts import DocumentUse, TextRun
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers import Tiers
@@ -80,16 +80,20 @@ class LoadingController:
         lengths = {use.key: use.num_tokens for use in uses}
         chosen = self._or_another(lengths, found, self._places(lengths, found))
         load = self.load_seconds(lengths, chosen)
-        compute = self._encoding_seconds(uses)
+        compute, ahead = self._encoding_seconds(uses), self._ahead_seconds(sequence, chosen)
         rows, rest = self._own_pass(sequence)
         if load is not None and not self._replays(rows):
             load *= self._slowdown(chosen.values())
-        total = None if load is None or rest is None else piped(load, rest, self.num_layers)
-        instead = None if compute is None or rest is None else compute + rest
+        total = instead = None
+        if ahead is not None and rest is not None:
+            behind = None if load is None else max(0.0, load - ahead)
+            total = None if behind is None else ahead + piped(behind, rest, self.num_layers)
+            instead = None if compute is None else ahead + compute + rest
         if total and instead and self.passes_over(total, instead, chosen.values()):
             return {}
         sequence.arrivals = sequence.arrivals or Arrivals()
-        sequence.arrivals.load_predicted, sequence.arrivals.total_predicted = load, total
+        sequence.arrivals.load_predicted = load
+        sequence.arrivals.total_predicted = total if _is_foreseen(sequence) else None
         for use in uses:
             use.tier = chosen[use.key]
         return chosen
@@ -159,9 +163,20 @@ class LoadingController:
         each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
         return self.pace.predict(rows, count_pairs(each))
 
+    def _ahead_seconds(self, sequence: Sequence, coming: Container[SegmentKey]) -> float | None:
+        """How long it takes to compute what does not wait for documents that are ``coming``: the
+        text before the first, and documents that no tier has."""
+        lead = sequence.lead
+        each = [] if lead is None else [_left_of(lead)]
+        for use in sequence.owned:
+            if use.key not in coming:
+                each.append((use.num_tokens, use.num_tokens + use.part.context_length))
+        rows = sum(num for num, _ in each)
+        return self.pace.predict(rows, count_pairs(each)) if rows else 0.0
+
     def _own_pass(self, sequence: Sequence) -> tuple[int, float | None]:
-        """The sequence's own rows, and how long they take once its documents are there."""
-        text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
+        """The sequence's rows behind documents, and how long they take once these are there."""
+        text = [_left_of(run) for run in sequence.runs if run is not sequence.lead]
         rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
         blends = False
         if fusion is not None:
@@ -192,6 +207,23 @@ class LoadingController:
         if any(self.tiers.slowdown(name) is None for name in used):
             return True
         return self._slowdown(used) > _WORTH and not _try_again(self._held_back, used)
+
+
+def _left_of(run: TextRun) -> tuple[int, int]:
+    """Rows of a run that no cache has, and the keys up to its end."""
+    return run.num_tokens - run.computed, run.start + run.num_tokens
+
+
+def _is_foreseen(sequence: Sequence) -> bool:
+    """Whether what a sequence does until its first token is known when it is admitted: it waits for
+    no other's documents, and chooses tokens without passes that look for them."""
+    owned = {use.key for use in sequence.owned}
+    waits = any(
+        use.segment is not None and not use.segment.ready and use.key not in owned
+        for use in sequence.documents
+    )
+    fusion = sequence.fusion
+    return not waits and (fusion is None or fusion.selector.evidence == "none")
 
 
 def _try_again(passed: dict[str, int], names: Iterable[str]) -> bool:

@@ -221,7 +221,9 @@ class Runner:
             attend = following
         if taps:
             attend = Tapped(attend, taps)
-        begun = None if self.pace is None else self.pace.begin(self.model.device)
+        # rows that only decode take another way, in a fraction of the time of as many new ones
+        pace = self.pace if work.chunks else None
+        begun = None if pace is None else pace.begin(self.model.device)
         index = None if asked is None else rows.asked_on(self.model.device)
         hook = enter_late(entering, slots)
         self.attention.planner.launching()
@@ -231,14 +233,14 @@ class Runner:
             hidden = hidden.index_select(0, rows.asked_on(self.model.device))
         _book(work)
         logits = self.model.logits(rows.without_past(hidden))
-        if self.pace is not None and begun is not None:
+        if pace is not None and begun is not None:
             blended = [c.stop - c.start for c in work.chunks if isinstance(c.target, Fusion)]
             if isinstance(begun, float):
                 begun += following.waited
             # of a pass beside much else nobody knows how long it took
             if not blended or sum(blended) > _MOSTLY * rows.num_rows:
                 pairs, waits, blends = _pairs(decode, chunks), following.waits, passes_over(chunks)
-                self.pace.end(begun, rows.num_rows, pairs, blends=blends, waits=waits)
+                pace.end(begun, rows.num_rows, pairs, blends=blends, waits=waits)
         return logits
 
     def _run_both(
