@@ -75,7 +75,8 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _as_float(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+    real = isinstance(value, Real | Decimal) and not isinstance(value, bool)
+    if not real:
         return value
     try:
         return float(value)
