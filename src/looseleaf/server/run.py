@@ -12,6 +12,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import taking_over
 from looseleaf.server.service import Service
+from looseleaf.server.stalled import Connection
 
 _CLOSING_SECONDS = 5
 """After the drain, for what has been cut to be told so."""
@@ -25,6 +26,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(service),
+                http=Connection,
                 host=config.host,
                 port=config.port,
                 lifespan="on",
