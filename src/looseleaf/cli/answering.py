@@ -3,6 +3,7 @@ report.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -23,6 +24,25 @@ def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
         content = message["content"]
         parts += [content] if isinstance(content, str) else content
     return llm.engine.prompts.from_parts(parts)
+
+
+def tier_faults(llm: LLM) -> Counter[tuple[str, str]]:
+    """How often each tier failed so far, by its name and how; ``skipped`` was not tried, because
+    it had failed too often."""
+    found = Counter[tuple[str, str]]()
+    for tier in llm.engine.snapshot().tiers:
+        found.update({(tier.name, kind): times for kind, times in tier.counters.faults.items()})
+        found[tier.name, "skipped"] += tier.counters.skipped
+    return +found
+
+
+def reuse_report(output: RequestOutput, faults: Counter[tuple[str, str]]) -> str:
+    """What was reused and what was computed, and which tiers failed meanwhile, if any did."""
+    lines = [str(output.reuse)]
+    if faults:
+        told = (f"{tier}: {times} {kind}" for (tier, kind), times in sorted(faults.items()))
+        lines.append(f"tiers failed: {'; '.join(told)}")
+    return "\n".join(lines)
 
 
 def print_answer(

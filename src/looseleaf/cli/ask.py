@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.answering import build_prompt, print_answer
+from looseleaf.cli.answering import build_prompt, print_answer, reuse_report, tier_faults
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.cli.policies import (
@@ -76,6 +76,6 @@ def ask(
     messages.append({"role": "user", "content": [*documents, question]})
     output = print_answer(llm, build_prompt(llm, messages), params, **policies)
     if show_reuse:
-        click.echo(str(output.reuse), err=True)
+        click.echo(reuse_report(output, tier_faults(llm)), err=True)
         if output.select is not None:
             click.echo(str(output.select), err=True)

@@ -1,10 +1,11 @@
 """``looseleaf chat``: a conversation over documents, in the terminal."""
 
+from collections import Counter
 from typing import Any
 
 import click
 
-from looseleaf.cli.answering import build_prompt, print_answer
+from looseleaf.cli.answering import build_prompt, print_answer, reuse_report, tier_faults
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.engine.request import Document
@@ -54,6 +55,8 @@ class Conversation:
         self._new = list(documents)
         self._turns: list[dict[str, Any]] = []
         self._report = "nothing was asked yet"
+        # those before the last answer, which are told with it
+        self._faults = Counter[tuple[str, str]]()
 
     def run(self) -> None:
         """Read lines until /quit or the end of the input."""
@@ -100,4 +103,6 @@ class Conversation:
         # only an answered question becomes part of the conversation
         self._turns += [turn, {"role": "assistant", "content": output.text}]
         self._new = []
-        self._report = str(output.reuse)
+        faults = tier_faults(self._llm)
+        self._report = reuse_report(output, faults - self._faults)
+        self._faults = faults

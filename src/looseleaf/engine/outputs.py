@@ -106,6 +106,7 @@ class ReuseReport:
         lines = [
             f"{d.name}: {d.num_tokens} tokens at {d.offset}, {'hosted' if d.hosted else d.source}"
             + (f" from {d.tier}" if d.source == "loaded" else "")
+            + (f", since the {d.tier} tier failed" if d.tier and d.source == "computed" else "")
             + (f", {d.recomputed} computed again" if d.recomputed else "")
             for d in self.documents
         ]
