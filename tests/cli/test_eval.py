@@ -136,6 +136,17 @@ def test_ways_to_spread_a_budget_and_to_revise_are_named(run: Run, tmp_path: Pat
     assert len(list(reading_tables(rows))) == 2
 
 
+def test_a_budget_of_one_key_is_not_a_share_of_hosted_documents(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "evals.csv"
+    asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--questions", 1)
+    policy = ("--select", "retrieval", "--budget", "1", "--budget", "1.0")
+    assert run(*asked, *policy, "--output", output).code == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    read = {row["arm"]: float(row["value"]) for row in rows if row["metric"] == "keys_read"}
+    assert list(read) == ["hosted, flat, 1 keys", "hosted, all keys"]
+    assert read["hosted, flat, 1 keys"] < 0.2 and read["hosted, all keys"] == 1
+
+
 def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "evals.csv"
     common = ("--checkpoint", "causal", "--arm", "full", "--output", output)

@@ -1,6 +1,8 @@
 """Hosted arms read the share of keys that they name, and all of it answers like full attention."""
 
-from looseleaf import LLM
+import pytest
+
+from looseleaf import LLM, Document
 from looseleaf.config import Revise
 from looseleaf.engine.loading import reference_model
 from looseleaf.engine.request import Part
@@ -21,6 +23,12 @@ def test_hosted_arms_answer_and_say_what_they_read() -> None:
     assert whole.report["keys_read"] == 1.0
     (few,) = HostedArm(llm, 0.5, kind="graph").answer([item])
     assert 0.3 < few.report["keys_read"] < 0.6
+    # a whole number is so many keys, as on the command line: both ends and one that is found
+    one = HostedArm(llm, 1, kind="graph")
+    (least,) = one.answer([item])
+    num_tokens = len(llm.engine.prompts.from_document(Document(item.documents))[-2].tokens)
+    assert least.report["keys_read"] == pytest.approx((4 + 16 + 1) / num_tokens, rel=0.01)
+    assert one.name != HostedArm(llm, 1.0, kind="graph").name
     (revised,) = HostedArm(llm, 40, kind="graph", revise=Revise(3)).answer([item])
     assert 1 < revised.report["exposure_1"] <= revised.report["exposure_2"]
     assert revised.report["keys_read"] < few.report["keys_read"]

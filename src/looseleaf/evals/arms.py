@@ -177,12 +177,13 @@ class EvictingArm(EngineArm):
 
 class HostedArm(EngineArm):
     """Greedy answers of ``llm`` with an item's documents hosted as one collection, the same tokens
-    as with full attention, and read by its index: ``budget`` keys for each query head, up to 1 that
-    share of them, spread over layers as ``layer_budgets`` say. With 1.0 every key is read. With
-    ``revise`` past rows read on.
+    as with full attention, and read by its index: ``budget`` keys for each query head, a fraction
+    up to 1.0 that share of them, spread over layers as ``layer_budgets`` say. With 1.0 every key is
+    read. With ``revise`` past rows read on.
 
-    Its first 4 and last 16 tokens are always read, since contexts of the reference model are short.
-    What was hosted stays, so that several arms over one engine host it once."""
+    Its first 4 and last 16 tokens are always read, since contexts of the reference model are short,
+    and one at least is found besides. What was hosted stays, so that several arms over one engine
+    host it once."""
 
     def __init__(
         self,
@@ -194,9 +195,10 @@ class HostedArm(EngineArm):
         revise: Revise | None = None,
         layer_budgets: LayerBudgets = "flat",
     ) -> None:
-        keys = f"{100 * budget:g} % of keys" if budget <= 1 else f"{budget:g} keys"
-        name = "hosted, all keys" if budget == 1.0 else f"hosted, {kind}, {keys}"
-        ratio, tokens = (budget, None) if budget <= 1 else (None, int(budget))
+        is_share = isinstance(budget, float) and budget <= 1
+        keys = f"{100 * budget:g} % of keys" if is_share else f"{budget:g} keys"
+        name = "hosted, all keys" if is_share and budget == 1 else f"hosted, {kind}, {keys}"
+        ratio, tokens = (budget, None) if is_share else (None, int(budget))
         select = Select("retrieval", tokens, ratio, layer_budgets=layer_budgets)
         policies: dict[str, Any] = {"select": select}
         if layer_budgets != "flat":
