@@ -12,6 +12,7 @@ from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
+from looseleaf.engine.apart_steps import compute_step
 from looseleaf.engine.books import Books
 from looseleaf.engine.canary import Canary
 from looseleaf.engine.documents import Documents
@@ -46,7 +47,7 @@ from looseleaf.kv.store import SegmentStore
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers import LoadFailed, Tiers
+from looseleaf.tiers import Tiers
 
 Ended = Callable[[RequestProgress], None]
 
@@ -230,15 +231,15 @@ class Engine:
         """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
             self._books.book_admissions(work, self._outputs)
-            if work.empty:
-                return None
-            logits = self.runner.run(work, previous)
-        except LoadFailed:
-            # computed in vain: the document is computed by who waits for it, then this once more
-            self._scheduler.take_back(work)
-            return None
+            how, take_back = (self.runner.run, self.runner.attention), self._scheduler.take_back
+            computed = compute_step(*how, work, previous, take_back)
         except Exception as error:
             changed += self._fail(self._requests_of(work), error)
+            return None
+        for part, fault in computed.failed:
+            changed += self._fail(self._requests_of(part), fault)
+        work, logits = computed.work, computed.logits
+        if work.empty:
             return None
         self._books.book_step(work, self._outputs)
         sequences, logits = drawing_rows(work, logits)
