@@ -5,7 +5,7 @@ report.
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -13,6 +13,9 @@ from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, Message, Policies, PromptParts
 from looseleaf.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
@@ -52,22 +55,9 @@ def print_answer(
     **policies: Unpack[Policies],
 ) -> RequestOutput:
     """Stream the answer to standard output, with a bar on standard error before the first word."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     shown = ""
     output: RequestOutput | None = None
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} tokens"),
-    )
-    console = Console(stderr=True)
-    # where nobody looks a bar would leave empty lines
-    seen = console.is_terminal
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not seen
-    ) as bar:
+    with _progress("tokens") as bar:
         task = bar.add_task("reading")
         for output in llm.stream(
             parts,
@@ -83,3 +73,33 @@ def print_answer(
     click.echo()
     assert output is not None, "a request that ends without an output raises"
     return output
+
+
+def host_documents(llm: LLM, documents: Sequence[Document], system: str | None) -> None:
+    """Host documents behind the beginning of a conversation, with a bar on standard error."""
+    with _progress("done") as bar:
+        for document in documents:
+            task = bar.add_task(str(document.name))
+
+            def told(stage: str, done: int, total: int, task: Any = task) -> None:
+                bar.update(task, description=stage, completed=done, total=total)
+
+            llm.host(document, system=system, on_progress=told)
+
+
+def _progress(unit: str) -> "Progress":
+    """Bars on standard error that count in ``unit``; where nobody looks they would leave empty
+    lines, so there are none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
+    )
+    console = Console(stderr=True)
+    seen = console.is_terminal
+    return Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not seen
+    )

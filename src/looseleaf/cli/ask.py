@@ -4,7 +4,13 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.answering import build_prompt, print_answer, reuse_report, tier_faults
+from looseleaf.cli.answering import (
+    build_prompt,
+    host_documents,
+    print_answer,
+    reuse_report,
+    tier_faults,
+)
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.cli.policies import (
@@ -38,6 +44,13 @@ from looseleaf.sampling_params import SamplingParams
     help="what a document sees when it is computed: the text before the first document, nothing, "
     "or all before it",
 )
+@click.option(
+    "--host",
+    "hosted",
+    is_flag=True,
+    help="keep documents in the host's memory behind an index, which --select retrieval reads: "
+    "they may be longer than the pool",
+)
 @click.option("--max-tokens", default=256, show_default=True, help="longest answer")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
 @click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
@@ -57,6 +70,7 @@ def ask(
     """Answer QUESTION from documents."""
     if not question.strip():
         raise InvalidRequest("the question is empty: ask something")
+    hosted = _take_hosted(names, options)
     policies: Policies = {
         "fuse": take_fuse(options),
         "select": take_select(options),
@@ -74,8 +88,33 @@ def ask(
     llm = LLM(**given(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*documents, question]})
+    if hosted:
+        host_documents(llm, documents, system)
     output = print_answer(llm, build_prompt(llm, messages), params, **policies)
     if show_reuse:
         click.echo(reuse_report(output, tier_faults(llm)), err=True)
         if output.select is not None:
             click.echo(str(output.select), err=True)
+
+
+def _take_hosted(names: tuple[str, ...], options: dict[str, Any]) -> bool:
+    """Whether documents are hosted, and then read by their index; takes the flag out of
+    ``options``. Raises InvalidOption where that has no meaning: before they are, which takes long.
+    """
+    if not options.pop("hosted"):
+        if options["policy"] == "retrieval":
+            raise InvalidOption("--select retrieval reads hosted documents: give --host too")
+        return False
+    if not names:
+        raise InvalidOption("--host keeps documents in the host's memory: name a document with -d")
+    options["policy"] = options["policy"] or "retrieval"
+    if options["policy"] != "retrieval":
+        raise InvalidOption(
+            f"--host is for --select retrieval, not {options['policy']}: leave one of them out"
+        )
+    if set(options["selectors"]) - {"none"}:
+        raise InvalidOption(
+            "--fuse can't be combined with --host, whose index would find what is computed again: "
+            "leave one of them out"
+        )
+    return True
