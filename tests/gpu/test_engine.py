@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from looseleaf import LLM, Document, SamplingParams
+from looseleaf.engine.runner import Runner
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -84,6 +85,32 @@ def test_tokens_are_the_same_with_graphs_and_without(tmp_path, family):
         # all steps have few rows, and most were launched before the tokens they read were known
         assert graphs is None or graphs.replays == llm.engine.counters.steps
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_steps_that_fail_together_are_computed_alone_with_tokens_on_their_way(
+    tmp_path, monkeypatch, late
+):
+    """A step is launched before the tokens that it reads have arrived, also request by request."""
+    folder = make_checkpoint(tmp_path, "llama")
+    params = [SamplingParams(max_tokens=20, seed=n, ignore_eos=True) for n in range(len(PROMPTS))]
+    llm = LLM(folder, dtype="float32", device="cuda", num_pages=128)
+    right = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    run, broken = Runner.run, []
+
+    def planted(runner, work, previous=None):
+        each = {s.request_id for s in (*work.decode, *(chunk.sequence for chunk in work.chunks))}
+        if len(each) == 1:
+            return run(runner, work, previous)
+        broken.append(previous is not None)
+        if late:
+            run(runner, work, previous)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Runner, "run", planted)
+    assert [output.token_ids for output in llm.generate(PROMPTS, params)] == right
+    assert broken.count(True) > 10
+    llm.engine.check()
 
 
 def test_a_batch_invariant_engine_gives_the_same_bits_grouped_or_not(tmp_path):
