@@ -4,187 +4,45 @@ nothing else: finds what tests of chosen mixes do not think of.
     python -m tools.fuzz --minutes 5 --seed 1
 
 A tiny random model in fp32 on a CPU. Prompts have leads, up to five documents (empty, shorter and
-longer than a page, some twice, encoded alone or behind the lead), texts between them; policies of
-blending, choosing, revising and throwing away, with their budgets; tokens are drawn or not, with
-penalties, seeds and stop tokens; engines differ in pages, chunks, tiers, stored dtype and batch
-invariance; some requests are aborted, and files of tiers flipped, cut and deleted. What is
-compared: tokens, log-probabilities, reasons to end, errors, the number of documents that are
-reported, and that an engine holds nothing when all is done. A difference is printed with what was
-drawn; the same seed draws the same again. Exits with 1 if there is one."""
+longer than a page, some twice, encoded alone or behind the lead), texts between them, or are a few
+tokens; policies of blending, choosing, revising and throwing away, with their budgets; tokens are
+drawn or not, with penalties, seeds and stop tokens; engines differ in pages, chunks, tiers, stored
+dtype and batch invariance; some requests are aborted, and files of tiers flipped, cut and deleted;
+tiers are slow or fail, and interrupts come inside calls to them and while requests are admitted,
+after which all that was asked is aborted, and the engine asked again. What is compared: tokens,
+log-probabilities, reasons to end, errors, the number of documents that are reported, and that an
+engine holds nothing when all is done. A difference is printed with what was drawn; the same seed
+draws the same again, though threads of tiers in trouble may meet in another order. Exits with 1 if
+there is one."""
 
 import argparse
 import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from looseleaf.bench.random_model import MODEL_SHAPES, random_engine, random_weights
-from looseleaf.config import (
-    CacheConfig,
-    EngineConfig,
-    Fuse,
-    Revise,
-    SchedulerConfig,
-    Select,
-    TierConfig,
-)
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import DocumentPart, Policies, PromptParts, Request, TextPart
-from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.engine.request import DocumentPart, Request
+from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
 from looseleaf.models import Decoder
-from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers.disk import RECORD, DiskTier
+from tools.fuzz_drawing import VOCAB, Ask, Drawing, Kind
+from tools.fuzz_trouble import Interrupted, Trouble, quiet
 
-_VOCAB = 400
-_LENGTHS = (0, 1, 5, 15, 16, 17, 33, 64, 100, 160)
-_TEXTS = (1, 3, 17, 30, 70)
-_EVICTING = ("snapkv", "tova", "h2o")
-_REVISED = ("quest", "representatives", "window")
 # how far rounding may move a log-probability, and how close two tokens have to be for a tie; where
 # keys are rounded to eight bits an order of sums may turn one of them over
 _AWAY, _TIE = 3e-3, 2e-3
 _EIGHT_BITS = 100
 _NOBODY = 1 << 30
-
-
-class Ask(NamedTuple):
-    """One request; ``parts`` and the rest as `Request` has them."""
-
-    parts: PromptParts
-    params: SamplingParams
-    policies: Policies
-    salt: str
-
-    def __str__(self) -> str:
-        lengths = [(type(part).__name__, len(part.tokens)) for part in self.parts]
-        return f"{lengths} {self.policies} {self.params}"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is drawn of an engine; ``tiers`` has h for the host's memory and d for a disk."""
-
-    pages: int = 600
-    chunk: int | None = None
-    tiers: str = ""
-    invariant: bool = False
-    seqs: int = 8
-    fp8: bool = False
-
-
-class Drawing:
-    """What is asked, and of what engines."""
-
-    def __init__(self, seed: int) -> None:
-        self.draw = draw = random.Random(seed)
-        lengths = [draw.choice(_LENGTHS) for _ in range(8)]
-        self.documents = [
-            DocumentPart(self.tokens(length), 0, f"d{n}") for n, length in enumerate(lengths)
-        ]
-        self.leads = [(), (TextPart(self.tokens(7)),), (TextPart(self.tokens(40)),)]
-        self.texts = [self.tokens(length) for length in _TEXTS]
-
-    def tokens(self, count: int) -> tuple[int, ...]:
-        """So many tokens, none of them special."""
-        return tuple(self.draw.choices(range(2, _VOCAB), k=count))
-
-    def prompt(self) -> PromptParts:
-        """A lead, documents with texts between some, a text; never two texts side by side."""
-        draw, count = self.draw, self.draw.choice((0, 1, 2, 3, 5))
-        twice = draw.random() < 0.5
-        documents = draw.choices(self.documents, k=count) if twice else None
-        lead = draw.choice(self.leads)
-        context = draw.choice((0, sum(len(part.tokens) for part in lead)))
-        drawn: list[DocumentPart | TextPart] = list(lead)
-        for document in documents or draw.sample(self.documents, count):
-            drawn.append(replace(document, context_length=context) if context else document)
-            if draw.random() < 0.25:
-                drawn.append(TextPart(draw.choice(self.texts)))
-        text = draw.choice(self.texts)
-        drawn.append(TextPart(text[: draw.randint(1, len(text))]))
-        parts: list[DocumentPart | TextPart] = []
-        for part in drawn:
-            if parts and isinstance(part, TextPart) and isinstance(parts[-1], TextPart):
-                parts[-1] = TextPart(parts[-1].tokens + part.tokens)
-            else:
-                parts.append(part)
-        return tuple(parts)
-
-    def params(self) -> SamplingParams:
-        """How tokens are drawn, and when an output ends."""
-        draw = self.draw
-        sampled = draw.random() < 0.3
-        return SamplingParams(
-            temperature=draw.choice((0.7, 1.0)) if sampled else 0.0,
-            seed=draw.randrange(1000) if sampled else None,
-            n=draw.choice((1, 1, 3)) if sampled else 1,
-            max_tokens=draw.choice((1, 2, 5, 20, 40)),
-            ignore_eos=draw.random() < 0.5,
-            logprobs=4,
-            stop_token_ids=(draw.randrange(_VOCAB),) if draw.random() < 0.3 else (),
-            repetition_penalty=draw.choice((1.0, 1.0, 1.3)),
-            presence_penalty=draw.choice((0.0, 0.0, 0.5)),
-            top_k=draw.choice((0, 0, 5)),
-            top_p=draw.choice((1.0, 0.9)),
-        )
-
-    def policies(self) -> Policies:
-        """What is blended, chosen and revised; nothing of what can't be put together."""
-        told: dict[str, Any] = {}
-        try:
-            if self.draw.random() < 0.5:
-                told["fuse"] = self._fuse()
-            if self.draw.random() < 0.35:
-                told |= self._select()
-        except InvalidOption:
-            pass
-        return told  # type: ignore[return-value]
-
-    def _fuse(self) -> Fuse:
-        kinds = ("random", "first", "deviation", "question", "links", "all", "none", "ape")
-        kind: Any = self.draw.choice(kinds)
-        if kind in ("all", "none", "ape"):
-            return Fuse(kind)
-        if kind == "first":
-            return Fuse("first", tokens=self.draw.choice((1, 8, 30)))
-        if self.draw.random() < 0.5:
-            return Fuse(kind, ratio=self.draw.choice((0.0, 0.1, 0.3, 0.7, 1.0)))
-        return Fuse(kind, tokens=self.draw.choice((0, 1, 8, 50)))
-
-    def _select(self) -> dict[str, Any]:
-        kind: Any = self.draw.choice((*_REVISED, "partial", *_EVICTING))
-        tokens = self.draw.choice((16, 48, 200))
-        if kind in _EVICTING:
-            return {"select": Select(kind, tokens=tokens)}
-        layers = self.draw.choice(((), (0,)))
-        select = Select(kind, tokens=tokens, dense_below=0, dense_layers=layers)
-        if kind not in _REVISED or self.draw.random() < 0.5:
-            return {"select": select}
-        return {"select": select, "revise": Revise(self.draw.choice((1, 2, 4)))}
-
-    def ask(self) -> Ask:
-        """A request."""
-        return Ask(self.prompt(), self.params(), self.policies(), self.draw.choice(("", "", "a")))
-
-    def kind(self) -> Kind:
-        """An engine."""
-        draw = self.draw
-        return Kind(
-            pages=draw.choice((60, 90, 140, 400)),
-            chunk=draw.choice((None, 16, 37, 64, 256)),
-            tiers=draw.choice(("", "", "h", "d", "hd")),
-            invariant=draw.random() < 0.2,
-            seqs=draw.choice((2, 8)),
-            fp8=draw.random() < 0.2,
-        )
 
 
 class Fuzz:
@@ -193,12 +51,13 @@ class Fuzz:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.begun = options, time.perf_counter()
         self.drawing = Drawing(options.seed)
-        model = replace(MODEL_SHAPES["tiny"], num_layers=3, vocab_size=_VOCAB)
+        model = replace(MODEL_SHAPES["tiny"], num_layers=3, vocab_size=VOCAB)
         device = torch.device("cpu")
         self.decoder = Decoder(model, random_weights(model, torch.float32, device))
         self.right: dict[tuple[str, bool], RequestOutput | Exception] = {}
         self.found: list[str] = []
         self.engines = self.asked = self.refused = self.aborted = self.damaged = 0
+        self.interrupted, self.came = 0, ""
         self.folder = ""
 
     def engine(self, kind: Kind) -> Engine:
@@ -251,25 +110,65 @@ class Fuzz:
         """An engine, and some rounds of requests."""
         draw, kind = self.drawing.draw, self.drawing.kind()
         engine = self.engine(kind)
-        self.engines += 1
+        self.engines, self.came = self.engines + 1, "not interrupted"
+        trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
         asks = [self.drawing.ask() for _ in range(draw.choice((2, 4, 6)))]
-        for _ in range(draw.choice((1, 2, 4))):
-            live = list(self._asked(engine, kind, draw.choices(asks, k=draw.choice((1, 3, 6)))))
-            if live and draw.random() < 0.3:
-                _run(engine, draw.choice((0, 1, 3)))
-                _, progress = live.pop(draw.randrange(len(live)))
-                if engine.knows(progress.request.request_id):
-                    engine.abort(progress.request.request_id)
-                    self.aborted += 1
-            _run(engine)
-            engine.check()
-            for ask, progress in live:
-                self._compare(kind, ask, progress)
-            if draw.random() < 0.4:
-                self._forget(engine)
-            if draw.random() < 0.3:
-                self._damage(engine)
+        try:
+            for _ in range(draw.choice((1, 2, 4))):
+                asked = draw.choices(asks, k=draw.choice((1, 3, 6)))
+                for ask, progress in self._live(engine, kind, asked, trouble):
+                    self._compare(kind, ask, progress)
+                if draw.random() < 0.4:
+                    self._forget(engine)
+                if draw.random() < 0.3:
+                    self._damage(engine)
+        except IntegrityError as error:
+            self._say(kind, None, f"{error!r}")
         engine.close()
+
+    def _live(
+        self, engine: Engine, kind: Kind, asked: Sequence[Ask], trouble: Trouble
+    ) -> list[tuple[Ask, RequestProgress]]:
+        """What is asked and neither refused nor aborted, when all of it has ended; nothing after an
+        interrupt. The books balance then, and nobody holds a page."""
+        live: list[tuple[Ask, RequestProgress]] = []
+        try:
+            with trouble:
+                self._run_all(engine, kind, asked, live)
+        except Interrupted as interrupt:
+            # as `LLM.generate` does: nothing of the call stays behind
+            self.interrupted, self.came = self.interrupted + 1, str(interrupt)
+            for _, progress in live:
+                engine.abort(progress.request.request_id)
+            live = []
+            _run(engine)
+        engine.check()
+        engine.tiering.release_pages()
+        held = [segment for segment in engine.store.segments() if segment.references]
+        if held:
+            raise IntegrityError(f"{len(held)} segments are held by nobody")
+        return live
+
+    def _run_all(
+        self,
+        engine: Engine,
+        kind: Kind,
+        asked: Sequence[Ask],
+        live: list[tuple[Ask, RequestProgress]],
+    ) -> None:
+        """Run what is asked; ``live`` has what was not refused, less one that is aborted."""
+        draw = self.drawing.draw
+        for pair in self._asked(engine, kind, asked):
+            live.append(pair)
+            if draw.random() < 0.4:
+                _run(engine, draw.choice((1, 2, 5)))
+        if live and draw.random() < 0.3:
+            _run(engine, draw.choice((0, 1, 3)))
+            _, progress = live.pop(draw.randrange(len(live)))
+            if engine.knows(progress.request.request_id):
+                engine.abort(progress.request.request_id)
+                self.aborted += 1
+        _run(engine)
 
     def _asked(
         self, engine: Engine, kind: Kind, asks: Sequence[Ask]
@@ -283,9 +182,6 @@ class Fuzz:
                 here = "page" in str(error) or "pool" in str(error)
                 if not here and not isinstance(self.answer(ask, kind.fp8), Exception):
                     self._say(kind, ask, f"refused here only: {error}")
-                continue
-            if self.drawing.draw.random() < 0.4:
-                _run(engine, self.drawing.draw.choice((1, 2, 5)))
 
     def _forget(self, engine: Engine) -> None:
         """Have documents only in the tiers, if they came there."""
@@ -320,8 +216,8 @@ class Fuzz:
         if wrong is not None:
             self._say(kind, ask, wrong)
 
-    def _say(self, kind: Kind, ask: Ask, what: str) -> None:
-        self.found.append(f"{what} | {kind} | {ask}")
+    def _say(self, kind: Kind, ask: Ask | None, what: str) -> None:
+        self.found.append(f"{what} | {kind} | {self.came} | {ask}")
         print(self.found[-1], flush=True)
 
     def __call__(self) -> int:
@@ -333,6 +229,7 @@ class Fuzz:
         print(
             f"seed {self.options.seed}: {self.engines} engines, {self.asked} requests "
             f"({self.refused} refused, {self.aborted} aborted), {self.damaged} files damaged, "
+            f"{self.interrupted} interrupts, "
             f"{len(self.right)} answers known, {len(self.found)} differ; {self._seconds:.0f} s"
         )
         return 1 if self.found else 0
@@ -393,4 +290,5 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    quiet()
     raise SystemExit(Fuzz(parsed())())

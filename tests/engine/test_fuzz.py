@@ -1,15 +1,24 @@
 """Requests drawn at random answer as each alone does: a short form of `tools.fuzz`."""
 
 import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
+from looseleaf.engine.admission import Admission
 from looseleaf.engine.drawing import Draw, OnFault
 from looseleaf.engine.drawing import Drawing as EngineDrawing
+from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import OutputProgress
-from tools.fuzz import Drawing, Fuzz, damage, parsed
+from looseleaf.engine.request import TextPart
+from looseleaf.engine.sequence import Sequence
+from looseleaf.sampling_params import SamplingParams
+from tools.fuzz import Fuzz, damage, differs, parsed
+from tools.fuzz_drawing import Ask, Drawing, Kind
+from tools.fuzz_trouble import Interrupted, Trouble
 
 
 def fuzz(seed: int, rounds: int) -> Fuzz:
@@ -42,6 +51,64 @@ def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(EngineDrawing, "draw", swapped)
     run = fuzz(seed=11, rounds=3)
     assert run() == 1 and run.found
+
+
+def test_what_an_interrupt_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, lost = Admission.release, list[str]()
+
+    def forgetful(self: Admission, sequence: Sequence) -> Any:
+        interrupted = isinstance(sys.exception(), Interrupted)
+        if interrupted and not lost and sequence.documents:
+            # one reader more than those who give back
+            for segment in self.store.segments():
+                if segment.references and segment.ready:
+                    lost.append(str(self.store.acquire(segment)))
+        return release(self, sequence)
+
+    monkeypatch.setattr(Admission, "release", forgetful)
+    run = fuzz(seed=11, rounds=8)
+    run()
+    assert lost and any("held by nobody" in one for one in run.found)
+
+
+def test_interrupts_come_while_trouble_is_entered_once_each_and_answers_stay(
+    tmp_path: Path,
+) -> None:
+    run = fuzz(seed=3, rounds=1)
+    run.folder = str(tmp_path)
+    engine = run.engine(Kind(tiers="hd", trouble="si"))
+    trouble, came = Trouble(engine, "si", 1), 0
+    question = TextPart(run.drawing.tokens(20))
+    ask = Ask((*run.drawing.documents, question), SamplingParams(temperature=0, logprobs=4), {}, "")
+    for _ in range(8):
+        progress = run.add(engine, ask)
+        try:
+            with trouble:
+                while engine.has_work:
+                    engine.step()
+        except Interrupted:
+            came += 1
+            engine.abort(progress.request.request_id)
+        engine.check()
+    assert 0 < came <= 8
+    progress = run.add(engine, ask)
+    while engine.has_work:
+        engine.step()
+    right = run.answer(ask, fp8=False)
+    assert isinstance(right, RequestOutput)
+    assert differs(progress.output(), right) is None
+    engine.close()
+
+
+def test_short_prompts_masses_and_every_trouble_are_drawn() -> None:
+    drawing = Drawing(1)
+    asks = [drawing.ask() for _ in range(400)]
+    short = [a for a in asks if sum(len(part.tokens) for part in a.parts) <= 5]
+    masses = [a for a in asks if (s := a.policies.get("select")) and s.mass is not None]
+    assert short and masses and any(ask in masses for ask in short)
+    kinds = [drawing.kind() for _ in range(200)]
+    assert {letter for kind in kinds for letter in kind.trouble} == set("sfi")
+    assert not any(set(kind.trouble) & set("sf") and not kind.tiers for kind in kinds)
 
 
 def test_a_damaged_file_is_another_or_gone(tmp_path: Path) -> None:
