@@ -13,6 +13,7 @@ import torch
 from looseleaf import LLM, AsyncLLM
 from looseleaf.engine.request import Request
 from looseleaf.errors import DeadlineExceeded, EngineFault
+from looseleaf.kv.store import Segment
 from looseleaf.tiers import Load, Record
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.load import Line
@@ -82,6 +83,49 @@ def test_an_error_while_a_request_is_admitted_leaves_nothing_behind(
     assert again.token_ids == plain.token_ids
     llm.generate(prompts(), PARAMS)
     assert_idle(llm)
+    llm.close()
+
+
+def test_an_interrupt_while_pages_are_taken_leaves_those_of_the_prefix_to_the_cache(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, store = llm.engine, llm.engine.store
+    begin = words(70, 60)
+    llm.generate([[begin]], PARAMS)
+    kept = len(store)
+
+    def interrupted(*_: Any) -> Any:
+        monkeypatch.undo()
+        assert store.page_counts.referenced > 0, "pages of the prefix are held by then"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "reserve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[begin, words(71, 9)]], PARAMS)
+    assert_idle(llm)
+    assert len(store) == kept and store.page_counts.referenced == 0
+    store.evict_idle()
+    assert len(store) == 0
+    engine.check()
+    llm.close()
+
+
+def test_a_document_is_held_before_a_copy_of_it_is_on_its_way(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is interrupted in between leaves no copy of pages that are somebody else's by then."""
+    llm = tiered(checkpoint(), tmp_path / "cache", tier_timeout=SECONDS)
+    tiering, references = llm.engine.tiering, list[int]()
+    keep = tiering._keep
+
+    def looked(segment: Segment, *how: Any, **more: Any) -> Any:
+        references.append(segment.references)
+        return keep(segment, *how, **more)
+
+    monkeypatch.setattr(tiering, "_keep", looked)
+    llm.generate(prompts(1), PARAMS)
+    # the request that computed it, and its way to the tiers
+    assert references[0] == 2
     llm.close()
 
 

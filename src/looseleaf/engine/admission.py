@@ -78,24 +78,23 @@ class Admission:
         """
         sources = self._acquire_documents(sequence)
         hits = {id(run): self._hit_pages(sequence, run) for run in sequence.runs}
-        for segments in hits.values():
-            for segment in segments:
-                self.store.acquire(segment)
-        # of a document that stands in the prompt twice, the first use computes it
-        uses = reversed(sequence.documents)
-        missing = {use.key: use for use in uses if use.segment is None}
-        needs = [self.pages_for(use.num_tokens) for use in missing.values()]
-        needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
-        needs += [sequence.fusion.num_pages] if sequence.fusion else []
-        reserved = self.store.reserve(sum(needs))
-        if reserved is None:
-            for segments in hits.values():
-                for segment in reversed(segments):
-                    self.store.release(segment)
-            self._release_documents(sequence)
-            return None
-        pages = iter(reserved)
+        held, pages = list[tuple[TextRun, Segment]](), iter(list[int]())
         try:
+            for run in sequence.runs:
+                for segment in hits[id(run)]:
+                    held.append((run, self.store.acquire(segment)))
+            # of a document that stands in the prompt twice, the first use computes it
+            uses = reversed(sequence.documents)
+            missing = {use.key: use for use in uses if use.segment is None}
+            needs = [self.pages_for(use.num_tokens) for use in missing.values()]
+            needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
+            needs += [sequence.fusion.num_pages] if sequence.fusion else []
+            reserved = self.store.reserve(sum(needs))
+            if reserved is None:
+                self._release_hits(held)
+                self._release_documents(sequence)
+                return None
+            pages = iter(reserved)
             self._own_missing(sequence, missing, pages)
             for run in sequence.runs:
                 self._fill_run(run, hits[id(run)], pages, self._run_pages(sequence, run))
@@ -107,12 +106,14 @@ class Admission:
         except BaseException:
             # a tier that is waited for, say: what the sequence does not hold yet it never will
             self.store.pool.free(list(pages))
-            for run in sequence.runs:
-                for segment in reversed([] if run.pages else hits[id(run)]):
-                    self.store.release(segment)
+            self._release_hits([(run, segment) for run, segment in held if not run.pages])
             raise
         sequence.phase = Phase.PREFILL
         return self._report(sequence, sources)
+
+    def _release_hits(self, held: list[tuple[TextRun, Segment]]) -> None:
+        for _, segment in reversed(held):
+            self.store.release(segment)
 
     def grow(self, sequence: Sequence) -> bool:
         """Make room for the tail's newest token; False if no page can be had."""

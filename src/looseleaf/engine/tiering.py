@@ -137,9 +137,17 @@ class Tiering:
         if self.tiers is None or segment.forgotten:
             return
         self._tell_read()
-        keeping = self._keep(segment, tenant, packed=True)
-        if keeping is not None:
-            self._leaving.append(_Leaving(self.store.acquire(segment), tenant, keeping))
+        # held before anything of it is on its way: whoever is interrupted in between leaves no copy
+        # of pages that are somebody else's by then
+        self.store.acquire(segment)
+        keeping = None
+        try:
+            keeping = self._keep(segment, tenant, packed=True)
+            if keeping is not None:
+                self._leaving.append(_Leaving(segment, tenant, keeping))
+        finally:
+            if keeping is None:
+                self.store.release(segment)
 
     def release_pages(self) -> bool:
         """Wait for all that is leaving the pool; whether that lets go of any page."""
