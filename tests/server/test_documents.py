@@ -111,10 +111,14 @@ def test_a_hosted_document_takes_no_page(live: Live) -> None:
     assert live.now().pages == before
     read = {"documents": [{"id": "long"}], "temperature": 0, "max_tokens": 8}
     whole = live.chat(**read, select={"policy": "retrieval", "ratio": 1.0}).json()
+    few = live.chat(**read, select={"policy": "retrieval", "tokens": 40}).json()["looseleaf"]
+    all_read, some = whole["looseleaf"]["selection"], few["selection"]
+    assert all_read["keys_read"] == all_read["keys_there"] == some["keys_there"] > 0
+    assert 0 < some["keys_read"] < some["keys_there"]
     told = live.chat(**read, select="retrieval").json()["looseleaf"]["documents"]
     assert [(one["id"], one["source"], one["hosted"]) for one in told] == [("long", "cached", True)]
     listed = DocumentBody.model_validate(live.client.get("/v1/documents/long").json())
-    assert (listed.computed, listed.hits) == (1, 2) and listed.seconds
+    assert (listed.computed, listed.hits) == (1, 3) and listed.seconds
     assert "looseleaf_hosted_keys_read_total" in live.client.get("/metrics").text
     assert live.chat(**read).json()["choices"] == whole["choices"]
     assert live.client.delete("/v1/documents/long").json()["deleted"] is True

@@ -95,7 +95,8 @@ def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
     reports = [output.select for output in outputs if output.select is not None]
     if not reports:
         return None
-    names = ("chosen_steps", "dense_steps", "pages_read", "pages_held", "bytes_read")
+    pages, keys = ("pages_read", "pages_held"), ("keys_read", "keys_there")
+    names = ("chosen_steps", "dense_steps", *pages, *keys, "bytes_read")
     measured = [(r.recall, r.recall_rows) for r in reports if r.recall is not None]
     rows = sum(count for _, count in measured)
     return {

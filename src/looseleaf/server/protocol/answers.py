@@ -62,12 +62,15 @@ class AttentionReport(Strict):
 
 
 class SelectionReport(Strict):
-    """What output tokens read under the policy; pages are counted once a layer and KV head."""
+    """What output tokens read under the policy; pages are counted once a layer and KV head, keys of
+    hosted documents once a layer and query head."""
 
     chosen_steps: int
     dense_steps: int
     pages_read: int
     pages_held: int
+    keys_read: int
+    keys_there: int
     bytes_read: int
     recall: float | None = Field(
         None, description="Share of the attention that what was read held, where it was measured."
