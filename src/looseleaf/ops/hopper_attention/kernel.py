@@ -200,13 +200,11 @@ def _compute(
                     )  # fmt: skip
             else:
                 true = gl.load(lists[7] + row_s, mask=m_s, other=0)
-                if not AWAITED:
-                    gdc_wait()
                 state, count = read_spans(
                     data, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
                     WORKER, WORKERS, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, KEYS, STAGES, BY_HEADS, S_LAYOUT, O_LAYOUT,
+                    INTERLEAVED, KEYS, STAGES, AWAITED, BY_HEADS, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,

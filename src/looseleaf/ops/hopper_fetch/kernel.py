@@ -176,11 +176,8 @@ def fetch(
     count = 0
     num_units = num_units_of(lists, DECODE, NUM_KV_HEADS)
     waiting = 1
-    if AWAITED:
-        if SIDE == 0:
-            gdc_launch_dependents()
-    elif not DECODE:
-        waiting = _waited(waiting, 1, SIDE)
+    if AWAITED and SIDE == 0:
+        gdc_launch_dependents()
     for place in range(gl.program_id(0), num_places_of(num_units, DECODE), gl.num_programs(0)):
         unit, there = unit_at(place, num_units, DECODE)
         kv_head, first, num_packed, begin, end, skip, before = unit_of(
@@ -200,20 +197,20 @@ def fetch(
                 num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
                 for start in range(start_slot, num_slots, KEYS):
                     stage = count % STAGES
-                    if DECODE and not AWAITED:
-                        needed = written | (count == STAGES).to(gl.int32)
-                        waiting = _waited(waiting, needed, SIDE)
                     rows = _rows_of_tile(
                         page_indices + first_page, start, num_pages, kv_head,
                         NUM_KV_HEADS, PAGE_SIZE, RUN,
                     )  # fmt: skip
+                    if not AWAITED:
+                        needed = written | (count == STAGES).to(gl.int32)
+                        waiting = _waited(waiting, needed, SIDE)
                     if count >= STAGES:
                         await_back(stage, SIDE, STAGES, WORKERS)
                     _fetch_pages(
                         desc, pages, full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
                     )
                     count += 1
-    if DECODE and not AWAITED:
+    if not AWAITED:
         _waited(waiting, 1, SIDE)
     if AWAITED:
         # who waits for this kernel must not find the one before it unfinished

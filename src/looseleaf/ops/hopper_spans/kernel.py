@@ -7,6 +7,7 @@ the last product of the span before.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from looseleaf.ops.hopper_tiles.kernel import fold_span, positions_of_unit, turn_unit
 
@@ -39,10 +40,10 @@ def read_spans(
     data, unit, spans, rows, state, count, WORKER: gl.constexpr, WORKERS: gl.constexpr,
     MASKED: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    BY_HEADS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 packed rows with what their unit reads in it, and the tiles read so
-    far."""
+    far; waits for the queries."""
     queries, table, _, q_tiles, tiles, barriers, lists = data
     q_tile = q_tiles.index(WORKER)
     first, local, num_packed, _ = unit
@@ -59,6 +60,9 @@ def read_spans(
         least_patch = gl.load(lists[9] + first_row, mask=there, other=_EVERYTHING)
         last_patch = gl.load(lists[9] + last)
     following = _numbers(lists, begin, end, before, latest, last_patch, MASKED)
+    # the lists are the host's: they are asked for before the wait
+    if not AWAITED:
+        gdc_wait()
     turned = -1
     for span in range(begin, end):
         first_page, num_pages, num_slots, offset, length, explicit, first_word = following
