@@ -4,6 +4,7 @@ import pytest
 
 from looseleaf import LLM, Document
 from looseleaf.engine.request import DocumentPart, PromptParts, TextPart
+from looseleaf.errors import InvalidRequest
 from tests.checkpoints import MARKERS, write_tokenizer
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, make_llm, words
 
@@ -71,6 +72,12 @@ def test_a_document_is_reused_across_questions_turns_and_orders(llm: LLM) -> Non
 def test_openai_document_parts_are_documents(llm: LLM) -> None:
     part = {"type": "document", "text": A.text, "title": "d1"}
     assert built(llm, part, "who?") == built(llm, A, "who?")
+    for context in ("lead", "alone", "prompt"):
+        mine = built(llm, {**part, "context": context}, "who?")
+        assert mine == built(llm, Document(A.text, "d1", context), "who?")
+    assert built(llm, {**part, "context": "alone"}, "who?") != built(llm, part, "who?")
+    with pytest.raises(InvalidRequest, match="has text, title and context, not id"):
+        built(llm, {**part, "id": "d1"}, "who?")
 
 
 def test_one_conversation_is_answered_as_in_a_list_of_many(llm: LLM) -> None:

@@ -9,7 +9,7 @@ model was trained to see, instead of one attention sink per document."""
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from looseleaf.engine.request import (
     Document,
@@ -273,8 +273,20 @@ def _plain_message(message: Message, documents: list[Document]) -> dict[str, obj
             documents.append(part)
             parts.append({"type": "document"})
         elif isinstance(part, dict) and part.get("type") == "document":
-            documents.append(Document(str(part.get("text", "")), name=part.get("title")))
+            documents.append(_document_of(part))
             parts.append({"type": "document"})
         else:
             parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
     return dict(message, content=parts)
+
+
+def _document_of(part: Mapping[str, Any]) -> Document:
+    """The document of a part of a message. Raises InvalidRequest for what it does not have here,
+    and what `Document` raises."""
+    unknown = set(part) - {"type", "text", "title", "context"}
+    if unknown:
+        raise InvalidRequest(
+            f"a document in a message has text, title and context, not {min(unknown)}: leave it "
+            "out; what is registered is found by its text"
+        )
+    return Document(part.get("text", ""), part.get("title"), part.get("context") or "lead")
