@@ -28,8 +28,9 @@ class Device:
     def cost_of(self, tile: Tile) -> TileCost:
         return self.truth.wide if tile == self.truth.wide.tile else self.truth.narrow
 
-    def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
+    def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
         cost, units = self.cost_of(tile), items * self.num_kv_heads
+        assert items == 1 or items % readers == 0
         return self.said(self.truth.launch + cost.makespan(units, keys, units * keys))
 
     def merge(self, rows: int, states: int) -> float:
@@ -64,6 +65,26 @@ def test_measured_costs_are_those_that_the_times_follow(by: float, num_kv_heads:
             assert getattr(mine, cost) == pytest.approx(getattr(true, cost)), (name, cost)
 
 
+def test_the_wide_tile_is_measured_by_keys_that_are_shared() -> None:
+    """On a card whose memory brings keys more slowly than the tile reads them."""
+    per_key = 1.5 * BUILT_IN.wide.per_key / BUILT_IN.wide.programs
+
+    class Starved(Device):
+        def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
+            brought = items // readers * self.num_kv_heads * keys * per_key
+            return max(brought, super().attend(tile, rows, items, keys, readers))
+
+    found = measure_costs(Starved(BUILT_IN), BUILT_IN, SHAPE)
+    assert found.wide.per_key == pytest.approx(BUILT_IN.wide.per_key)
+    assert found.narrow.per_key > BUILT_IN.narrow.per_key
+
+
+def test_what_a_probe_does_not_see_is_as_built_in() -> None:
+    found = measure_costs(Device(slower(BUILT_IN, 2.0)), BUILT_IN, SHAPE)
+    assert found.gather == BUILT_IN.gather is not None
+    assert found.one_group == BUILT_IN.one_group > 0
+
+
 def test_a_little_noise_changes_the_costs_a_little() -> None:
     found = measure_costs(Device(BUILT_IN, noise=0.01), BUILT_IN, SHAPE)
     assert found.narrow.per_key == pytest.approx(BUILT_IN.narrow.per_key, rel=0.05)
@@ -87,7 +108,7 @@ def test_progress_is_told_of_every_launch_and_ends_when_all_are_timed(others: in
 
 def test_times_that_make_no_sense_are_refused() -> None:
     class Frozen(Device):
-        def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
+        def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
             return 5.0
 
     with pytest.raises(CalibrationFailed, match="not plausible"):
@@ -191,6 +212,7 @@ def test_the_probe_launches_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(DeviceProbe, "_microseconds", lambda self, launch: launch() or 1.0)
     probe = DeviceProbe(CPU, shape, max_items=2)
     tile = Tile(16, 32, 4, 2, 2)
-    assert probe.attend(tile, 3, 2, 64) == 1.0
-    assert seen == [(2, 3, True)]
+    assert probe.attend(tile, 3, 2, 64, 1) == 1.0
+    assert probe.attend(tile, 3, 4, 64, 2) == 1.0
+    assert seen == [(2, 3, True), (4, 3, True)]
     assert probe.merge(3, 2) == 1.0

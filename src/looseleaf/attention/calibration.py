@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from looseleaf.attention.cost_model import CostModel, TileCost, cost_model_of, other_tiles
+from looseleaf.attention.cost_model import CostModel, GatherCost, TileCost, cost_model_of, other_tiles
 from looseleaf.errors import CalibrationFailed
 from looseleaf.ops.native_build import cache_folder
 from looseleaf.ops.partial_attention.work_list import Tile
@@ -50,8 +50,9 @@ _KERNELS = (
 class Probe(Protocol):
     """Runs attention on a device and says how long it took, in microseconds."""
 
-    def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
-        """One launch over ``items`` items of ``keys`` keys, each read by ``rows`` rows."""
+    def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
+        """One launch over ``items`` items of ``keys`` keys, each read by ``rows`` rows; so many
+        ``readers`` among the items read the same keys."""
         ...
 
     def merge(self, rows: int, states: int) -> float:
@@ -72,8 +73,8 @@ class _Told:
     on_launch: OnLaunch
     done: int = 0
 
-    def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
-        return self._told(self.probe.attend(tile, rows, items, keys))
+    def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
+        return self._told(self.probe.attend(tile, rows, items, keys, readers))
 
     def merge(self, rows: int, states: int) -> float:
         return self._told(self.probe.merge(rows, states))
@@ -112,7 +113,8 @@ def measure_costs(
     alternatives: Callable[[Tile], Sequence[Tile]] = lambda tile: (),
     on_launch: OnLaunch = lambda done, total: None,
 ) -> CostModel:
-    """The costs that ``probe`` sees, for the tiles of ``built_in`` or faster ``alternatives``.
+    """The costs that ``probe`` sees, for the tiles of ``built_in`` or faster ``alternatives``; what
+    it can't see, as the gain from gathering keys, is as built in.
 
     Raises CalibrationFailed for times that no cost model explains.
     """
@@ -122,34 +124,43 @@ def measure_costs(
     # five for each tile, then a launch, and the merge of few and of many states
     probe = _Told(probe, 5 * tiles + 3, on_launch)
 
-    def fastest(usual: TileCost, rows: int) -> TileCost:
-        costs = [_tile_cost(probe, usual, rows, shape.num_kv_heads)]
+    def fastest(usual: TileCost, rows: int, readers: int) -> TileCost:
+        costs = [_tile_cost(probe, usual, rows, readers, shape.num_kv_heads)]
         processors = usual.programs // usual.tile.programs_per_processor
         for tile in others[usual.tile]:
             guess = replace(usual, tile=tile, programs=tile.programs_per_processor * processors)
-            costs.append(_tile_cost(probe, guess, rows, shape.num_kv_heads))
+            costs.append(_tile_cost(probe, guess, rows, readers, shape.num_kv_heads))
         return min(costs, key=lambda cost: (cost.start + LONG * cost.per_key) / cost.programs)
 
-    narrow = fastest(built_in.narrow, 1)
-    wide = fastest(built_in.wide, max(1, built_in.wide.tile.block_m // group))
-    alone = probe.attend(narrow.tile, 1, 1, SHORT)
+    narrow = fastest(built_in.narrow, 1, 1)
+    # the wide tile is for keys that many rows share: of two that read the same, memory sees one
+    wide = fastest(built_in.wide, max(1, built_in.wide.tile.block_m // group), 2)
+    alone = probe.attend(narrow.tile, 1, 1, SHORT, 1)
     launch = alone - narrow.start - SHORT * narrow.per_key_alone
     merging = probe.merge(MERGED_ROWS, MANY_STATES) - probe.merge(MERGED_ROWS, FEW_STATES)
     states = MERGED_ROWS * shape.num_kv_heads * (MANY_STATES - FEW_STATES)
-    found = CostModel(narrow, wide, max(launch, 0.0), max(merging / states, 0.0))
+    found = replace(
+        built_in,
+        narrow=narrow,
+        wide=wide,
+        launch=max(launch, 0.0),
+        per_state=max(merging / states, 0.0),
+    )
     if not found.launch < _PLAUSIBLE * built_in.launch:
         raise CalibrationFailed(f"a launch of {found.launch:.3g} us is not plausible")
     return found
 
 
-def _tile_cost(probe: Probe, guess: TileCost, rows: int, num_kv_heads: int) -> TileCost:
+def _tile_cost(
+    probe: Probe, guess: TileCost, rows: int, readers: int, num_kv_heads: int
+) -> TileCost:
     tile, programs = guess.tile, guess.programs
     # so many items keep every program busy for whole rounds
-    items = math.lcm(programs, num_kv_heads) // num_kv_heads
+    items = math.lcm(programs, num_kv_heads * readers) // num_kv_heads
     rounds = items * num_kv_heads // programs
-    short, long = (probe.attend(tile, rows, items, keys) for keys in (SHORT, LONG))
-    twice = probe.attend(tile, rows, 2 * items, SHORT)
-    alone_short, alone_long = (probe.attend(tile, rows, 1, keys) for keys in (SHORT, LONG))
+    short, long = (probe.attend(tile, rows, items, keys, readers) for keys in (SHORT, LONG))
+    twice = probe.attend(tile, rows, 2 * items, SHORT, readers)
+    alone_short, alone_long = (probe.attend(tile, rows, 1, keys, 1) for keys in (SHORT, LONG))
     per_key = (long - short) / rounds / (LONG - SHORT)
     start = (twice - short) / rounds - SHORT * per_key
     alone = (alone_long - alone_short) / (LONG - SHORT)
@@ -226,7 +237,8 @@ def _read(path: Path) -> CostModel | None:
             name: TileCost(**(kept[name] | {"tile": Tile(**kept[name]["tile"])}))
             for name in ("narrow", "wide")
         }
-        return CostModel(**(kept | tiles))
+        gather = GatherCost(**kept["gather"]) if kept["gather"] else None
+        return CostModel(**(kept | tiles | {"gather": gather}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

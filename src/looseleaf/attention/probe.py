@@ -39,13 +39,13 @@ class DeviceProbe:
         self._rule = ScoreRule(shape.head_dim**-0.5)
         self._order = np.random.default_rng(0).permutation(self._num_pages)
 
-    def attend(self, tile: Tile, rows: int, items: int, keys: int) -> float:
+    def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
         """See `looseleaf.attention.calibration.Probe`."""
         shape, first = self.shape, 0
         lists = []
         for _ in range(_LAUNCHES):
-            lists.append(self._list(tile, items, keys, rows, first))
-            first += items * (keys // shape.page_size)
+            lists.append(self._list(tile, items, keys, rows, readers, first))
+            first += -(-items // readers) * (keys // shape.page_size)
         size = (rows, shape.num_qo_heads, shape.head_dim)
         q = torch.randn(size, device=self.device).to(shape.dtype)
         k_pages, v_pages = self._pages
@@ -73,13 +73,16 @@ class DeviceProbe:
 
         return self._microseconds(launch)
 
-    def _list(self, tile: Tile, items: int, keys: int, rows: int, first: int) -> WorkList:
-        """A list of one launch: ``items`` items, each read by all rows."""
+    def _list(
+        self, tile: Tile, items: int, keys: int, rows: int, readers: int, first: int
+    ) -> WorkList:
+        """A list of one launch: ``items`` items, each read by all rows, ``readers`` of which read
+        the same pages one after the other."""
         count = keys // self.shape.page_size
         entries = [Entry(row, 0, keys) for row in range(rows)]
         made, pages = [], []
         for n in range(items):
-            places = (first + n * count + np.arange(count)) % self._num_pages
+            places = (first + n // readers * count + np.arange(count)) % self._num_pages
             pages.append(int32(self._order[places]))
             made.append(Item(range(count), 0, entries))
         flat = FlatItems.create(made, pages)
