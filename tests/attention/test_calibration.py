@@ -66,17 +66,19 @@ def test_measured_costs_are_those_that_the_times_follow(by: float, num_kv_heads:
 
 
 def test_the_wide_tile_is_measured_by_keys_that_are_shared() -> None:
-    """On a card whose memory brings keys more slowly than the tile reads them."""
-    per_key = 2.5 * BUILT_IN.wide.per_key / BUILT_IN.wide.programs
+    """On a card whose memory brings keys more slowly than all programs could read them."""
+    per_key = 1.9 * BUILT_IN.wide.per_key / BUILT_IN.wide.programs
 
     class Starved(Device):
         def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
+            taken = super().attend(tile, rows, items, keys, readers)
+            if tile != BUILT_IN.wide.tile:
+                return taken
             brought = items // readers * self.num_kv_heads * keys * per_key
-            return max(brought, super().attend(tile, rows, items, keys, readers))
+            return max(BUILT_IN.launch + brought, taken)
 
     found = measure_costs(Starved(BUILT_IN), BUILT_IN, SHAPE)
     assert found.wide.per_key == pytest.approx(BUILT_IN.wide.per_key)
-    assert found.narrow.per_key > BUILT_IN.narrow.per_key
 
 
 def test_what_a_probe_does_not_see_is_as_built_in() -> None:

@@ -20,7 +20,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from looseleaf.attention.cost_model import CostModel, GatherCost, TileCost, cost_model_of, other_tiles
+from looseleaf.attention.cost_model import (
+    CostModel,
+    GatherCost,
+    TileCost,
+    cost_model_of,
+    other_tiles,
+)
 from looseleaf.errors import CalibrationFailed
 from looseleaf.ops.native_build import cache_folder
 from looseleaf.ops.partial_attention.work_list import Tile
