@@ -12,7 +12,7 @@ import pytest
 
 from looseleaf import LLM
 from looseleaf.engine.request import Request
-from looseleaf.tiers.disk import DiskReader
+from looseleaf.tiers.disk_reader import DiskReader
 from tests.engine.harness import Folder, assert_idle
 from tests.engine.tiered import (
     PARAMS,

@@ -125,3 +125,67 @@ def test_a_header_of_brackets_is_damage(tmp_path: Path) -> None:
     with pytest.raises(TierFault, match="can't be read"):
         read(tier, 1)
     assert not path.exists() and put(tier, 1)
+
+
+def written_and_used(folder: Path, used: dict[int, float]) -> None:
+    """Records 1 to 4 in the order of their numbers, asked for again at such times after that."""
+    tier, now = DiskTier(folder, Ledger(LIMIT)), time.time() - 1000
+    for number in range(1, 5):
+        put(tier, number)
+        path = folder / f"{key(number).hex()}.segment"
+        os.utime(path, (now + number, now + number))
+        if number in used:
+            os.utime(path, (now + used[number], now + number))
+
+
+def test_a_start_leaves_the_order_of_use_as_it_is(tmp_path: Path) -> None:
+    written_and_used(tmp_path, {1: 100})
+    for _ in range(3):
+        tier = DiskTier(tmp_path, Ledger(LIMIT))
+        assert numbers(tier) == [2, 3, 4, 1]
+        assert all(fault is None for _, fault in tier.verify())
+
+
+def test_what_was_asked_for_before_a_restart_is_hot_behind_it(tmp_path: Path) -> None:
+    written_and_used(tmp_path, {1: 100, 3: 90})
+    size = next(tmp_path.glob("*.segment")).stat().st_size
+    tier = DiskTier(tmp_path, Ledger(5 * size))
+    # a scan of documents that come once
+    for number in range(10, 20):
+        assert put(tier, number)
+    assert {1, 3} < set(numbers(tier)) and len(numbers(tier)) == 5
+
+
+def test_engines_that_share_a_folder_keep_to_one_limit(tmp_path: Path) -> None:
+    now = time.time()
+
+    def clock() -> float:
+        return now
+
+    put(DiskTier(tmp_path / "size", Ledger(LIMIT)), 1)
+    size = next((tmp_path / "size").glob("*.segment")).stat().st_size
+    shared = tmp_path / "shared"
+    mine, other = (DiskTier(shared, Ledger(6 * size), clock=clock) for _ in range(2))
+    for number in range(30):
+        put(mine if number % 3 else other, number)
+        now += 2
+        # no more than what both write until they count again
+        assert len(list(shared.glob("*.segment"))) <= 6 + 3
+    now += 10
+    put(mine, 100)
+    assert len(list(shared.glob("*.segment"))) <= 6
+    assert mine.ledger.used == sum(path.stat().st_size for path in shared.glob("*.segment"))
+
+
+def test_room_that_another_engine_has_made_is_room(tmp_path: Path) -> None:
+    put(DiskTier(tmp_path / "size", Ledger(LIMIT)), 1)
+    size = next((tmp_path / "size").glob("*.segment")).stat().st_size
+    now = time.time()
+    mine, other = (DiskTier(tmp_path, Ledger(4 * size), clock=lambda: now) for _ in range(2))
+    for number in range(4):
+        put(mine, number)
+    other.delete([key(0), key(2)])
+    now += 10
+    assert put(mine, 9)
+    assert sorted(numbers(mine)) == [1, 3, 9]
+    assert mine.counters.evicted == 0

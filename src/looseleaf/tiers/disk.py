@@ -2,7 +2,8 @@
 
 A file appears whole, by its last name, or not at all; what a process that was killed left
 unfinished lies in a folder of its own until the next one cleans up. Several processes may share the
-folder: each counts what it knows, and finds what others wrote when it is asked for it."""
+folder: each counts all that is there every few seconds in which it writes, and finds what others
+wrote when it is asked for it."""
 
 import errno
 import os
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Entry, Record, TierCounters, TierFault, check_name
+from looseleaf.tiers.disk_reader import DiskReader, disk_faults
 from looseleaf.tiers.files import (
-    RecordHeader,
     check_file,
     create_unfinished,
     decode_sidecar,
     encode_record,
     encode_sidecar,
+    open_quietly,
     raw,
     read_header,
     read_tenant,
@@ -41,11 +43,15 @@ HOSTED = "hosted"
 
 RECORD, SIDECAR, UNFINISHED = ".segment", ".sidecar", "unfinished"
 
+# seconds after which the folder is listed again before a record is written to it
+_COUNT_AFTER = 5.0
+
 
 @dataclass(eq=False)
 class DiskTier:
-    """Records under ``folder``, which is made if need be. What is found there at the start counts
-    as least recently used by the time of its last use."""
+    """Records under ``folder``, which is made if need be. What is found there counts as least
+    recently used by the time of its last use, and as hot if it was asked for since it was
+    written."""
 
     folder: Path
     ledger: Ledger
@@ -57,21 +63,13 @@ class DiskTier:
     _numbers: Iterator[int] = field(default_factory=count)
     # the names of side-cars that were seen here: to look for one costs less than to list the folder
     _sidecars: set[str] = field(default_factory=set)
+    _counted: float = float("-inf")
 
     def __post_init__(self) -> None:
-        with _faults():
+        with disk_faults():
             (self.folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
             self._clean()
-            found = []
-            for path in self.folder.iterdir():
-                if path.name.endswith(SIDECAR):
-                    self._sidecars.add(path.name.removesuffix(SIDECAR).partition(".")[2])
-                elif path.name.endswith(RECORD):
-                    # another process may be deleting it
-                    with suppress(FileNotFoundError):
-                        found.append((path.stat().st_atime, path))
-            for entry in self._entries(path for _, path in sorted(found)):
-                self.ledger.add(entry)
+            self._count()
             # the folder, or a tenant, may have been allowed more before
             self._evict(self.ledger.overfull())
 
@@ -82,22 +80,22 @@ class DiskTier:
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
         """Which of the records have a file."""
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             return [self._find(key) is not None for key in keys]
 
-    def open(self, key: SegmentKey) -> "DiskReader | None":
+    def open(self, key: SegmentKey) -> DiskReader | None:
         """The record, if its header is sound. A damaged one is dropped."""
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             entry = self._find(key)
             if entry is None:
                 return None
             try:
-                file = os.open(self._path(key), os.O_RDONLY)
+                file = open_quietly(self._path(key))
             except FileNotFoundError:
                 self.ledger.remove(key)
                 return None
             try:
-                reader = DiskReader(self, file, read_header(file, key))
+                reader = DiskReader(file, read_header(file, key), self.drop_damaged)
             except BaseException as error:
                 os.close(file)
                 if isinstance(error, TierFault) and error.kind == "damaged":
@@ -111,20 +109,22 @@ class DiskTier:
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         """Write a record, then give it its name."""
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             known = self._find(record.key)
             if known is not None and not self._path(record.key).exists():
                 # another process has deleted it
                 self.ledger.remove(record.key)
                 known = None
-            # also what another process wrote long ago and was only found now
+            # what others have written takes room as well, and what they wrote may be past its time
+            if self.clock() - self._counted >= _COUNT_AFTER:
+                self._count()
             self._expire()
             if known is not None:
                 self.ledger.touch(record.key)
                 return False
         header = encode_record(record, layers)
         about = len(header) + record.num_bytes, record.tenant, record.key
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             if not self._make_room(*about):
                 return False
         try:
@@ -134,7 +134,7 @@ class DiskTier:
             if fault.kind != "full" or getattr(fault.__cause__, "errno", None) == errno.EFBIG:
                 raise
             # others fill the disk: what is here gives way as it does at the limit
-            with self._lock, _faults():
+            with self._lock, disk_faults():
                 if not self._make_room(*about, full=True):
                     raise
         return self._store(record, header, layers)
@@ -143,7 +143,7 @@ class DiskTier:
         self, record: Record, header: bytes, layers: UInt8[Tensor, "layers layer_bytes"]
     ) -> bool:
         # the lock is not held while the file is written: readers go on
-        with _faults(), self._unfinished() as (file, finish):
+        with disk_faults(), self._unfinished() as (file, finish):
             write_all(file, header)
             write_all(file, raw(layers.contiguous().view(-1)))
             with self._lock:
@@ -158,7 +158,7 @@ class DiskTier:
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
         """Delete files, those of side-cars too."""
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             return sum(self._remove(key, remember=False) for key in keys)
 
     def entries(self) -> Iterable[Entry]:
@@ -171,7 +171,7 @@ class DiskTier:
         content = encode_sidecar(key, arrays)
         path = self._path(key, check_name(name))
         self._sidecars.add(name)
-        with self._lock, _faults():
+        with self._lock, disk_faults():
             entry = self._find(key)
             if entry is None:
                 return False
@@ -193,7 +193,7 @@ class DiskTier:
         """The arrays of a file beside the segment's; a damaged one is dropped."""
         path = self._path(key, check_name(name))
         self._sidecars.add(name)
-        with _faults():
+        with disk_faults():
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
@@ -226,7 +226,7 @@ class DiskTier:
     def cool(self, key: SegmentKey) -> None:
         """Have the system forget what it holds of a file in memory, so that the next read is the
         disk's; for measurements."""
-        with _faults():
+        with disk_faults():
             file = os.open(self._path(key), os.O_RDONLY)
             try:
                 os.fdatasync(file)
@@ -242,7 +242,7 @@ class DiskTier:
             self.folder.glob(f"*{SIDECAR}")
         ):
             try:
-                with _faults():
+                with disk_faults():
                     check_file(path)
             except TierFault as fault:
                 # what an engine has deleted meanwhile was not damaged
@@ -253,7 +253,7 @@ class DiskTier:
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files by the names that `verify` gives."""
-        with _faults():
+        with disk_faults():
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -265,6 +265,28 @@ class DiskTier:
                 self.ledger.add(found)
             entry = self.ledger.find(key)
         return entry
+
+    def _count(self) -> None:
+        """Book what is in the folder and was not, and strike out what is no longer there."""
+        there = {path.name for path in self.folder.iterdir()}
+        for name in there:
+            if name.endswith(SIDECAR):
+                self._sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])
+        booked = {self._path(entry.key).name: entry for entry in self.ledger}
+        for name, entry in booked.items():
+            if name not in there and not entry.readers:
+                self.ledger.remove(entry.key)
+        found = []
+        for path in (self.folder / name for name in there - booked.keys() if name.endswith(RECORD)):
+            # another process may be deleting it
+            with suppress(FileNotFoundError):
+                found.append((path.stat().st_atime, path))
+        for used, path in sorted(found):
+            for entry in self._entries([path]):
+                self.ledger.add(entry)
+                if used > entry.created:
+                    self.ledger.touch(entry.key)
+        self._counted = self.clock()
 
     def _expire(self) -> None:
         for entry in self.ledger.expired():
@@ -332,52 +354,3 @@ class DiskTier:
             # one that can't be deleted costs its bytes, not the tier
             with suppress(OSError):
                 remove_abandoned(path, self.clock())
-
-
-@dataclass(eq=False)
-class DiskReader:
-    """An open file; it can be read to its end even if it is deleted meanwhile."""
-
-    tier: DiskTier
-    file: int
-    header: RecordHeader
-
-    @property
-    def record(self) -> Record:
-        return self.header.record
-
-    def read(
-        self, layer: int, into: UInt8[Tensor, " layer_bytes"]
-    ) -> UInt8[Tensor, " layer_bytes"]:
-        """The layer from the file, if it is what was stored; a damaged record is dropped."""
-        size = self.record.layer_bytes
-        target = raw(into)
-        done = 0
-        try:
-            with _faults():
-                while done < size:
-                    at = self.header.size + layer * size + done
-                    got = os.preadv(self.file, [target[done:]], at)
-                    if not got:
-                        raise TierFault("damaged", "the file ends too early")
-                    done += got
-                self.header.check_layer(layer, into)
-        except TierFault as fault:
-            if fault.kind == "damaged":
-                self.tier.drop_damaged(self.record.key)
-            raise
-        return into
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self.file)
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """What the system refuses, as a TierFault."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise TierFault("full" if full else "unavailable", f"disk: {error}") from error

@@ -1,0 +1,63 @@
+"""An open file of a record, read layer by layer, and what a system refuses as a tier's faults."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.tiers.base import Record, TierFault
+from looseleaf.tiers.files import RecordHeader, raw
+
+
+@dataclass(eq=False)
+class DiskReader:
+    """An open file; it can be read to its end even if it is deleted meanwhile."""
+
+    file: int
+    header: RecordHeader
+    drop_damaged: Callable[[SegmentKey], None]
+
+    @property
+    def record(self) -> Record:
+        return self.header.record
+
+    def read(
+        self, layer: int, into: UInt8[Tensor, " layer_bytes"]
+    ) -> UInt8[Tensor, " layer_bytes"]:
+        """The layer from the file, if it is what was stored; a damaged record is dropped."""
+        size = self.record.layer_bytes
+        target = raw(into)
+        done = 0
+        try:
+            with disk_faults():
+                while done < size:
+                    at = self.header.size + layer * size + done
+                    got = os.preadv(self.file, [target[done:]], at)
+                    if not got:
+                        raise TierFault("damaged", "the file ends too early")
+                    done += got
+                self.header.check_layer(layer, into)
+        except TierFault as fault:
+            if fault.kind == "damaged":
+                self.drop_damaged(self.record.key)
+            raise
+        return into
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.file)
+
+
+@contextmanager
+def disk_faults() -> Iterator[None]:
+    """What the system refuses, as a TierFault."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise TierFault("full" if full else "unavailable", f"disk: {error}") from error
