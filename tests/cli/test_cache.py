@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from looseleaf.server.keys import Caller
-from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier, tenant_of
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier, files, tenant_of
 from tests.cli.conftest import Run
 from tests.tiers.records import key, put
 from tests.tiers.redis_server import RedisServer, redis_server, shared_redis
@@ -113,16 +113,16 @@ def test_verify_keeps_what_it_can_not_read_and_passes_over_what_has_gone(
     for number in (1, 2, 3):
         put(tier, number)
     kept, going, other = sorted(tmp_path.glob("*.segment"))
-    read_bytes = Path.read_bytes
+    opened = files.open_quietly
 
-    def unruly(path: Path) -> bytes:
+    def unruly(path: Path) -> int:
         # an engine evicts the second while the first is looked at, which is another user's
         going.unlink(missing_ok=True)
         if path == kept:
             raise PermissionError(13, "Permission denied", str(path))
-        return read_bytes(path)
+        return opened(path)
 
-    monkeypatch.setattr(Path, "read_bytes", unruly)
+    monkeypatch.setattr(files, "open_quietly", unruly)
     result = run("cache", "verify", "--delete", "--disk-path", tmp_path)
     lines = result.out.splitlines()
     assert lines[0].startswith(f"{kept.name}: unreadable, ") and "Permission denied" in lines[0]

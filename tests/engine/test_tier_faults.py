@@ -94,7 +94,7 @@ def test_redis_killed_and_started_again_under_load_changes_no_answer(
     load_always(llm)
     assert llm.engine.tiers is not None
     (guard,) = llm.engine.tiers.guards
-    guard.breaker.cooldown = 0.02
+    guard.breaker.cooldown = guard.writing.cooldown = 0.02
     asked, stop = prompts(), threading.Event()
 
     def torment() -> None:
@@ -118,7 +118,7 @@ def test_redis_killed_and_started_again_under_load_changes_no_answer(
         thread.join(30)
     assert guard.counters.faults["unavailable"] > 0
     # and when it stays, it is used again
-    guard.breaker.cooldown = 0.0
+    guard.breaker.cooldown = guard.writing.cooldown = 0.0
     for _ in range(2):
         assert answers(llm, asked) == right
         forget_pool(llm)

@@ -189,3 +189,47 @@ def test_room_that_another_engine_has_made_is_room(tmp_path: Path) -> None:
     assert put(mine, 9)
     assert sorted(numbers(mine)) == [1, 3, 9]
     assert mine.counters.evicted == 0
+
+
+def test_what_is_past_its_time_goes_though_nothing_is_written(tmp_path: Path) -> None:
+    now = time.time()
+    made = DiskTier(tmp_path, Ledger(LIMIT, ttl=10, clock=lambda: now), clock=lambda: now)
+    put(made, 1)
+    now += 11
+    made.tend()
+    assert list(tmp_path.glob("*.segment")) == [] and made.counters.expired == 1
+    put(made, 2)
+    now += 11
+    # and at a start
+    again = DiskTier(tmp_path, Ledger(LIMIT, ttl=10, clock=lambda: now), clock=lambda: now)
+    assert list(tmp_path.glob("*.segment")) == [] and again.counters.expired == 1
+
+
+def test_a_file_of_the_future_is_as_old_as_it_is_known(tmp_path: Path) -> None:
+    now = time.time()
+    put(DiskTier(tmp_path, Ledger(LIMIT)), 1)
+    (path,) = tmp_path.glob("*.segment")
+    os.utime(path, (now + 1e7, now + 1e7))
+    tier = DiskTier(tmp_path, Ledger(LIMIT, ttl=10, clock=lambda: now), clock=lambda: now)
+    assert read(tier, 1) is not None
+    now += 11
+    assert read(tier, 1) is None
+
+
+def test_books_follow_what_people_delete(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, Ledger(LIMIT))
+    put(tier, 1)
+    for path in tmp_path.glob("*.segment"):
+        path.unlink()
+    tier.tend()
+    assert (len(tier.ledger), tier.ledger.used) == (0, 0)
+
+
+def test_a_file_is_its_owners_and_their_groups(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        put(DiskTier(tmp_path, Ledger(LIMIT)), 1)
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.glob("*.segment")
+    assert path.stat().st_mode & 0o777 == 0o640

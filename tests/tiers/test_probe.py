@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers import HostTier, Ledger, Reader, Record
+from looseleaf.tiers import DiskTier, HostTier, Ledger, Reader, Record
 from looseleaf.tiers.probe import probe
 from looseleaf.tiers.speed import Probe
+from tests.tiers.records import numbers, put
 
 
 class Together(HostTier):
@@ -74,3 +76,14 @@ def test_a_tier_without_room_for_all_of_them_is_left_as_it_was() -> None:
     # one size fits, the next does not
     assert [one.num_bytes for one in measured(tier, 3)] == [1 << 18]
     assert list(tier.entries()) == []
+
+
+def test_measuring_a_full_folder_drops_nothing_from_it(tmp_path: Path) -> None:
+    filled = DiskTier(tmp_path, Ledger(1 << 30))
+    for number in range(6):
+        put(filled, number)
+    full = DiskTier(tmp_path, Ledger(filled.ledger.used))
+    assert list(probe(full, torch.device("cpu"), 2))
+    assert sorted(numbers(full)) == list(range(6))
+    assert full.counters.evicted == full.counters.refused == 0
+    assert full.ledger.used == filled.ledger.used

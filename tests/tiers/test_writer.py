@@ -1,13 +1,15 @@
 """Records on their way down: whatever the host's memory says, the tiers below get them."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters
+from looseleaf.config import TierConfig
+from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters, Tiers
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
 from looseleaf.tiers.guard import Guard
@@ -124,3 +126,35 @@ def test_a_tier_that_can_not_be_asked_for_want_of_a_thread_is_asked_the_next_tim
     no_thread.undo()
     assert asker.ask(lambda tier: tier.contains([key(1)]), [False], 30) == [True]
     asker.close()
+
+
+def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("looseleaf.tiers.writer._TEND_AFTER", 0.01)
+    tended = threading.Semaphore(0)
+    copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
+    writer = Writer(copy, staging, None, [], tend=tended.release)
+    writer.do(lambda: None)
+    try:
+        # again and again
+        assert all(tended.acquire(timeout=30) for _ in range(3))
+    finally:
+        writer.close(30)
+
+
+def test_what_is_past_its_time_goes_from_a_folder_that_nobody_uses(tmp_path: Path) -> None:
+    put(DiskTier(tmp_path, Ledger(LIMIT)), 1)
+    (path,) = tmp_path.glob("*.segment")
+    config = TierConfig(disk_path=str(tmp_path), disk_gib=1, tier_ttl=3600)
+    tiers = Tiers.create(config, pool(torch.float32))
+    assert tiers is not None
+    try:
+        tiers.tend()
+        assert path.exists()
+        (disk,) = (guard.tier for guard in tiers.guards)
+        assert isinstance(disk, DiskTier)
+        disk.clock = disk.ledger.clock = lambda: time.time() + 7200
+        tiers.tend()
+        assert not path.exists() and disk.counters.expired == 1
+        assert tiers.writer.thread is not None
+    finally:
+        tiers.close()

@@ -69,7 +69,7 @@ class DiskTier:
         with disk_faults():
             (self.folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
             self._clean()
-            self._count()
+            self.tend()
             # the folder, or a tenant, may have been allowed more before
             self._evict(self.ledger.overfull())
 
@@ -107,8 +107,15 @@ class DiskTier:
                 os.utime(file, (self.clock(), os.fstat(file).st_mtime))
             return reader
 
-    def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-        """Write a record, then give it its name."""
+    def put(
+        self,
+        record: Record,
+        layers: UInt8[Tensor, "layers layer_bytes"],
+        *,
+        makes_room: bool = True,
+    ) -> bool:
+        """Write a record, then give it its name. One that is deleted again at once need not make
+        room."""
         with self._lock, disk_faults():
             known = self._find(record.key)
             if known is not None and not self._path(record.key).exists():
@@ -125,13 +132,14 @@ class DiskTier:
         header = encode_record(record, layers)
         about = len(header) + record.num_bytes, record.tenant, record.key
         with self._lock, disk_faults():
-            if not self._make_room(*about):
+            if makes_room and not self._make_room(*about):
                 return False
         try:
             return self._store(record, header, layers)
         except TierFault as fault:
             # a file that is too large is so with more room, too
-            if fault.kind != "full" or getattr(fault.__cause__, "errno", None) == errno.EFBIG:
+            too_large = getattr(fault.__cause__, "errno", None) == errno.EFBIG
+            if fault.kind != "full" or too_large or not makes_room:
                 raise
             # others fill the disk: what is here gives way as it does at the limit
             with self._lock, disk_faults():
@@ -266,6 +274,12 @@ class DiskTier:
             entry = self.ledger.find(key)
         return entry
 
+    def tend(self) -> None:
+        """Count anew what others may have changed, and drop what is past its time."""
+        with self._lock, disk_faults():
+            self._count()
+            self._expire()
+
     def _count(self) -> None:
         """Book what is in the folder and was not, and strike out what is no longer there."""
         there = {path.name for path in self.folder.iterdir()}
@@ -329,7 +343,9 @@ class DiskTier:
                 # neither a folder nor a name in capitals is a record's file
                 if stat.S_ISREG(about.st_mode) and path == self._path(key):
                     size = about.st_size + sum(self._sizes(key))
-                    yield Entry(key, size, read_tenant(path, key), about.st_mtime)
+                    # a clock that was ahead must not make it young for ever
+                    written = min(about.st_mtime, self.clock())
+                    yield Entry(key, size, read_tenant(path, key), written)
 
     def _sizes(self, key: SegmentKey) -> Iterator[int]:
         """Bytes of each side-car of a record."""

@@ -253,7 +253,7 @@ def create_unfinished(path: Path) -> int:
     while True:
         # somebody may have emptied the folder
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660)
         # who cleans up holds it for a moment, and then it is gone
         if not _lock(file, wait=True) or os.fstat(file).st_nlink:
             return file

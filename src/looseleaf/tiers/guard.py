@@ -68,33 +68,39 @@ class Breaker:
 
 @dataclass(eq=False)
 class Guard:
-    """Calls to one tier, by any thread."""
+    """Calls to one tier, by any thread. What fails to be written says nothing of what is there: a
+    folder may be read-only. But nothing is written to a tier that can't be read."""
 
     tier: Tier
     counters: TierCounters
     breaker: Breaker = field(default_factory=Breaker)
+    writing: Breaker = field(default_factory=Breaker)
 
     @property
     def name(self) -> str:
         return self.tier.name
 
-    def call(self, act: Callable[[Tier], T], otherwise: T, *, proof: bool = True) -> T:
+    def call(
+        self, act: Callable[[Tier], T], otherwise: T, *, proof: bool = True, writes: bool = False
+    ) -> T:
         """What ``act`` makes of the tier, or ``otherwise`` if that fails or is not tried.
 
-        A call that moves no data is no ``proof`` that the tier is well."""
-        if not self.breaker.allow():
+        A call that moves no data is no ``proof`` that the tier is well; one that ``writes`` is no
+        proof that it can be read."""
+        breaker = self.writing if writes else self.breaker
+        if (writes and self.breaker.is_open) or not breaker.allow():
             self.counters.skipped += 1
             return otherwise
         try:
             result = act(self.tier)
         except Exception as error:
-            self.fail(error)
+            self.fail(error, writes=writes)
             return otherwise
-        self.breaker.book(well=True, proof=proof)
+        breaker.book(well=True, proof=proof)
         return result
 
-    def fail(self, error: Exception) -> None:
-        """Count a failure."""
+    def fail(self, error: Exception, *, writes: bool = False) -> None:
+        """Count a failure, of a call that ``writes`` or of one that doesn't."""
         kind: Fault = error.kind if isinstance(error, TierFault) else "unavailable"
         self.counters.count_fault(kind)
         if kind == "full" and self.counters.faults[kind] == 1:
@@ -103,10 +109,15 @@ class Guard:
             )
         if not isinstance(error, TierFault):
             _log.error("a fault in the %s tier", self.name, exc_info=error)
-        if kind in _OF_THE_TIER and self.breaker.book(well=False):
+        breaker = self.writing if writes else self.breaker
+        if kind in _OF_THE_TIER and breaker.book(well=False):
+            what = "is not written to" if writes else "is left alone"
             _log.warning(
-                "the %s tier keeps failing and is left alone for %g s at a time: %s",
+                "the %s tier keeps failing and %s for %g s at a time: %s",
                 self.name,
-                self.breaker.cooldown,
+                what,
+                breaker.cooldown,
                 error,
             )
+        elif kind in _OF_THE_TIER and self.counters.faults[kind] == 1:
+            _log.warning("the %s tier failed for the first time: %s", self.name, error)

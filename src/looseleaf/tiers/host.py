@@ -224,6 +224,11 @@ class HostTier:
                 inside.append((start + length, entry))
         return None if best is None else best[1]
 
+    def tend(self) -> None:
+        """Drop what is past its time."""
+        with self._lock:
+            self._expire()
+
     def _expire(self) -> None:
         for entry in self.ledger.expired():
             self._drop(self._stored[entry.key], remember=False)

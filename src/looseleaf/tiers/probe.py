@@ -8,6 +8,8 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Record, Tier
@@ -39,7 +41,7 @@ def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[Probe]:
             layers = torch.full((_LAYERS, 2 * half), 7, dtype=torch.uint8)
             reads = [_Read(tier, key, half, device) for key in keys]
             try:
-                if not all(tier.put(read.record, layers) for read in reads):
+                if not all(_put(tier, read.record, layers) for read in reads):
                     return
                 seconds = _together(pool, reads)
                 if seconds is not None and seconds <= _LONGEST:
@@ -52,6 +54,15 @@ def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[Probe]:
             yield Probe(layers.numel(), alone, seconds, hands)
             if seconds > _LONGEST:
                 return
+
+
+def _put(tier: Tier, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
+    # no document goes for what is measured
+    return (
+        tier.put(record, layers, makes_room=False)
+        if isinstance(tier, DiskTier)
+        else tier.put(record, layers)
+    )
 
 
 def _together(pool: ThreadPoolExecutor, reads: "Sequence[_Read]") -> float | None:

@@ -91,8 +91,11 @@ class Tiers:
         # what the host's memory holds is known at once
         lower = [guard for guard in self.guards if guard.tier is not self.host]
         self._askers = {guard.name: Asker(guard) for guard in lower}
-        self.writer = Writer(self.copy, self.staging, self.host, lower)
+        self.writer = Writer(self.copy, self.staging, self.host, lower, self.tend)
         self._closed = False
+        if config.tier_ttl is not None:
+            # what is past its time goes, also where nothing is ever written
+            self.writer.do(self.tend)
 
     @classmethod
     def create(cls, config: TierConfig, pool: PagePool) -> "Tiers | None":
@@ -184,9 +187,15 @@ class Tiers:
                 finally:
                     self.speeds[tier.name].observe_probes(probes)
 
-            guard.call(act, None)
+            guard.call(act, None, writes=True)
             # what was only written to be measured is nobody's record
             guard.counters.stored = guard.counters.bytes_written = 0
+
+    def tend(self) -> None:
+        """Drop what is past its time, and count anew what others may have changed."""
+        for guard in self.guards:
+            if isinstance(guard.tier, HostTier | DiskTier):
+                guard.call(_tend, None, writes=True)
 
     def num_bytes(self, length: int) -> int:
         """Bytes of a segment of so many tokens, as this engine stores it."""
@@ -243,7 +252,7 @@ class Tiers:
 
         def job() -> None:
             for guard in self.guards:
-                guard.call(lambda tier: tier.put_sidecar(key, name, copies), False)
+                guard.call(lambda tier: tier.put_sidecar(key, name, copies), False, writes=True)
 
         self.writer.do(job)
 
@@ -262,7 +271,7 @@ class Tiers:
         def job() -> None:
             # the host's memory last: what is still coming to it from below finds nothing there
             for guard in reversed(self.guards):
-                guard.call(lambda tier: tier.delete(keys), 0)
+                guard.call(lambda tier: tier.delete(keys), 0, writes=True)
 
         self.writer.do(job)
 
@@ -324,6 +333,11 @@ def _ledger(config: TierConfig, gib: float) -> Ledger:
 def _counters(tier: Tier) -> TierCounters:
     counters = getattr(tier, "counters", None)
     return counters if isinstance(counters, TierCounters) else TierCounters()
+
+
+def _tend(tier: Tier) -> None:
+    assert isinstance(tier, HostTier | DiskTier)
+    tier.tend()
 
 
 def _touch(tier: Tier, keys: Sequence[SegmentKey]) -> None:

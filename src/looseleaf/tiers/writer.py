@@ -22,6 +22,8 @@ from looseleaf.tiers.pool_copy import Copied, PoolCopy
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 256
+# seconds without anything to write after which the tiers look after themselves
+_TEND_AFTER = 30.0
 
 
 @dataclass(eq=False)
@@ -52,12 +54,14 @@ class Keeping:
 class Writer:
     """Brings records to the host's memory and to the tiers below it.
 
-    ``skipped`` counts records that were left out since too much was under way."""
+    ``skipped`` counts records that were left out since too much was under way; ``tend`` is called
+    now and then while there is nothing to write."""
 
     copy: PoolCopy
     staging: Arena
     host: HostTier | None
     lower: Sequence[Guard]
+    tend: Callable[[], None] = lambda: None
     skipped: int = 0
     _jobs: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
@@ -117,11 +121,17 @@ class Writer:
         return True
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             try:
                 job()
             except Exception:
                 _log.exception("a segment was not written to its tiers")
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._jobs.get(timeout=_TEND_AFTER)
+        except queue.Empty:
+            return self.tend
 
     def _bring(
         self,
@@ -144,7 +154,7 @@ class Writer:
         try:
             for guard in self.lower:
                 begun = time.perf_counter()
-                if guard.call(lambda tier: tier.put(record, layers), False):
+                if guard.call(lambda tier: tier.put(record, layers), False, writes=True):
                     guard.counters.write_seconds += time.perf_counter() - begun
         finally:
             if kept is not None:
