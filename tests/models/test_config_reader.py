@@ -36,6 +36,34 @@ def test_null_scaling_is_the_default_law() -> None:
     assert parse_config({**BASE, "rope_scaling": None}).rope.law == "default"
 
 
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters"),
+    [
+        (YARN, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_type": "default"}, {**YARN, "rope_theta": 5e5}),
+        # without a rope_theta of its own or beside it, it means another one
+        (YARN, {**YARN, "rope_theta": 5e5}),
+    ],
+)
+def test_two_spellings_of_rope_that_differ_are_refused(
+    scaling: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    raw = {**BASE, "rope_scaling": scaling, "rope_parameters": parameters}
+    with pytest.raises(UnsupportedModel, match="rope_parameters and rope_scaling are both there"):
+        parse_config(raw)
+
+
+def test_two_spellings_of_rope_that_mean_the_same_are_taken() -> None:
+    both = {
+        "rope_scaling": {**YARN, "type": "yarn"},
+        "rope_parameters": {**YARN, "rope_theta": 5e5},
+    }
+    assert parse_config({**BASE, "rope_theta": 5e5, **both}).rope.factor == 8.0
+
+
 def test_head_dim_is_given_or_derived() -> None:
     assert parse_config(BASE).head_dim == 16
     assert parse_config({**BASE, "head_dim": None}).head_dim == 16
@@ -73,6 +101,16 @@ def test_mistral_windows_every_layer_unless_null() -> None:
     mistral = {**BASE, "model_type": "mistral"}
     assert parse_config({**mistral, "sliding_window": 8}).windows == (8, 8, 8, 8)
     assert parse_config({**mistral, "sliding_window": None}).windows == ()
+
+
+def test_mistral_follows_the_types_of_its_layers() -> None:
+    kinds = ["full_attention", "sliding_attention"] * 2
+    mistral = {**BASE, "model_type": "mistral", "layer_types": kinds}
+    assert parse_config({**mistral, "sliding_window": 8}).windows == (0, 8, 0, 8)
+    assert parse_config({**mistral, "sliding_window": None}).windows == ()
+    assert parse_config(mistral).windows == (0, 4096, 0, 4096)
+    with pytest.raises(UnsupportedModel, match="layer types"):
+        parse_config({**mistral, "layer_types": ["chunked_attention"] * 4})
 
 
 def test_phi_turns_half_of_each_head_by_default() -> None:

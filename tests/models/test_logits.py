@@ -1,6 +1,7 @@
 """Law 8: logits agree with Transformers, for every family and RoPE law, however rows are split."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
         reference = model(tokens[None]).logits[0]
     decoder = load(write_checkpoint(tmp_path, model), LENGTH, packed=False)
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
+
+
+def test_mistral_with_types_of_layers_equals_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = make_checkpoint(tmp_path, "mistral") / "config.json"
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": kinds}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = torch.arange(LENGTH)
+    with torch.inference_mode():
+        reference = model(tokens[None]).logits[0]
+    assert worst(logits_in_chunks(load(tmp_path, LENGTH), tokens, [40, 8]), reference) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])

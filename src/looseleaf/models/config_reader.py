@@ -6,7 +6,7 @@ a logit.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,18 @@ def _activation(raw: Json, default: str) -> str:
 
 
 def _rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig:
-    scaling = dict(raw.get("rope_parameters") or {}) or dict(raw.get("rope_scaling") or {})
+    """The law that either spelling describes; where both are there they must mean the same."""
+    spellings = [dict(raw[name]) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    meant = [_rope_of(raw, one, head_dim, default_fraction) for one in spellings or [{}]]
+    if meant[0] != meant[-1]:
+        raise UnsupportedModel(
+            "rope_parameters and rope_scaling are both there and differ: write the law and its "
+            "rope_theta into rope_parameters, and delete rope_scaling"
+        )
+    return meant[0]
+
+
+def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -> RopeConfig:
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UnsupportedModel("RoPE parameters that differ between layers are not implemented")
     law = str(scaling.get("rope_type") or scaling.get("type") or "default")
@@ -181,6 +192,11 @@ def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
     if kinds is None:
         first = int(raw.get("max_window_layers", 28))
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    return _layers_of(kinds, window, num_layers)
+
+
+def _layers_of(kinds: Sequence[str], window: int, num_layers: int) -> tuple[int, ...]:
+    """``window`` in the layers that ``kinds`` calls sliding."""
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
         raise UnsupportedModel(
@@ -209,12 +225,20 @@ def _llama(raw: Json) -> ModelConfig:
 
 def _mistral(raw: Json) -> ModelConfig:
     shape = _shape({"num_key_value_heads": 8, **raw})
+    raw, num_layers = {"sliding_window": 4096, **raw}, shape["num_layers"]
+    # Ministral goes by Mistral's name, and has its window in some layers only
+    kinds = raw.get("layer_types")
+    windows = (
+        _every_layer(raw, num_layers)
+        if kinds is None
+        else _layers_of(kinds, int(raw["sliding_window"] or 0), num_layers)
+    )
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
-        windows=_every_layer({"sliding_window": 4096, **raw}, shape["num_layers"]),
+        windows=windows,
     )
 
 
