@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from looseleaf import LLM
+from looseleaf.config import EngineConfig
+from looseleaf.engine import loading
 from looseleaf.engine.loading import find_model, reference_model
-from looseleaf.errors import CheckpointNotFound
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
+from tests.checkpoints import make_checkpoint
 
 
 @pytest.mark.parametrize("name", ["block", "causal"])
@@ -36,3 +39,18 @@ def test_an_engine_is_made_of_the_model_that_is_named() -> None:
 def test_who_names_a_model_that_there_is_not_hears_of_those_that_ship() -> None:
     with pytest.raises(CheckpointNotFound, match="looseleaf-block or looseleaf-causal"):
         find_model("looseleaf-casual")
+
+
+@pytest.mark.parametrize("broken", ["tokenizer.json", "chat_template.jinja"])
+def test_small_files_are_read_before_the_weights(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path)
+    (folder / broken).write_text("{% if")
+
+    def read(*given: object, **named: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "load_weights", read)
+    with pytest.raises(CorruptCheckpoint):
+        loading.load_model(folder, EngineConfig(device="cpu"))

@@ -147,7 +147,7 @@ def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop(FIRST_Q))
-    with pytest.raises(CorruptCheckpoint, match=f"lacks {FIRST_Q}"):
+    with pytest.raises(CorruptCheckpoint, match=f"lacks {FIRST_Q}; .* do not fit together"):
         load(folder)
 
 
@@ -202,6 +202,7 @@ def test_an_index_of_tensors_that_no_file_holds_is_refused(folder: Path) -> None
     ],
 )
 def test_an_index_that_makes_no_sense_is_refused(folder: Path, content: str, words: str) -> None:
+    shard(folder)
     (folder / INDEX).write_text(content)
     with pytest.raises(CorruptCheckpoint, match=words):
         load(folder)
@@ -216,6 +217,53 @@ def test_pickles_are_refused(folder: Path) -> None:
 def test_a_folder_without_weights_says_so(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     with pytest.raises(CheckpointNotFound, match="holds no"):
+        load(folder)
+
+
+def test_a_single_file_is_read_beside_an_index(folder: Path) -> None:
+    whole, again = load(folder), shutil.copy(folder / WEIGHTS, folder.parent)
+    missing = shard(folder)
+    shutil.copy(again, folder)
+    assert torch.equal(load(folder).lm_head.weight, whole.lm_head.weight)
+    # a model that is saved again deletes its old shards, and not their index
+    missing.unlink()
+    assert torch.equal(load(folder).lm_head.weight, whole.lm_head.weight)
+
+
+def test_a_tied_head_may_be_stored_as_well_and_is_refused_if_it_differs(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load(folder)
+    rewrite(folder, lambda t: t["lm_head.weight"][-1, -1].add_(1))
+    with pytest.raises(
+        CorruptCheckpoint, match=r"set tie_word_embeddings to false in config\.json"
+    ):
+        load(folder)
+
+
+def test_names_and_shapes_are_checked_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: _Reader, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(_Reader, "_read", read)
+    last = "model.layers.2.mlp.down_proj.weight"
+    for change in (
+        lambda tensors: tensors.update({"model.extra.weight": torch.ones(2)}),
+        lambda tensors: tensors.update({last: torch.ones(2)}),
+        lambda tensors: tensors.pop(last),
+    ):
+        rewrite(folder, change)
+        with pytest.raises(CorruptCheckpoint, match="do not fit together"):
+            load(folder)
+
+
+def test_a_model_of_another_task_is_named_where_its_tensors_do_not_fit(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["LlamaModel"]}))
+    rewrite(folder, lambda tensors: tensors.pop(FIRST_Q))
+    with pytest.raises(CorruptCheckpoint, match=r"says LlamaModel, and .*ForCausalLM$"):
         load(folder)
 
 

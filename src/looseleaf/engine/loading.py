@@ -74,12 +74,14 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape)
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
+    # before the weights, which take minutes: what is wrong with the small files is told at once
+    tokenizer = Tokenizer(folder)
     weights = load_weights(folder, shape, _pick_dtype(config, shape, device), device)
     return LoadedModel(
         folder,
         shape,
         Decoder(shape, weights),
-        Tokenizer(folder),
+        tokenizer,
         model_fingerprint(folder),
         max_model_len,
     )

@@ -16,7 +16,9 @@ from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedM
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_READ_BYTES = 4 << 20
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 64
 # what says how a checkpoint was written, not what it computes
 _CONFIG_NOISE = ("transformers_version", "_name_or_path", "use_cache", "architectures")
@@ -35,9 +37,13 @@ class TensorEntry:
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the checkpoint by name; its files are whole and agree with the index."""
+    """Every tensor of the checkpoint by name; its files are whole and agree with the index.
+
+    A single file is read though an index is there, as Transformers does: a model that is saved
+    again over its shards leaves their index behind.
+    """
     index_path = folder / INDEX_NAME
-    if not index_path.is_file():
+    if (folder / SINGLE_NAME).is_file() or not index_path.is_file():
         return {entry.name: entry for path in _files(folder) for entry in _read_header(path)}
     weight_map = _read_index(index_path)
     entries: dict[str, TensorEntry] = {}
@@ -55,6 +61,26 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
             "download it again"
         )
     return entries
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Raises UnsupportedModel for an adapter, alone or beside a model, and for GGUF alone."""
+    if (folder / "adapter_config.json").is_file():
+        raise UnsupportedModel(
+            f"{folder} holds an adapter, and adapters are not applied: merge it into its model "
+            "with peft's merge_and_unload(), save that, and give its folder"
+        )
+    if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
+        raise UnsupportedModel(f"{folder} holds GGUF: {GGUF_ADVICE}")
+
+
+def misfit(folder: Path) -> str:
+    """Why names of tensors may not be those that config.json asks for, for an error message."""
+    given = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    others = [name for name in given or [] if not str(name).endswith("ForCausalLM")]
+    if others:
+        return f"config.json says {others[0]}, and Looseleaf runs models ...ForCausalLM"
+    return "config.json and the weights do not fit together"
 
 
 def model_fingerprint(folder: Path) -> bytes:
@@ -79,6 +105,22 @@ def model_fingerprint(folder: Path) -> bytes:
                     for sample in _samples(file.fileno(), entry):
                         digest.update(sample)
     return digest.digest()
+
+
+def same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors are stored alike, to the bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.path.open("rb") as first, other.path.open("rb") as second:
+        for offset in range(0, one.end - one.start, _READ_BYTES):
+            length = min(_READ_BYTES, one.end - one.start - offset)
+            pieces = (
+                os.pread(file.fileno(), length, entry.start + offset)
+                for file, entry in ((first, one), (second, other))
+            )
+            if len(set(pieces)) > 1:
+                return False
+    return True
 
 
 def some(names: list[str], limit: int = 4) -> str:

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.checkpoint import TensorEntry, list_tensors, model_fingerprint, some
+from looseleaf.models.checkpoint import (
+    TensorEntry,
+    list_tensors,
+    misfit,
+    model_fingerprint,
+    same_bytes,
+    some,
+)
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 
@@ -27,6 +34,7 @@ __all__ = ["load_weights", "model_fingerprint"]
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # with more, threads wait for the memory and for each other
 _MOST_THREADS = 8
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # buffers that old checkpoints carry and that are computed here
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -45,19 +53,21 @@ def load_weights(
     Layers are read by ``threads`` threads at a time, by default as many as the machine has cores,
     eight at most: reading and converting are faster so, and as much memory is used but for that of
     the layers that are being packed.
-    Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off.
+    Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off, all of
+    it before the first one is read.
     """
     entries = list_tensors(folder)
+    checker = _Checker(folder, entries)
+    _assemble(checker, config, threads=1)
+    checker.check_all_used(config)
     with _Reader(folder, entries, (dtype, torch.device(device)), packed) as reader:
-        weights = _assemble(reader, config, threads or min(_MOST_THREADS, os.cpu_count() or 1))
-        reader.check_all_used(config)
-    return weights
+        return _assemble(reader, config, threads or min(_MOST_THREADS, os.cpu_count() or 1))
 
 
-def _assemble(reader: "_Reader", config: ModelConfig, threads: int) -> DecoderWeights:
+def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
     hidden, vocab = config.hidden_size, config.vocab_size
     final = "model.final_layernorm" if config.family == "phi" else "model.norm"
-    embedding = reader.fused(["model.embed_tokens.weight"], [(vocab, hidden)])
+    embedding = reader.fused([_EMBEDDING], [(vocab, hidden)])
     if config.tie_word_embeddings:
         bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
         lm_head = reader.settle(Projection(embedding, bias))
@@ -69,7 +79,7 @@ def _assemble(reader: "_Reader", config: ModelConfig, threads: int) -> DecoderWe
     return DecoderWeights(embedding, layers, reader.norm(final, hidden, config), lm_head)
 
 
-def _layer(reader: "_Reader", config: ModelConfig, prefix: str) -> LayerWeights:
+def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -103,8 +113,77 @@ def _layer(reader: "_Reader", config: ModelConfig, prefix: str) -> LayerWeights:
     )
 
 
-class _Reader:
-    """Reads tensors by name into fused ones, and remembers which were read.
+class _Checker:
+    """What a decoder asks for by name, held against what the files have; nothing is read.
+
+    Its tensors have shapes and no memory.
+    """
+
+    def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
+        self._folder, self._entries = folder, entries
+        self._used: set[str] = set()
+
+    def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
+        weight = self.fused(
+            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
+        )
+        offset = [name + ".bias" for name in names]
+        shapes = [(size,) for size in sizes]
+        return self.settle(Projection(weight, self.fused(offset, [*shapes]) if bias else None))
+
+    def settle(self, projection: Projection) -> Projection:
+        """``projection`` in the layout it will be read in."""
+        return projection
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
+        weight = self.fused([name + ".weight"], [(size,)])
+        if config.norm == "rms":
+            return Norm(weight)
+        return Norm(weight, self.fused([name + ".bias"], [(size,)]))
+
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other."""
+        missing = [name for name in names if name not in self._entries]
+        if missing:
+            raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; {misfit(self._folder)}")
+        for name, shape in zip(names, shapes, strict=True):
+            self._check(self._entries[name], shape)
+        self._used.update(names)
+        return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
+
+    def check_all_used(self, config: ModelConfig) -> None:
+        ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if config.tie_word_embeddings and _HEAD in self._entries:
+            # some checkpoints keep the tied head as a second copy
+            if not same_bytes(self._entries[_EMBEDDING], self._entries[_HEAD]):
+                raise CorruptCheckpoint(
+                    f"{self._folder}: tie_word_embeddings is true, but {_HEAD} is not "
+                    f"{_EMBEDDING}; set tie_word_embeddings to false in config.json if the model "
+                    "was trained with a head of its own"
+                )
+            ignored.add(_HEAD)
+        unknown = sorted(set(self._entries) - self._used - ignored)
+        if unknown:
+            raise CorruptCheckpoint(
+                f"{self._folder} holds tensors that a {config.family} model of this shape has "
+                f"no place for: {some(unknown)}; config.json and the weights do not fit together"
+            )
+
+    def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+        if entry.dtype not in _FLOATS:
+            raise UnsupportedModel(
+                f"{self._folder}: {entry.name} is stored as {entry.dtype}; quantised checkpoints "
+                "are not supported, use one in float32, float16 or bfloat16"
+            )
+        if entry.shape != shape:
+            raise CorruptCheckpoint(
+                f"{self._folder}: {entry.name} has shape {list(entry.shape)}, config.json asks "
+                f"for {list(shape)}; config.json and the weights do not fit together"
+            )
+
+
+class _Reader(_Checker):
+    """Reads tensors by name into fused ones.
 
     Several threads may read at a time, each through files of its own.
     """
@@ -116,10 +195,10 @@ class _Reader:
         place: tuple[torch.dtype, torch.device],
         packed: bool,
     ) -> None:
-        self._folder, self._entries, self._packed = folder, entries, packed
+        super().__init__(folder, entries)
+        self._packed = packed
         self._dtype, self._device = place
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
-        self._used: set[str] = set()
 
     def __enter__(self) -> "_Reader":
         return self
@@ -127,61 +206,17 @@ class _Reader:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.fused(
-            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
-        )
-        offset = [name + ".bias" for name in names]
-        shapes = [(size,) for size in sizes]
-        return self.settle(Projection(weight, self.fused(offset, [*shapes]) if bias else None))
-
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in the layout it will be read in; a packed one is a copy."""
         return pack(projection) if self._packed else projection
 
-    def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
-        weight = self.fused([name + ".weight"], [(size,)])
-        if config.norm == "rms":
-            return Norm(weight)
-        return Norm(weight, self.fused([name + ".bias"], [(size,)]))
-
     def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         """The tensors ``names`` of the given shapes, one below the other."""
-        self._check(names, shapes)
-        rows = sum(shape[0] for shape in shapes)
-        whole = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        size = (_rows(shapes), *shapes[0][1:])
+        whole = torch.empty(size, dtype=self._dtype, device=self._device)
         for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
             part.copy_(self._read(name))
         return whole
-
-    def check_all_used(self, config: ModelConfig) -> None:
-        ignored = {name for name in self._entries if _IGNORED.match(name)}
-        if config.tie_word_embeddings:
-            # some checkpoints keep the tied head as a second copy
-            ignored.add("lm_head.weight")
-        unknown = sorted(set(self._entries) - self._used - ignored)
-        if unknown:
-            raise CorruptCheckpoint(
-                f"{self._folder} holds tensors that a {config.family} model of this shape has "
-                f"no place for: {some(unknown)}; config.json and the weights do not fit together"
-            )
-
-    def _check(self, names: list[str], shapes: list[tuple[int, ...]]) -> None:
-        missing = [name for name in names if name not in self._entries]
-        if missing:
-            raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; download it again")
-        for name, shape in zip(names, shapes, strict=True):
-            entry = self._entries[name]
-            if entry.dtype not in _FLOATS:
-                raise UnsupportedModel(
-                    f"{self._folder}: {name} is stored as {entry.dtype}; quantised checkpoints "
-                    "are not supported, use one in float32, float16 or bfloat16"
-                )
-            if entry.shape != shape:
-                raise CorruptCheckpoint(
-                    f"{self._folder}: {name} has shape {list(entry.shape)}, config.json asks "
-                    f"for {list(shape)}; config.json and the weights do not fit together"
-                )
 
     def _read(self, name: str) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -198,6 +233,8 @@ class _Reader:
             raise CorruptCheckpoint(
                 f"{entry.path} can't be read ({error}); download it again"
             ) from error
-        with self._lock:
-            self._used.add(name)
         return tensor
+
+
+def _rows(shapes: list[tuple[int, ...]]) -> int:
+    return sum(shape[0] for shape in shapes)
