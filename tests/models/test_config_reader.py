@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models import read_config
@@ -122,6 +124,38 @@ def test_phi_turns_half_of_each_head_by_default() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [
+        *(("bfloat16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("half", "float16")),
+        *(("float64", "float32"), ("auto", "auto"), (None, "auto")),
+    ],
+)
+def test_a_dtype_has_several_spellings(key: str, written: str | None, dtype: str) -> None:
+    assert parse_config({**BASE, key: written}).torch_dtype == dtype
+
+
+@pytest.mark.parametrize("written", ["int8", "float8_e4m3fn", "bf16", {"": "float16"}])
+def test_a_dtype_that_no_model_is_run_in_is_refused(written: Any) -> None:
+    with pytest.raises(UnsupportedModel, match="write float32, float16, bfloat16 or auto"):
+        parse_config({**BASE, "torch_dtype": written})
+
+
+@pytest.mark.parametrize("written", ["auto", None])
+def test_a_dtype_that_is_left_open_is_that_of_the_first_floats(
+    written: str | None, tmp_path: Path
+) -> None:
+    tensors = {
+        "a": torch.ones(1, dtype=torch.int64),
+        "b": torch.ones(1, dtype=torch.bfloat16),
+        "c": torch.ones(1, dtype=torch.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "dtype": written}))
+    assert read_config(tmp_path).torch_dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
 def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> None:
     scaling = {"type": name, "short_factor": [1.0] * 8, "long_factor": [2] * 8}
@@ -142,6 +176,13 @@ def test_an_unknown_family_names_the_known_ones() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
+        ({"is_causal": False}, "reads in both directions"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "the method 'gptq'; quantised"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not implemented for llama"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor 0.5",
+        ),
         (
             {"model_type": "qwen3", "layer_types": ["linear_attention"] * 4},
             "layer types .'linear_attention'",
@@ -181,3 +222,14 @@ def test_files_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps([BASE]))
     with pytest.raises(CorruptCheckpoint, match="not a JSON object"):
         read_config(tmp_path)
+
+
+def test_adapters_and_gguf_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(UnsupportedModel, match=r"holds GGUF: .* the model that it was made from"):
+        read_config(tmp_path)
+    (tmp_path / "adapter_config.json").touch()
+    for write in (lambda: None, lambda: (tmp_path / "config.json").write_text(json.dumps(BASE))):
+        write()
+        with pytest.raises(UnsupportedModel, match=r"holds an adapter.*merge_and_unload\(\)"):
+            read_config(tmp_path)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from looseleaf.errors import CheckpointNotFound
+from looseleaf.errors import CheckpointNotFound, UnsupportedModel
 from looseleaf.models.hub import find_checkpoint
 
 
@@ -55,3 +55,9 @@ def test_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(CheckpointNotFound, match="is a file; give the folder"):
         find_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_a_file_of_gguf_is_no_checkpoint_either(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(UnsupportedModel, match="is GGUF: Looseleaf reads safetensors"):
+        find_checkpoint(tmp_path / "model.gguf")

@@ -5,6 +5,7 @@ What Looseleaf does not implement is refused by name; nothing is skipped silentl
 a logit.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, LooseleafError, UnsupportedModel
+from looseleaf.models.checkpoint import list_tensors, refuse_other_formats
 
 Json = Mapping[str, Any]
 
@@ -22,6 +24,12 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
 }
+# what config.json may say, and what a model is run in then; nothing here runs in float64
+_DTYPES = {
+    **{"float32": "float32", "float": "float32", "float64": "float32", "double": "float32"},
+    **{"float16": "float16", "half": "float16", "bfloat16": "bfloat16"},
+}
+_STORED = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # a law's parameters go by these names in config.json and in RopeConfig
 _ROPE_FIELDS = {
     "linear": ("factor",),
@@ -42,11 +50,14 @@ _ROPE_REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+# families of which Transformers turns a part of each head; in others it turns whole heads
+_PARTIAL = ("phi", "phi3")
 _DEFAULT_MAX_POSITIONS = {"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096}
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of the checkpoint in ``folder``."""
+    refuse_other_formats(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointNotFound(
@@ -60,11 +71,17 @@ def read_config(folder: Path) -> ModelConfig:
         ) from error
     if not isinstance(raw, dict):
         raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
-    return parse_config(raw, str(path))
+    config = parse_config(raw, str(path))
+    if config.torch_dtype != "auto":
+        return config
+    return dataclasses.replace(config, torch_dtype=_dtype_of_tensors(folder))
 
 
 def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
-    """The configuration that the JSON object ``raw`` describes; ``source`` names it in errors."""
+    """The configuration that the JSON object ``raw`` describes; ``source`` names it in errors.
+
+    ``torch_dtype`` is ``auto`` where it is left to the tensors.
+    """
     family = raw.get("model_type")
     build = _FAMILIES.get(str(family))
     if build is None:
@@ -73,6 +90,7 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
             f"{source}: model family {family!r} is not supported; supported: {known}"
         )
     try:
+        _refuse_others(raw)
         return build(raw)
     except KeyError as error:
         raise CorruptCheckpoint(f"{source} lacks {error.args[0]!r}; download it again") from error
@@ -82,6 +100,22 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
         raise CorruptCheckpoint(
             f"{source} holds a value of the wrong kind ({error}); download it again"
         ) from error
+
+
+def _refuse_others(raw: Json) -> None:
+    """Refuse what makes another model of the same tensors."""
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else ""
+        raise UnsupportedModel(
+            f"quantization_config asks for the method {method!r}; quantised checkpoints are not "
+            "supported, use the one in float32, float16 or bfloat16 that it was made from"
+        )
+    if raw.get("is_causal") is False:
+        raise UnsupportedModel(
+            "is_causal is false: this model reads in both directions, to embed texts, and "
+            "Looseleaf only continues them; use a causal language model"
+        )
 
 
 def _shape(raw: Json) -> dict[str, Any]:
@@ -102,8 +136,24 @@ def _shape(raw: Json) -> dict[str, Any]:
         "head_dim": int(head_dim),
         "max_position_embeddings": _max_positions(raw),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
-        "torch_dtype": str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        "torch_dtype": _dtype(raw),
     }
+
+
+def _dtype(raw: Json) -> str:
+    given = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
+    if given != "auto" and given not in _DTYPES:
+        raise UnsupportedModel(
+            f"dtype {given!r} is not one that models are run in: write float32, float16, bfloat16 "
+            "or auto into config.json"
+        )
+    return _DTYPES.get(given, given)
+
+
+def _dtype_of_tensors(folder: Path) -> str:
+    """That of the first tensor of floats, as Transformers has it for ``auto``."""
+    stored = (_STORED.get(entry.dtype) for entry in list_tensors(folder).values())
+    return next((dtype for dtype in stored if dtype), "float32")
 
 
 def _max_positions(raw: Json) -> int:
@@ -142,6 +192,11 @@ def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -
         known = ", ".join(["default", *_ROPE_FIELDS])
         raise UnsupportedModel(f"RoPE law {law!r} is not implemented; Looseleaf knows {known}")
     fraction = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if fraction is not None and float(fraction) != 1.0 and raw["model_type"] not in _PARTIAL:
+        raise UnsupportedModel(
+            f"partial_rotary_factor {fraction} is not implemented for {raw['model_type']}, of "
+            "which Transformers turns whole heads; delete it if the model was trained so"
+        )
     rotary_dim = int(head_dim * (default_fraction if fraction is None else float(fraction)))
     theta = scaling.get("rope_theta", raw.get("rope_theta"))
     return RopeConfig(

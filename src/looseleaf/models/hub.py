@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from looseleaf.errors import CheckpointNotFound
+from looseleaf.errors import CheckpointNotFound, UnsupportedModel
+from looseleaf.models.checkpoint import GGUF_ADVICE
 
 WANTED = ("*.safetensors", "*.json", "*.jinja")
 # second copies of the weights, in other layouts, that some repositories carry
@@ -28,11 +29,14 @@ class Downloader(Protocol):
 def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Path:
     """The folder of checkpoint ``name``, which is a path or a hub id; a folder that exists wins.
 
-    Raises CheckpointNotFound with what to do. ``download`` stands in for the hub's own client.
+    Raises CheckpointNotFound with what to do, UnsupportedModel for a file of GGUF. ``download``
+    stands in for the hub's own client.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf" and folder.exists():
+        raise UnsupportedModel(f"{name} is GGUF: {GGUF_ADVICE}")
     if folder.exists():
         raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
     if not _HUB_ID.fullmatch(str(name)):
