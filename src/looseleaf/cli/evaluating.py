@@ -173,7 +173,9 @@ class Evaluation:
             names = chosen["checkpoints"] or ("causal", "block")
             folders = {name: reference_model(name) for name in names}
         for name, folder in folders.items():
-            weights = model_fingerprint(find_model(folder)).hex()
+            # a file of answers is for later runs, and a model may have changed by then
+            kept = bool(chosen["answers"])
+            weights = model_fingerprint(find_model(folder), whole=kept).hex()
             settings = repr(sorted(self.engine.items()))
             runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
             llm = LLM(folder, **self.engine)

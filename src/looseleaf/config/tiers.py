@@ -60,3 +60,8 @@ class TierConfig:
     def any(self) -> bool:
         """Whether there is a tier at all."""
         return bool(self.host_gib or self.disk_path or self.remote_url)
+
+    @property
+    def outlive(self) -> bool:
+        """Whether documents are there for the next process, and for those of other machines."""
+        return bool(self.disk_path or self.remote_url)

@@ -67,7 +67,7 @@ def load_engine(
 
 def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     """The checkpoint ``model`` on the device, in the dtype and for the length that ``config`` asks
-    for. Raises as `load_engine` does.
+    for; its fingerprint is one for the tiers that ``config`` has. Raises as `load_engine` does.
     """
     folder = find_model(model)
     device = pick_device(config.device)
@@ -82,7 +82,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         shape,
         Decoder(shape, weights),
         tokenizer,
-        model_fingerprint(folder),
+        model_fingerprint(folder, whole=config.tiers.outlive),
         max_model_len,
     )
 

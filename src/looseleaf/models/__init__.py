@@ -6,9 +6,10 @@ offers one hook between layers.
 
 from looseleaf.models.config_reader import read_config
 from looseleaf.models.decoder import Decoder
+from looseleaf.models.fingerprint import model_fingerprint
 from looseleaf.models.hub import find_checkpoint
 from looseleaf.models.tokenizer import Tokenizer
-from looseleaf.models.weights import load_weights, model_fingerprint
+from looseleaf.models.weights import load_weights
 
 __all__ = [
     "Decoder",

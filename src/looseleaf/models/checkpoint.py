@@ -4,10 +4,8 @@ Only safetensors. Its header is read here by hand (eight bytes of length, then J
 is enough to name, to check and to fingerprint every tensor without loading any.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,6 @@ SINGLE_NAME = "model.safetensors"
 GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _READ_BYTES = 4 << 20
-_NUM_SAMPLES, _SAMPLE_BYTES = 16, 64
-# what says how a checkpoint was written, not what it computes
-_CONFIG_NOISE = ("transformers_version", "_name_or_path", "use_cache", "architectures")
 
 
 @dataclass(frozen=True)
@@ -81,30 +76,6 @@ def misfit(folder: Path) -> str:
     if others:
         return f"config.json says {others[0]}, and Looseleaf runs models ...ForCausalLM"
     return "config.json and the weights do not fit together"
-
-
-def model_fingerprint(folder: Path) -> bytes:
-    """A digest of what the model computes: its configuration and its tensors, sampled.
-
-    Samples are spread over each tensor, so weights of the same shape from different training runs
-    differ while a checkpoint of many gigabytes is told apart in moments.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
-    digest.update(json.dumps(kept, sort_keys=True).encode())
-    entries = sorted(
-        list_tensors(folder).values(), key=lambda entry: (entry.path.name, entry.start)
-    )
-    for path in sorted({entry.path for entry in entries}):
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
-        with path.open("rb") as file:
-            for entry in entries:
-                if entry.path == path:
-                    digest.update(repr((entry.name, entry.dtype, entry.shape)).encode())
-                    for sample in _samples(file.fileno(), entry):
-                        digest.update(sample)
-    return digest.digest()
 
 
 def same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
@@ -192,10 +163,3 @@ def _read_header(path: Path) -> list[TensorEntry]:
 def _offsets(item: dict[str, Any], base: int) -> tuple[int, int]:
     start, end = item["data_offsets"]
     return base + start, base + end
-
-
-def _samples(descriptor: int, entry: TensorEntry) -> Iterator[bytes]:
-    length = entry.end - entry.start
-    stride = max(length // _NUM_SAMPLES, _SAMPLE_BYTES)
-    for offset in range(0, length, stride):
-        yield os.pread(descriptor, min(_SAMPLE_BYTES, length - offset), entry.start + offset)

@@ -22,14 +22,11 @@ from looseleaf.models.checkpoint import (
     TensorEntry,
     list_tensors,
     misfit,
-    model_fingerprint,
     same_bytes,
     some,
 )
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
-
-__all__ = ["load_weights", "model_fingerprint"]
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # with more, threads wait for the memory and for each other
