@@ -32,7 +32,8 @@ class Protector:
         literals = sorted({*markers, OPEN, CLOSE, DOCUMENT_CUT}, key=len, reverse=True)
         alternatives = "|".join(re.escape(literal) for literal in literals)
         self._literal = re.compile(alternatives)
-        self.wrapped = re.compile(f"{OPEN}({alternatives}){CLOSE}", re.DOTALL)
+        self.wrapped = re.compile(f"{OPEN}({alternatives}|){CLOSE}", re.DOTALL)
+        self._torn = re.compile(f"(?P<whole>{self.wrapped.pattern})|{OPEN}|{CLOSE}", re.DOTALL)
 
     def protect(self, text: str) -> str:
         """``text`` with every marker in it wrapped; ``unprotect`` gives it back."""
@@ -40,6 +41,14 @@ class Protector:
 
     def unprotect(self, text: str) -> str:
         return self.wrapped.sub(lambda match: match[1], text)
+
+    def mend(self, text: str) -> str:
+        """``text`` in which a template may have cut wrappers in two, as when it splits at a marker.
+
+        What a user types of a wrapper is wrapped itself, so halves are ours and stand for nothing.
+        Each becomes a wrapper of nothing, which keeps what is beside it from making a marker.
+        """
+        return self._torn.sub(lambda match: match["whole"] or OPEN + CLOSE, text)
 
     def protect_tree(self, value: Any) -> Any:
         """``value`` with every string in its lists and mappings protected."""

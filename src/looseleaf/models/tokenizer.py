@@ -112,7 +112,9 @@ class Tokenizer:
         safe = {name: self._protector.protect_tree(value) for name, value in variables.items()}
         messages = protect_messages(messages, self._protector)
         named = {**self.named_tokens, "add_generation_prompt": add_generation_prompt}
-        return template.render(messages, **{**named, **safe})
+        # templates ask whether these are none, which what is undefined is not
+        absent = {"tools": None, "documents": None}
+        return self._protector.mend(template.render(messages, **{**absent, **named, **safe}))
 
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
