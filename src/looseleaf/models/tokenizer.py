@@ -48,7 +48,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self._source = _read_text(folder / "tokenizer.json")
         self._settings = _read_settings(folder)
-        self._plain = self._backend(markers_are_text=True)
+        self._plain = self._backend(self._source, markers_are_text=True)
         added = self._plain.get_added_tokens_decoder()
         self._markers = {token.content: i for i, token in added.items() if token.special}
         self._strips = {
@@ -77,18 +77,22 @@ class Tokenizer:
         found: int | None = self._plain.token_to_id(token)
         return found
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, begins: bool = True) -> list[int]:
         """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.
 
         ``special`` is for template text. User text inside it must have gone through ``protect``.
-        Raises InvalidRequest for half of a surrogate pair, which no tokenizer reads.
+        Text that does not begin anything (``begins``) gets no space in front where the tokenizer
+        gives one to beginnings. Raises InvalidRequest for half of a surrogate pair, which no
+        tokenizer reads.
         """
         _require_characters(text)
         if not special:
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
+            backend = self._plain if begins else self._plain_behind
+            return list(backend.encode(text, add_special_tokens=False).ids)
         if OPEN in text:
-            return self._encode_protected(text)
-        return list(self._with_markers.encode(text, add_special_tokens=False).ids)
+            return self._encode_protected(text, begins)
+        backend = self._with_markers if begins else self._with_markers_behind
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
     def protect(self, text: str) -> str:
         """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
@@ -121,7 +125,9 @@ class Tokenizer:
     ) -> list[list[int]]:
         """The conversation's ids, cut where documents stand: one run more than documents."""
         text = self.render_chat(messages, add_generation_prompt, **variables)
-        return [self.encode(piece, special=True) for piece in _cut(text, self._protector)]
+        first, *behind = _cut(text, self._protector)
+        runs = [self.encode(piece, special=True, begins=False) for piece in behind]
+        return [self.encode(first, special=True), *runs]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of ``ids``; equal to what ``stream`` gives piece by piece."""
@@ -140,13 +146,29 @@ class Tokenizer:
 
     @cached_property
     def _with_markers(self) -> "Backend":
-        return self._backend(markers_are_text=False)
+        return self._backend(self._source, markers_are_text=False)
 
-    def _backend(self, markers_are_text: bool) -> "Backend":
+    @cached_property
+    def _source_behind(self) -> str:
+        """The tokenizer for text behind other text."""
+        return _without_first_space(self._source)
+
+    @cached_property
+    def _plain_behind(self) -> "Backend":
+        same = self._source_behind == self._source
+        return self._plain if same else self._backend(self._source_behind, markers_are_text=True)
+
+    @cached_property
+    def _with_markers_behind(self) -> "Backend":
+        if self._source_behind == self._source:
+            return self._with_markers
+        return self._backend(self._source_behind, markers_are_text=False)
+
+    def _backend(self, source: str, markers_are_text: bool) -> "Backend":
         from tokenizers import Tokenizer as Backend
 
         try:
-            backend = Backend.from_str(self._source)
+            backend = Backend.from_str(source)
         except Exception as error:
             # the library raises bare Exception for whatever it can't read
             raise CorruptCheckpoint(
@@ -157,11 +179,12 @@ class Tokenizer:
         backend.encode_special_tokens = markers_are_text
         return backend
 
-    def _encode_protected(self, text: str) -> list[int]:
+    def _encode_protected(self, text: str, begins: bool) -> list[int]:
         ids: list[int] = []
-        for piece, marker in self._split_markers(text):
+        for number, (piece, marker) in enumerate(self._split_markers(text)):
             if piece:
-                ids += self._plain.encode(piece, add_special_tokens=False).ids
+                backend = self._plain if begins and number == 0 else self._plain_behind
+                ids += backend.encode(piece, add_special_tokens=False).ids
             if marker is not None:
                 ids.append(self._markers[marker])
         return ids
@@ -214,6 +237,18 @@ class Tokenizer:
             ids.update(given if isinstance(given, list) else [given] if given is not None else [])
         named = self.token_id(self.named_tokens.get("eos_token", ""))
         return frozenset(ids if named is None else {*ids, named})
+
+
+def _without_first_space(source: str) -> str:
+    """The tokenizer ``source`` without the space that it puts before the first piece of a text
+    only; one that puts it before every piece, or none, is as it was."""
+    value = json.loads(source)
+    stage = value.get("pre_tokenizer") or {}
+    found = False
+    for step in [stage, *stage.get("pretokenizers", [])]:
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"], found = "never", True
+    return json.dumps(value, ensure_ascii=False) if found else source
 
 
 def _require_characters(text: str) -> None:
