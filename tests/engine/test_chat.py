@@ -87,7 +87,7 @@ def test_one_conversation_is_answered_as_in_a_list_of_many(llm: LLM) -> None:
     assert [answer.token_ids for answer in many] == [one.token_ids] * 2
 
 
-def test_a_raw_prompt_begins_with_bos_if_texts_of_the_model_do(
+def test_a_raw_prompt_of_text_begins_with_bos_if_texts_of_the_model_do(
     checkpoint: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     import shutil
@@ -99,6 +99,10 @@ def test_a_raw_prompt_begins_with_bos_if_texts_of_the_model_do(
     for prompt in ("who?", "<|begin|>who?", [A, "who?"], [[0], "who?"]):
         tokens = [t for part in prompts.from_parts(prompt) for t in part.tokens]
         assert (tokens[0], tokens.count(0)) == (0, 1)
+    # who makes tokens makes all of them
+    for ids in ([7, 8, 9], [0, 7]):
+        (part,) = prompts.from_parts([ids])
+        assert part.tokens == tuple(ids)
     lead, alone = (
         prompts.from_parts(["Read: ", Document(A.text, context=context), "who?"])[1]
         for context in ("lead", "alone")

@@ -215,6 +215,14 @@ def test_completions_of_texts_and_of_tokens_agree(live: Live) -> None:
         assert "".join(pieces) == choice["text"]
 
 
+def test_token_ids_are_taken_as_they_are(live: Live) -> None:
+    body = {"model": REFERENCE_NAME, "max_tokens": 1}
+    begun = live.service.llm.engine.tokenizer.bos_token_id
+    for prompt, count in (([7, 8, 9], 3), ([begun, 7], 2), ([[7, 8], [9]], 3)):
+        usage = live.post("/v1/completions", {**body, "prompt": prompt}).json()["usage"]
+        assert usage["prompt_tokens"] == count
+
+
 def test_completions_read_documents(live: Live) -> None:
     body = {"model": REFERENCE_NAME, "prompt": QUESTION, "documents": [{"text": DOCUMENT}]}
     told = live.post("/v1/completions", body).json()["looseleaf"]

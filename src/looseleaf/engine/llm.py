@@ -79,11 +79,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete raw prompts, one output each, in order.
 
-        A prompt is a string or a list of parts (strings, Documents, lists of token ids). No chat
-        template is applied: use `chat` for instruct models. What has one ``salt`` shares nothing
-        with what has another. ``policies`` are by name: ``fuse``, which tokens of reused documents
-        are computed again, ``select``, which keys decoding reads, and ``revise``, which earlier
-        rows profit from that. Raises InvalidRequest before anything runs,
+        A prompt is a string or a list of parts (strings, Documents, lists of token ids, before
+        which no BOS is put). No chat template is applied: use `chat` for instruct models. What has
+        one ``salt`` shares nothing with what has another. ``policies`` are by name: ``fuse``, which
+        tokens of reused documents are computed again, ``select``, which keys decoding reads, and
+        ``revise``, which earlier rows profit from that. Raises InvalidRequest before anything runs,
         DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
         lost."""
         require_policies("generate", policies)

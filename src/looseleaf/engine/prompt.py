@@ -47,6 +47,7 @@ class PromptBuilder:
         """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
 
         Strings are template text, as in vLLM: markers in them are tokens. Documents never are.
+        A prompt whose first part is token ids gets no BOS: who makes tokens makes all of them.
         Raises InvalidRequest if the prompt is empty, ends with a document, or holds something else.
         """
         if isinstance(prompt, Mapping | Set):
@@ -59,19 +60,24 @@ class PromptBuilder:
                 f"a prompt is a string or a list of parts, not {type(prompt).__name__}: write it "
                 "as in [document, 'question']"
             )
+        given = [prompt] if isinstance(prompt, str) else [*prompt]
         parts: list[list[int] | Document] = []
-        for part in [prompt] if isinstance(prompt, str) else prompt:
+        for part in given:
             if isinstance(part, Document):
                 parts.append(part)
             elif isinstance(part, str):
                 parts.append(self.tokenizer.encode(part, special=True))
             else:
                 parts.append(self._checked_ids(part))
-        bos = self.tokenizer.bos_token_id
-        first = parts[0] if parts and isinstance(parts[0], list) else []
-        if bos is not None and first[:1] != [bos]:
-            parts.insert(0, [bos])
+        if given and isinstance(given[0], str | Document):
+            first = parts[0]
+            parts[:1] = [self.begun(first)] if isinstance(first, list) else [self.begun([]), first]
         return self._assemble(parts, lead_length=None)
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """``ids`` of a text behind BOS, if the model's texts begin with it and this does not."""
+        bos = self.tokenizer.bos_token_id
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def from_messages(
         self, messages: Sequence[Message], system_prompt: SystemPrompt | None = None

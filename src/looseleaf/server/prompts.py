@@ -113,15 +113,18 @@ class PromptMaker:
         *,
         markers: bool = False,
     ) -> MadePrompt:
-        """Documents, then a raw prompt; ``markers`` in it are text unless asked for."""
+        """Documents, then a raw prompt; ``markers`` in it are text unless asked for.
+
+        A text begins as the model's texts do, token ids are taken as they are."""
         labels: list[Label] = []
         parts: list[Any] = [
             self._document(d, f"documents.{n}", labels) for n, d in _each(documents)
         ]
         self._check_length([[*parts, prompt]])
         tokenizer = self.builder.tokenizer
-        ids = tokenizer.encode(prompt, special=markers) if isinstance(prompt, str) else prompt
-        parts.append(list(ids))
+        ids = [*prompt] if not isinstance(prompt, str) else tokenizer.encode(prompt, markers)
+        begins = isinstance(prompt, str) and not parts
+        parts.append(self.builder.begun(ids) if begins else ids)
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))
 
     def render(
