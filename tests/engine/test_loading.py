@@ -9,7 +9,7 @@ from looseleaf.config import EngineConfig
 from looseleaf.engine import loading
 from looseleaf.engine.loading import find_model, reference_model
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 
 @pytest.mark.parametrize("name", ["block", "causal"])
@@ -54,3 +54,13 @@ def test_small_files_are_read_before_the_weights(
     monkeypatch.setattr(loading, "load_weights", read)
     with pytest.raises(CorruptCheckpoint):
         loading.load_model(folder, EngineConfig(device="cpu"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for size in (VOCAB_SIZE, 261):
+        caplog.clear()
+        folder = make_checkpoint(tmp_path / str(size), vocab_size=size)
+        loading.load_model(folder, EngineConfig(device="cpu"))
+        assert ("tokens that the model does not have" in caplog.text) == (size == 261)

@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
+from looseleaf import LLM
 from looseleaf.engine.loading import reference_model
 from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Document, DocumentPart
+from looseleaf.engine.request import Document, DocumentPart, Prompt
 from looseleaf.errors import InvalidRequest
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Tokenizer
+from tests.checkpoints import make_checkpoint
 
 TEXT = "The ferry to Ostrava leaves at nine."
 
@@ -100,3 +102,40 @@ def test_what_is_made_of_a_document_once_is_that_of_each_prompt_it_is_in(
                 expected = keys.document(context, short.tokens)
                 assert short.key_behind(keys, context) == expected
                 assert long.key_behind(keys, context) == expected
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """A model that has fewer tokens than its tokenizer, as one whose embeddings were not resized:
+    it knows all bytes, and no merges."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("grown"), vocab_size=5 + 256)
+    return LLM(folder, device="cpu", num_pages=40)
+
+
+MISSING = r"the text has the token 'Ġtravel' \(id \d+\), and the model has 261 tokens: leave it out"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["a travel", ["a", Document("a travel"), "b"], [Document("a"), "a travel"]]
+)
+def test_a_token_that_the_model_does_not_have_is_named_before_anything_runs(
+    prompt: Prompt, grown: LLM
+) -> None:
+    with pytest.raises(InvalidRequest, match=MISSING):
+        grown.generate([prompt])
+    assert not grown.engine.has_work
+    (answer,) = grown.generate(["zq"])
+    assert answer.outputs[0].token_ids
+
+
+def test_so_it_is_in_messages_and_documents_and_system_prompts(grown: LLM) -> None:
+    prompts = grown.engine.prompts
+    for parts in (["a travel"], [Document("a travel"), "b"]):
+        with pytest.raises(InvalidRequest, match=MISSING):
+            prompts.from_messages([{"role": "user", "content": parts}])
+    with pytest.raises(InvalidRequest, match=MISSING):
+        prompts.from_document(Document("a travel"))
+    with pytest.raises(InvalidRequest, match=MISSING):
+        prompts.from_document(Document("zq"), system="a travel")
+    with pytest.raises(InvalidRequest, match=MISSING):
+        prompts.system_prompt("a travel")

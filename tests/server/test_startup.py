@@ -2,6 +2,7 @@
 
 import gc
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from looseleaf.errors import InvalidOption
 from looseleaf.server import run
 from looseleaf.server.run import require_free
 from looseleaf.server.service import make_service
+from tests.checkpoints import make_checkpoint
+from tests.server.live import live_server
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
@@ -52,3 +55,21 @@ def test_what_stays_is_not_looked_through_by_the_collector_while_a_server_runs(
     run.serve(make_service(None, ServerConfig(port=0), {"num_pages": 64}))
     assert frozen[0] > 10_000
     assert gc.get_freeze_count() < 1000
+
+
+def test_a_text_with_a_token_that_the_model_does_not_have_is_a_wrong_request(
+    tmp_path: Path,
+) -> None:
+    folder = make_checkpoint(tmp_path, vocab_size=261)
+    with live_server(folder) as live:
+        name = live.service.base_model.name
+        asked = {"model": name, "max_tokens": 2}
+        for path, body in (
+            ("/v1/completions", {"prompt": "a travel"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a travel"}]}),
+            ("/v1/documents", {"text": "a travel"}),
+        ):
+            answer = live.post(path, body if "text" in body else {**asked, **body})
+            assert answer.status_code == 400
+            assert "has the token 'Ġtravel'" in answer.json()["error"]["message"]
+        assert live.post("/v1/completions", {**asked, "prompt": "zq"}).status_code == 200

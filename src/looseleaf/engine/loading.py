@@ -1,6 +1,7 @@
 """From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from looseleaf.models import (
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import rope_fingerprint
 from looseleaf.tiers import Tiers
+
+_log = logging.getLogger(__name__)
 
 REFERENCE_MODELS = ("causal", "block")
 # by these names they are found wherever a folder or a hub id may be given
@@ -76,6 +79,12 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
     # before the weights, which take minutes: what is wrong with the small files is told at once
     tokenizer = Tokenizer(folder)
+    if tokenizer.last_token_id >= shape.vocab_size:
+        name = tokenizer.written(tokenizer.last_token_id)
+        _log.warning(
+            "the tokenizer has tokens that the model does not have, such as %r: the model has %d; "
+            "texts with one of them are refused", name, shape.vocab_size,
+        )  # fmt: skip
     weights = load_weights(folder, shape, _pick_dtype(config, shape, device), device)
     return LoadedModel(
         folder,

@@ -9,6 +9,7 @@ model was trained to see, instead of one attention sink per document."""
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from looseleaf.engine.request import (
@@ -148,7 +149,7 @@ class PromptBuilder:
             lead = self._chat_lead("\n\n".join(texts) or None)
         else:
             lead = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
-        made: list[TextPart | DocumentPart] = [TextPart(tuple(lead))] if lead else []
+        made: list[TextPart | DocumentPart] = [self._text(lead)] if lead else []
         made += [self._document(document, tuple(lead), None, made), TextPart(())]
         return _sharing(tuple(made), system_prompt.tokens if system_prompt else ())
 
@@ -156,7 +157,7 @@ class PromptBuilder:
         """What stands before the first user's words."""
         user = {"role": "user", "content": [{"type": "document"}]}
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        return self.tokenizer.encode_chat([*messages, user])[0]
+        return self.known(self.tokenizer.encode_chat([*messages, user])[0])
 
     def _lead_length(self, messages: list[dict[str, object]], first_run: list[int]) -> int:
         """How much of the first run stands before anything the user wrote."""
@@ -179,7 +180,7 @@ class PromptBuilder:
                 text += self._encode(part).ids
             else:
                 if text:
-                    made.append(TextPart(tuple(text)))
+                    made.append(self._text(text))
                 text = []
                 first = made[0].tokens if made and isinstance(made[0], TextPart) else ()
                 made.append(self._document(part, first, lead_length, made))
@@ -189,7 +190,10 @@ class PromptBuilder:
                 if made
                 else "the prompt is empty: give it some text"
             )
-        return (*made, TextPart(tuple(text)))
+        return (*made, self._text(text))
+
+    def _text(self, ids: list[int]) -> TextPart:
+        return TextPart(tuple(self.known(ids)))
 
     def _document(
         self,
@@ -218,7 +222,7 @@ class PromptBuilder:
             ids = tuple(self._checked_ids(document.token_ids))
         else:
             encode = self.tokenizer.encode_document
-            ids = tuple(token for text in document.texts for token in encode(text))
+            ids = tuple(self.known([token for text in document.texts for token in encode(text)]))
         reference = weakref.ref(document, lambda _: encoded.pop(number, None))
         encoded[number] = _Encoded(reference, ids, DocumentContent())
         return encoded[number]
@@ -232,10 +236,26 @@ class PromptBuilder:
                 + (": put the ids into a list of their own" if isinstance(part, int) else "")
             )
         ids = [*part] if kinds <= {int} else [int(i) for i in part]
-        beyond = [i for i in ids if not 0 <= i < self.vocab_size]
+        beyond = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if beyond is not None:
+            raise InvalidRequest(
+                f"token id {beyond} is outside the model's vocabulary of {self.vocab_size}: use "
+                "ids of this model's tokenizer"
+            )
+        return ids
+
+    @cached_property
+    def _has_more_tokens(self) -> bool:
+        return self.tokenizer.last_token_id >= self.vocab_size
+
+    def known(self, ids: list[int]) -> list[int]:
+        """``ids`` of a text. Raises InvalidRequest for a token that the model does not have."""
+        beyond = self._has_more_tokens and next((i for i in ids if i >= self.vocab_size), None)
         if beyond:
             raise InvalidRequest(
-                f"token id {beyond[0]} is outside the model's vocabulary of {self.vocab_size}"
+                f"the text has the token {self.tokenizer.written(beyond)!r} (id {beyond}), and the "
+                f"model has {self.vocab_size} tokens: leave it out, or give the model as many "
+                "embeddings as its tokenizer has tokens"
             )
         return ids
 

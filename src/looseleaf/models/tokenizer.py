@@ -68,6 +68,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._plain.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def last_token_id(self) -> int:
+        """The largest id that a text may yield."""
+        return max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
@@ -76,6 +81,10 @@ class Tokenizer:
         """The id of a token by its written form, None if there is none."""
         found: int | None = self._plain.token_to_id(token)
         return found
+
+    def written(self, token_id: int) -> str:
+        """A token's written form, empty if there is none of that id."""
+        return self._plain.id_to_token(token_id) or ""
 
     def encode(self, text: str, special: bool = False, begins: bool = True) -> list[int]:
         """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.

@@ -122,9 +122,11 @@ class PromptMaker:
         ]
         self._check_length([[*parts, prompt]])
         tokenizer = self.builder.tokenizer
-        ids = [*prompt] if not isinstance(prompt, str) else tokenizer.encode(prompt, markers)
-        begins = isinstance(prompt, str) and not parts
-        parts.append(self.builder.begun(ids) if begins else ids)
+        if isinstance(prompt, str):
+            ids = self.builder.known(tokenizer.encode(prompt, special=markers))
+            parts.append(ids if parts else self.builder.begun(ids))
+        else:
+            parts.append([*prompt])
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))
 
     def render(
