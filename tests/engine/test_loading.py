@@ -1,6 +1,7 @@
 """Which checkpoint a name stands for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +65,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_told(
         folder = make_checkpoint(tmp_path / str(size), vocab_size=size)
         loading.load_model(folder, EngineConfig(device="cpu"))
         assert ("tokens that the model does not have" in caplog.text) == (size == 261)
+
+
+@pytest.mark.parametrize("model", [5, b"folder", ["folder"]])
+def test_a_model_is_a_name_or_a_folder(model: Any, unchecked: None) -> None:
+    with pytest.raises(CheckpointNotFound, match="a folder, a hub id or a name, not"):
+        LLM(model)

@@ -197,10 +197,29 @@ def test_bos_is_what_the_config_states_or_else_what_the_processor_adds(
     assert Tokenizer(tmp_path).bos_token_id == bos
 
 
-def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
-    assert load(tmp_path).eos_token_ids == {7, 8, 9, END}
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ([7, 8], 9, {7, 8, END}),
+        (7, 9, {7, END}),
+        (None, 9, {9, END}),
+        ([], [9, 10], {9, 10, END}),
+        (None, None, {END}),
+    ],
+)
+def test_end_tokens_of_config_json_count_where_generation_config_states_none(
+    generation: Any, config: Any, ends: set[int], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config}))
+    assert load(tmp_path).eos_token_ids == ends
+
+
+@pytest.mark.parametrize("given", ["</s>", [1, "2"], True, 1.0])
+def test_an_end_token_is_an_id(given: Any, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+    with pytest.raises(CorruptCheckpoint, match=r"generation_config\.json: eos_token_id must be"):
+        load(tmp_path)
 
 
 def test_documents_use_the_checkpoint_s_template(tmp_path: Path) -> None:

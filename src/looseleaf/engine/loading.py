@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,11 @@ def find_model(model: str | Path | None) -> Path:
     Raises CheckpointNotFound."""
     if model is None:
         return reference_model()
+    if not isinstance(model, str | os.PathLike):
+        raise CheckpointNotFound(
+            f"a model is a folder, a hub id or a name, not {type(model).__name__}: write it as in "
+            "LLM('folder')"
+        )
     name = _NAMED.get(str(model))
     return find_checkpoint(model) if name is None or Path(model).exists() else reference_model(name)
 

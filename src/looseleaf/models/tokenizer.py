@@ -240,10 +240,9 @@ class Tokenizer:
         return first if first is not None and first in (named, *self.special_token_ids) else None
 
     def _derive_eos(self, folder: Path) -> frozenset[int]:
-        ids: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            given = _read_json(folder / name).get("eos_token_id")
-            ids.update(given if isinstance(given, list) else [given] if given is not None else [])
+        """The tokenizer's own, and those that generation_config.json states or, if it states none,
+        config.json, which is often the older one."""
+        ids = _end_ids(folder / "generation_config.json") or _end_ids(folder / "config.json")
         named = self.token_id(self.named_tokens.get("eos_token", ""))
         return frozenset(ids if named is None else {*ids, named})
 
@@ -305,6 +304,16 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
     return value
+
+
+def _end_ids(path: Path) -> set[int]:
+    given = _read_json(path).get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise CorruptCheckpoint(
+            f"{path}: eos_token_id must be a token's id or a list of ids, not {given!r}; correct it"
+        )
+    return set(ids)
 
 
 def _read_settings(folder: Path) -> Mapping[str, Any]:
