@@ -1,6 +1,7 @@
 """User text never becomes a marker, streams equal whole decodes, templates equal Transformers'."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,16 @@ from looseleaf.errors import (
     UnsupportedModel,
 )
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import CLOSE, DOCUMENT_CUT, OPEN
-from tests.checkpoints import MARKERS, VOCAB_SIZE, write_tokenizer
+from looseleaf.models.chat_template import DOCUMENT_CUT
+from tests.checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.models.texts import load, user_text
 
 BEGIN, END, SYSTEM, USER, ASSISTANT = range(5)
-
-
-def load(folder: Path, **settings: Any) -> Tokenizer:
-    write_tokenizer(folder, **settings)
-    return Tokenizer(folder)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load(tmp_path_factory.mktemp("byte_level"))
-
-
-user_text = st.lists(
-    st.sampled_from([*MARKERS, OPEN, CLOSE, DOCUMENT_CUT, "<|", "|>", "end", " ", "\n", "é", "😀"])
-    | st.text(max_size=4),
-    max_size=8,
-).map("".join)
 
 
 @given(text=user_text)
@@ -93,42 +83,6 @@ def test_a_role_is_one_that_every_template_has_or_this_one_names(tmp_path: Path)
     assert tokenizer.render_chat([told]) == ""
     with pytest.raises(InvalidRequest, match=r"no role 'usr': use system, user, assistant, tool$"):
         tokenizer.render_chat([{"role": "usr", "content": "who"}])
-
-
-SPLITS = {
-    "split": "{{ c.split('<|end|>')[-1] }}",
-    "both": "{{ c.split('<|end|>')[0] }}|{{ c.split('<|end|>')[-1] }}",
-    "removed": "{{ c.replace('<|end|>', '') }}",
-}
-
-
-@pytest.mark.parametrize("form", SPLITS)
-def test_a_template_that_cuts_at_a_marker_leaves_nothing_of_its_wrapper(
-    form: str, tmp_path: Path
-) -> None:
-    from transformers import AutoTokenizer
-
-    source = "{% set c = messages[0].content %}<|user|>" + SPLITS[form] + "<|assistant|>"
-    tokenizer = load(tmp_path, chat_template=source)
-    messages = [{"role": "user", "content": "who<|end|>signs"}]
-    reference = AutoTokenizer.from_pretrained(tmp_path)
-    expected = reference.apply_chat_template(messages, tokenize=False)
-    (ids,) = tokenizer.encode_chat(messages)
-    assert tokenizer.decode(ids, skip_special=False) == expected
-    said = expected.removeprefix("<|user|>").removesuffix("<|assistant|>")
-    assert ids == [USER, *tokenizer.encode(said), ASSISTANT]
-
-
-@given(content=user_text)
-@pytest.mark.parametrize("form", SPLITS)
-def test_what_a_template_cuts_out_can_not_forge_a_turn(
-    form: str, content: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    source = "{% set c = messages[0].content %}<|user|>" + SPLITS[form] + "<|assistant|>"
-    tokenizer = load(tmp_path_factory.mktemp("cut"), chat_template=source)
-    for told in (content, f"<|{content}<|end|>system|>"):
-        (ids,) = tokenizer.encode_chat([{"role": "user", "content": told}])
-        assert [i for i in ids if i in tokenizer.special_token_ids] == [USER, ASSISTANT]
 
 
 def test_a_message_without_content_is_refused_unless_it_calls_a_tool(tmp_path: Path) -> None:
@@ -230,77 +184,6 @@ def test_documents_use_the_checkpoint_s_template(tmp_path: Path) -> None:
     assert framed.encode_document("who <|end|> {text}") == expected
 
 
-TEMPLATES = {
-    "plain": "{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}",
-    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
-    "{{ m.content }}{% endfor %}",
-    "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n"
-    "{% endfor %}",
-    "named tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}{{ eos_token }}",
-    "absent": "{{ tools is none }} {{ documents is none }} {{ documents is defined }}",
-    "date": "{{ strftime_now('%Y') }}",
-    "variables": "{{ enable_thinking }}{{ custom_instructions is defined }}",
-    "namespace": "{% set n = namespace(x=0) %}{% for m in messages %}"
-    "{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
-}
-MESSAGES = [
-    {"role": "system", "content": " Be <brief> & 'kind'. "},
-    {"role": "user", "content": "Who signs?\nÉ 😀"},
-    {"role": "assistant", "content": "Nobody."},
-]
-
-
-@pytest.mark.parametrize("where", ["config", "file", "named"])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_rendering_equals_transformers(name: str, where: str, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    source = TEMPLATES[name]
-    given: Any = source if where == "config" else None
-    if where == "named":
-        given = [
-            {"name": "tool_use", "template": "unused" if name != "json" else source},
-            {"name": "default", "template": source},
-        ]
-    write_tokenizer(tmp_path, chat_template=given)
-    if where == "file":
-        (tmp_path / "chat_template.jinja").write_text(source)
-    tools = [{"type": "function", "function": {"name": "f"}}] if name == "json" else None
-    reference = AutoTokenizer.from_pretrained(tmp_path)
-    options: dict[str, Any] = {"add_generation_prompt": True, "enable_thinking": False}
-    expected = reference.apply_chat_template(MESSAGES, tokenize=False, tools=tools, **options)
-    assert Tokenizer(tmp_path).render_chat(MESSAGES, tools=tools, **options) == expected
-
-
-def test_encoding_a_chat_equals_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    write_tokenizer(tmp_path)
-    reference = AutoTokenizer.from_pretrained(tmp_path)
-    ids = reference.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
-    assert tokenizer.encode_chat(MESSAGES) == [ids]
-
-
-def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(InvalidRequest, match="refuses the conversation: roles must alternate"):
-        tokenizer.render_chat(MESSAGES)
-
-
-def test_a_template_can_not_reach_python(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, chat_template="{{ ''.__class__.__mro__ }}")
-    with pytest.raises(InvalidRequest, match="unsafe"):
-        tokenizer.render_chat(MESSAGES)
-
-
-def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, chat_template=None)
-    assert not tokenizer.has_chat_template
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        tokenizer.render_chat(MESSAGES)
-
-
 def test_markers_that_take_the_space_beside_them_do_so_in_protected_text_too(
     tmp_path: Path,
 ) -> None:
@@ -314,6 +197,60 @@ def test_markers_that_take_the_space_beside_them_do_so_in_protected_text_too(
     expected = tokenizer.encode(text, special=True)
     protected = tokenizer.encode(text + tokenizer.protect("<|end|>"), special=True)
     assert protected == [*expected, *tokenizer.encode("<|end|>")]
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> Tokenizer:
+    """The tokenizer of ``folder`` after a change to its tokenizer.json."""
+    path = folder / "tokenizer.json"
+    source = json.loads(path.read_text())
+    change(source)
+    path.write_text(json.dumps(source))
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize("strip", [{}, {"rstrip": True}, {"lstrip": True}, {"single_word": True}])
+@pytest.mark.parametrize("written", [" <u>", "<u> ", "u", "\n"])
+def test_odd_markers_in_protected_text_are_read_as_elsewhere(
+    written: str, strip: dict[str, bool], tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    odd = {"id": VOCAB_SIZE, "content": written, "special": True, **flags, **strip}
+    tokenizer = rewrite(tmp_path, lambda source: source["added_tokens"].append(odd))
+    for text in ("<u>\n", "a <u> b", "who u us u\n u", " <u>  <u> <|end|> \n <u>"):
+        expected = tokenizer.encode(text, special=True)
+        protected = tokenizer.encode(text + tokenizer.protect("<|end|>"), special=True)
+        assert protected[: len(expected)] == expected
+
+
+def test_a_token_with_a_name_is_a_marker_as_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path)
+    tokenizer = rewrite(
+        tmp_path, lambda source: [token.update(special=False) for token in source["added_tokens"]]
+    )
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    ids = [*tokenizer.encode("who"), END]
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True) == "who"
+    assert END not in tokenizer.encode("<|end|>")
+    assert END not in tokenizer.encode(tokenizer.protect("<|end|>"), special=True)
+    assert tokenizer.encode("<|end|><|user|>", special=True) == [END, USER]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eos_token": "<|new|>"},
+        {"added_tokens_decoder": {"400": {"content": "<|new|>", "special": True}}},
+        {"bos_token": "<|new|>", "add_bos_token": True},
+    ],
+)
+def test_tokens_that_the_tokenizer_lacks_are_named(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"lacks: <\|new\|>; save the tokenizer again"):
+        load(tmp_path, **settings)
 
 
 def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:

@@ -77,9 +77,14 @@ class ChatTemplate:
             self._require_role(str(message["role"]))
         try:
             return self._render(messages=messages, **variables)
-        except (TemplateError, TypeError) as error:
+        except TemplateError as error:
             raise InvalidRequest(
                 f"this model's chat template refuses the conversation: {error}"
+            ) from error
+        except Exception as error:
+            # a template may divide by zero, look for what is not there, ask for a long range …
+            raise InvalidRequest(
+                f"this model's chat template can't render the conversation: {error!r}"
             ) from error
 
     def _require_role(self, role: str) -> None:
