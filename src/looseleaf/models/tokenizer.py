@@ -7,7 +7,7 @@ is the caller's step, told by ``bos_token_id``.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ from looseleaf.models.chat_template import (
     Protector,
     protect_messages,
 )
+from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
 DEFAULT_DOCUMENT_TEMPLATE = "{text}\n\n"
@@ -47,18 +49,21 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._source = _read_text(folder / "tokenizer.json")
-        self._settings = _read_settings(folder)
         self._plain = self._backend(self._source, markers_are_text=True)
-        added = self._plain.get_added_tokens_decoder()
-        self._markers = {token.content: i for i, token in added.items() if token.special}
-        self._strips = {
-            token.content: (token.lstrip, token.rstrip) for token in added.values() if token.special
-        }
-        self._protector = Protector(self._markers)
-        self.special_token_ids = frozenset(self._markers.values())
-        decoder = json.loads(self._source).get("decoder")
-        self._token_bytes = TokenBytes(decoder, self._plain.id_to_token)
+        self._settings = _read_settings(folder)
         self.named_tokens = _named_tokens(self._settings)
+        described = json.loads(self._source)
+        if _make_special(described, self.named_tokens.values()):
+            self._source = json.dumps(described, ensure_ascii=False)
+            self._plain = self._backend(self._source, markers_are_text=True)
+        self._source_behind = _without_first_space(described) or self._source
+        self._require_tokens(folder)
+        added = self._plain.get_added_tokens_decoder()
+        self._special = {i: token for i, token in added.items() if token.special}
+        self._markers = {token.content: i for i, token in self._special.items()}
+        self._protector = Protector(self._markers)
+        self.special_token_ids = frozenset(self._special)
+        self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
         self.bos_token_id = self._derive_bos()
         self.eos_token_ids = self._derive_eos(folder)
         self.document_template = self._settings.get("document_template", DEFAULT_DOCUMENT_TEMPLATE)
@@ -158,11 +163,6 @@ class Tokenizer:
         return self._backend(self._source, markers_are_text=False)
 
     @cached_property
-    def _source_behind(self) -> str:
-        """The tokenizer for text behind other text."""
-        return _without_first_space(self._source)
-
-    @cached_property
     def _plain_behind(self) -> "Backend":
         same = self._source_behind == self._source
         return self._plain if same else self._backend(self._source_behind, markers_are_text=True)
@@ -195,32 +195,34 @@ class Tokenizer:
                 backend = self._plain if begins and number == 0 else self._plain_behind
                 ids += backend.encode(piece, add_special_tokens=False).ids
             if marker is not None:
-                ids.append(self._markers[marker])
+                ids.append(marker)
         return ids
 
-    def _split_markers(self, text: str) -> Iterator[tuple[str, str | None]]:
-        """Runs of plain text, unwrapped, each with the true marker that ends it."""
-        plain, position = "", 0
+    def _split_markers(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Runs of plain text, unwrapped, each with the id of the true marker that ends it."""
+        plain, position, before = "", 0, None
         for match in self._marker_pattern.finditer(text):
             plain += text[position : match.start()]
             position = match.end()
             if match["wrapped"]:
                 plain += self._protector.unprotect(match["wrapped"])
             else:
-                marker = match["marker"]
-                yield plain, marker if marker in self._markers else marker.strip()
-                plain = ""
-        yield plain + text[position:], None
+                marker = int((match.lastgroup or "").removeprefix("id_"))
+                yield _stripped(plain, before, self._special[marker]), marker
+                plain, before = "", self._special[marker]
+        yield _stripped(plain + text[position:], before, None), None
 
     @cached_property
     def _marker_pattern(self) -> re.Pattern[str]:
-        def spelled(marker: str) -> str:
-            left, right = self._strips[marker]
-            return (r"\s*" if left else "") + re.escape(marker) + (r"\s*" if right else "")
+        def spelled(token_id: int) -> str:
+            token = self._special[token_id]
+            marker = f"(?P<id_{token_id}>{re.escape(token.content)})"
+            return rf"(?<!\w){marker}(?!\w)" if token.single_word else marker
 
-        markers = "|".join(spelled(m) for m in sorted(self._markers, key=len, reverse=True))
+        longest = sorted(self._special, key=lambda i: len(self._special[i].content), reverse=True)
         return re.compile(
-            f"(?P<wrapped>{self._protector.wrapped.pattern})|(?P<marker>{markers})", re.DOTALL
+            "|".join([f"(?P<wrapped>{self._protector.wrapped.pattern})", *map(spelled, longest)]),
+            re.DOTALL,
         )
 
     def _chat_template(self, name: str) -> ChatTemplate:
@@ -229,6 +231,22 @@ class Tokenizer:
                 "this checkpoint has no chat template; send plain text or use an instruct model"
             )
         return self._chat_templates.get(name) or self._chat_templates["default"]
+
+    def _require_tokens(self, folder: Path) -> None:
+        """Transformers adds tokens that stand in tokenizer_config.json only; here they would be
+        characters, and an end token that nothing ends at."""
+        stated = self._settings.get("added_tokens_decoder") or {}
+        added = [v.get("content") if isinstance(v, Mapping) else v for v in stated.values()]
+        needed = [*added, self.named_tokens.get("eos_token")]
+        if self._settings.get("add_bos_token"):
+            needed.append(self.named_tokens.get("bos_token"))
+        lacking = {name: None for name in needed if name and self.token_id(name) is None}
+        if lacking:
+            raise CorruptCheckpoint(
+                f"{folder}: tokenizer_config.json names tokens that tokenizer.json lacks: "
+                f"{some([*lacking])}; save the tokenizer again with transformers' "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
 
     def _derive_bos(self) -> int | None:
         """What the checkpoint states, or else what its own post-processor puts in front."""
@@ -247,16 +265,38 @@ class Tokenizer:
         return frozenset(ids if named is None else {*ids, named})
 
 
-def _without_first_space(source: str) -> str:
-    """The tokenizer ``source`` without the space that it puts before the first piece of a text
-    only; one that puts it before every piece, or none, is as it was."""
-    value = json.loads(source)
-    stage = value.get("pre_tokenizer") or {}
-    found = False
-    for step in [stage, *stage.get("pretokenizers", [])]:
-        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
-            step["prepend_scheme"], found = "never", True
-    return json.dumps(value, ensure_ascii=False) if found else source
+def _stripped(text: str, before: "AddedToken | None", after: "AddedToken | None") -> str:
+    """``text`` between two markers, without the space that they take for themselves."""
+    text = text.lstrip() if before is not None and before.rstrip else text
+    return text.rstrip() if after is not None and after.lstrip else text
+
+
+def _make_special(described: Mapping[str, Any], named: Iterable[str]) -> bool:
+    """Make special those added tokens that have a name such as eos, as Transformers does when it
+    loads them; whether any was not."""
+    contents = {*named}
+    ordinary = [
+        token
+        for token in described.get("added_tokens") or ()
+        if token.get("content") in contents and not token.get("special")
+    ]
+    for token in ordinary:
+        token["special"] = True
+    return bool(ordinary)
+
+
+def _without_first_space(described: Mapping[str, Any]) -> str | None:
+    """The tokenizer without the space that it puts before the first piece of a text only; None for
+    one that puts it before every piece, or before none."""
+    stage = described.get("pre_tokenizer") or {}
+    first = [
+        step
+        for step in [stage, *stage.get("pretokenizers", [])]
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+    ]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return json.dumps(described, ensure_ascii=False) if first else None
 
 
 def _require_characters(text: str) -> None:
