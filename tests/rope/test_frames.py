@@ -8,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import (
     build_rotation,
+    frames,
     query_scale,
     rope_fingerprint,
     rope_frequencies,
@@ -160,3 +162,27 @@ def test_a_table_needs_a_position() -> None:
 def test_rotary_dim_must_be_even() -> None:
     with pytest.raises(InvalidOption, match="even"):
         dataclasses.replace(make("default"), rotary_dim=7)
+
+
+class LargestDouble(TorchDispatchMode):
+    """How many numbers the largest tensor of fp64 has that was made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype == torch.float64:
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("num_positions", [1, frames._POSITIONS, 2 * frames._POSITIONS + 7])
+def test_a_long_table_is_made_in_parts_and_the_same_to_the_bit(num_positions: int) -> None:
+    config = make("yarn")
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None]
+    angles = angles * rope_frequencies(config).inverse
+    with LargestDouble() as largest:
+        table = build_rotation(config, num_positions)
+    assert torch.equal(table.cos, angles.cos().float())
+    assert torch.equal(table.sin, angles.sin().float())
+    assert largest.numbers <= frames._POSITIONS * HEAD_DIM // 2

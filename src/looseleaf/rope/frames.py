@@ -15,6 +15,9 @@ from looseleaf.errors import InvalidOption
 from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
 from looseleaf.types import Rotation
 
+# of which angles are in memory at a time
+_POSITIONS = 1 << 14
+
 
 def build_rotation(
     config: RopeConfig, num_positions: int, device: torch.device | str = "cpu"
@@ -23,12 +26,17 @@ def build_rotation(
     if num_positions < 1:
         raise InvalidOption(f"a rotation table needs at least one position, not {num_positions}")
     inverse = rope_frequencies(config).inverse
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * inverse
-    return Rotation(
-        cos=angles.cos().to(device, torch.float32),
-        sin=angles.sin().to(device, torch.float32),
-        interleaved=config.interleaved,
+    cos, sin = (
+        torch.empty(num_positions, len(inverse), dtype=torch.float32, device=device)
+        for _ in range(2)
     )
+    # angles and their cosines in fp64 take four times a table: of a million at once, gigabytes
+    for start in range(0, num_positions, _POSITIONS):
+        stop = min(start + _POSITIONS, num_positions)
+        angles = torch.arange(start, stop, dtype=torch.float64)[:, None] * inverse
+        cos[start:stop] = angles.cos()
+        sin[start:stop] = angles.sin()
+    return Rotation(cos=cos, sin=sin, interleaved=config.interleaved)
 
 
 def softmax_scale(config: RopeConfig) -> float:
