@@ -71,3 +71,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_told(
 def test_a_model_is_a_name_or_a_folder(model: Any, unchecked: None) -> None:
     with pytest.raises(CheckpointNotFound, match="a folder, a hub id or a name, not"):
         LLM(model)
+
+
+def test_what_generation_config_advises_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path)
+    caplog.set_level("INFO", "looseleaf.engine.loading")
+    loading.load_model(folder, EngineConfig(device="cpu"))
+    assert "generation_config.json" not in caplog.text
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    loading.load_model(folder, EngineConfig(device="cpu"))
+    assert "generation_config.json has temperature, top_k: SamplingParams" in caplog.text

@@ -1,6 +1,7 @@
 """What a server does once before it listens."""
 
 import gc
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,35 @@ def test_a_text_with_a_token_that_the_model_does_not_have_is_a_wrong_request(
             assert answer.status_code == 400
             assert "has the token 'Ġtravel'" in answer.json()["error"]["message"]
         assert live.post("/v1/completions", {**asked, "prompt": "zq"}).status_code == 200
+
+
+def test_what_a_request_leaves_out_is_as_generation_config_advises(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_checkpoint(tmp_path)
+    advice = {"temperature": 0.0, "repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    with live_server(folder, {"log_level": "info"}) as live:
+        body = {"model": live.service.base_model.name, "prompt": "who signs", "ignore_eos": True}
+
+        def answer(**fields: Any) -> str:
+            made = live.post("/v1/completions", {**body, **fields}).json()
+            return str(made["choices"][0]["text"])
+
+        assert answer() == answer(**advice) == answer(temperature=None, repetition_penalty=1.5)
+        assert answer() != answer(repetition_penalty=1.0)
+        asked = {"messages": [{"role": "user", "content": "who"}], "max_tokens": 8, "seed": 1}
+        told = [live.chat(**{**body, **asked, "prompt": None, **f}) for f in ({}, advice)]
+        assert told[0].json()["choices"] == told[1].json()["choices"]
+    (line,) = (one for one in capfd.readouterr().err.splitlines() if "sampling_defaults" in one)
+    told_at_start = json.loads(line)
+    assert {name: told_at_start[name] for name in advice} == advice
+
+
+def test_advice_is_left_alone_if_the_operator_says_so(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    for taken in (True, False):
+        service = make_service(str(folder), ServerConfig(generation_config=taken), {"num_pages": 8})
+        assert service.advice == ({"temperature": 0.5} if taken else {})
+        service.llm.close()

@@ -20,6 +20,11 @@ class ServerConfig:
         "[NAME=]FILE: text that is read before every chat, computed once; with NAME, for a model "
         "of that name beside the plain one; may be repeated",
     )
+    generation_config: bool = option(
+        True,
+        "take temperature, top_p and the like from the model's generation_config.json where "
+        "a request leaves them out",
+    )
     document_template: str | None = option(
         None,
         "a document's text from {title} and {text}; a line with {title} is left out where there is "

@@ -20,6 +20,7 @@ from looseleaf.models import (
     find_checkpoint,
     load_weights,
     model_fingerprint,
+    names_of_advice,
     read_config,
 )
 from looseleaf.ops.dispatch import Implementation
@@ -86,6 +87,11 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
             "the tokenizer has tokens that the model does not have, such as %r: the model has %d; "
             "texts with one of them are refused", name, shape.vocab_size,
         )  # fmt: skip
+    if advice := names_of_advice(folder):
+        _log.info(
+            "generation_config.json has %s: SamplingParams don't take that by themselves",
+            ", ".join(advice),
+        )
     weights = load_weights(folder, shape, _pick_dtype(config, shape, device), device)
     return LoadedModel(
         folder,

@@ -7,6 +7,7 @@ offers one hook between layers.
 from looseleaf.models.config_reader import read_config
 from looseleaf.models.decoder import Decoder
 from looseleaf.models.fingerprint import model_fingerprint
+from looseleaf.models.generation import names_of_advice, read_advice
 from looseleaf.models.hub import find_checkpoint
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.models.weights import load_weights
@@ -17,5 +18,7 @@ __all__ = [
     "find_checkpoint",
     "load_weights",
     "model_fingerprint",
+    "names_of_advice",
+    "read_advice",
     "read_config",
 ]

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, InvalidRequest
+from looseleaf.errors import CorruptCheckpoint, InvalidRequest
 from looseleaf.models.chat_template import (
     DOCUMENT_CUT,
     OPEN,
@@ -23,6 +23,7 @@ from looseleaf.models.chat_template import (
 )
 from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
+from looseleaf.models.files import read_json, read_text
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -48,7 +49,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._source = _read_text(folder / "tokenizer.json")
+        self._source = read_text(folder / "tokenizer.json")
         self._plain = self._backend(self._source, markers_are_text=True)
         self._settings = _read_settings(folder)
         self.named_tokens = _named_tokens(self._settings)
@@ -320,34 +321,8 @@ def _cut(text: str, protector: Protector) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def _read_text(path: Path) -> str:
-    if not path.is_file():
-        raise CheckpointNotFound(
-            f"{path.parent} holds no {path.name}; save the tokenizer there with transformers' "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
-    try:
-        return path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise CorruptCheckpoint(f"{path} is not UTF-8 text; download it again") from error
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise CorruptCheckpoint(
-            f"{path} can't be read as JSON ({error}); download it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
-    return value
-
-
 def _end_ids(path: Path) -> set[int]:
-    given = _read_json(path).get("eos_token_id")
+    given = read_json(path).get("eos_token_id")
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise CorruptCheckpoint(
@@ -358,8 +333,8 @@ def _end_ids(path: Path) -> set[int]:
 
 def _read_settings(folder: Path) -> Mapping[str, Any]:
     """tokenizer_config.json over the older special_tokens_map.json."""
-    older = _read_json(folder / "special_tokens_map.json")
-    return {**older, **_read_json(folder / "tokenizer_config.json")}
+    older = read_json(folder / "special_tokens_map.json")
+    return {**older, **read_json(folder / "tokenizer_config.json")}
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -376,9 +351,9 @@ def _read_chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str,
     elif isinstance(given, list):
         sources = {item["name"]: item["template"] for item in given}
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        sources[path.stem] = _read_text(path)
+        sources[path.stem] = read_text(path)
     if (folder / "chat_template.jinja").is_file():
-        sources["default"] = _read_text(folder / "chat_template.jinja")
+        sources["default"] = read_text(folder / "chat_template.jinja")
     if sources and "default" not in sources:
         sources["default"] = next(iter(sources.values()))
     return {name: ChatTemplate(source) for name, source in sources.items()}

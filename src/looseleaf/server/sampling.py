@@ -1,5 +1,7 @@
-"""From a request's fields to `SamplingParams`; a field that is null has its default."""
+"""From a request's fields to `SamplingParams`; a field that is null has its default, which is what
+the model's generation_config.json advises, or else that of `SamplingParams`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from looseleaf.errors import InvalidOption
@@ -34,26 +36,31 @@ _SAME = (
 )
 
 
-def chat_params(body: ChatRequest, vocab_size: int) -> SamplingParams:
+def chat_params(body: ChatRequest, vocab_size: int, advice: Mapping[str, Any]) -> SamplingParams:
     """What a chat request asks for; without a limit an answer may fill the context."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return _params(
         body,
         vocab_size,
+        advice,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
 
 
-def completion_params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
+def completion_params(
+    body: CompletionRequest, vocab_size: int, advice: Mapping[str, Any]
+) -> SamplingParams:
     """What a completion request asks for; without a limit an output has 16 tokens, as OpenAI's."""
     limit = 16 if body.max_tokens is None else body.max_tokens
-    return _params(body, vocab_size, max_tokens=limit, logprobs=body.logprobs)
+    return _params(body, vocab_size, advice, max_tokens=limit, logprobs=body.logprobs)
 
 
-def _params(body: GenerationRequest, vocab_size: int, **further: Any) -> SamplingParams:
-    given = {name: getattr(body, name) for name in _SAME}
-    given = {name: value for name, value in given.items() if value is not None}
+def _params(
+    body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **further: Any
+) -> SamplingParams:
+    asked = {name: getattr(body, name) for name in _SAME}
+    given = {**advice, **{name: value for name, value in asked.items() if value is not None}}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
         raise _invalid("stop", f"a stop string has at most {MAX_STOP_CHARACTERS} characters")

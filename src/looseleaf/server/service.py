@@ -13,9 +13,11 @@ from typing import Any
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
 from looseleaf.engine.async_llm import AsyncLLM
+from looseleaf.engine.loading import find_model
 from looseleaf.engine.request import SystemPrompt
 from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import InvalidOption
+from looseleaf.models import read_advice
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
 from looseleaf.server.limits import KeyLimits, Queue
@@ -38,7 +40,9 @@ class ServedModel:
 
 @dataclass(eq=False)
 class Service:
-    """One server's state. ``make_service`` builds it, ``start`` computes its system prompts."""
+    """One server's state. ``make_service`` builds it, ``start`` computes its system prompts.
+
+    ``advice`` is what the model has as sampling fields where a request leaves them out."""
 
     config: ServerConfig
     llm: AsyncLLM
@@ -52,6 +56,7 @@ class Service:
     template: str
     longest_token: int
     fingerprint: str
+    advice: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     under_way: int = 0
@@ -148,7 +153,11 @@ def make_service(
     metrics = ServerMetrics(lambda: llm.snapshot())
     told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
     with taking_over(log):
-        llm = AsyncLLM(model, warm_up=config.warm_up, **told, **(options or {}))
+        folder = find_model(model)
+        advice = read_advice(folder) if config.generation_config else {}
+        llm = AsyncLLM(folder, warm_up=config.warm_up, **told, **(options or {}))
+    if advice:
+        log.info("sampling_defaults", source="generation_config.json", **advice)
     engine = llm.engine
     return Service(
         config=config,
@@ -163,6 +172,7 @@ def make_service(
         template=choose_template(config.document_template, engine.tokenizer),
         longest_token=longest_token(engine.tokenizer),
         fingerprint=f"looseleaf-{__version__}",
+        advice=advice,
     )
 
 

@@ -47,7 +47,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     )
     _check_documents(service, len(documents) + inside)
     engine = service.llm.engine
-    params = chat_params(body, engine.tokenizer.vocab_size)
+    params = chat_params(body, engine.tokenizer.vocab_size, service.advice)
     maker = service.prompts(caller_of(request))
     made = await asyncio.to_thread(maker.chat, body.messages, documents, model.system_prompt)
     form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
@@ -70,7 +70,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
             code="too_many_outputs",
         )
     engine = service.llm.engine
-    params = completion_params(body, engine.tokenizer.vocab_size)
+    params = completion_params(body, engine.tokenizer.vocab_size, service.advice)
     maker = service.prompts(caller_of(request))
     made = [await asyncio.to_thread(maker.completion, one, documents) for one in prompts]
     form = CompletionForm(engine.tokenizer, body.logprobs or 0)
