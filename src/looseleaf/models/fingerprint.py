@@ -96,6 +96,7 @@ def _digest(path: Path, known: _Known) -> tuple[str, list[int]]:
     *state, digest = known.get(str(path), [None])
     if state == before:
         return str(digest), before
+    _log.info("reading %s to know the model by it; the next start remembers", path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     settled = before == _state(path) and time.time_ns() - before[-1] > _SETTLED_NS
