@@ -47,10 +47,13 @@ class TurnTable:
     def create(cls, rotation: Rotation) -> "TurnTable":
         """The table of ``rotation``, on its device."""
         cos, sin = rotation.cos, rotation.sin
+        # in place, since the tables of a long context take a gigabyte
         if rotation.interleaved:
-            cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+            cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+            sin[:, ::2].neg_()
         else:
-            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
+            sin[:, : sin.shape[1] // 2].neg_()
         return cls(cos[:, None], sin[:, None], rotation.interleaved)
 
     def at(self, positions: Int[Tensor, " tokens"]) -> Turn:
