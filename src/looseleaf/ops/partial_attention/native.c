@@ -1,10 +1,10 @@
 /* The attention of a step on the CPU: store keys and values, attend over a work list, merge.
 
-   Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, INTERLEAVED, ROW_TYPE, KV_TYPE), so that every
-   loop over dims has a constant length and becomes vector instructions. Keys and values are read where
-   they lie, once per item and block of four query rows; for many rows of an item they are widened once, a tile at
-   a time, which changes no bit. All arithmetic is fp32, softmax in base 2. The arrays
-   are those of `WorkList`; the Python beside this file says what each means. */
+   Compiled for one shape (HEAD_DIM, ROTARY_DIM, GROUP, PAGE_SIZE, SLOT, INTERLEAVED, ROW_TYPE, KV_TYPE; the keys
+   of a page lie SLOT numbers apart), so that every loop over dims has a constant length and becomes vector
+   instructions. Keys and values are read where they lie, once per item and block of four query rows; for many
+   rows of an item they are widened once, a tile at a time, which changes no bit. All arithmetic is fp32, softmax
+   in base 2. The arrays are those of `WorkList`; the Python beside this file says what each means. */
 
 #include <math.h>
 #include <stdint.h>
@@ -50,7 +50,18 @@ static inline kv_t round_kv(float x) { return round_row(x); }
 
 /* LANES floats, the widest that the processor has and that HEAD_DIM is a multiple of */
 typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 enum { VECS = HEAD_DIM / LANES };
+
+#if KV_TYPE == 3
+/* The codes in the lowest bytes of words whose highest bit is that of the sign. */
+static inline __attribute__((always_inline)) vec widen_codes(words codes) {
+    words bits = (codes << 20) & 0x87f00000u;
+    /* the largest code of all is a NaN: so are 32 bits that are all set */
+    words nan = (words)((bits & 0x07f00000u) == 0x07f00000u);
+    return (vec)((words)((vec)bits * 0x1p120f) | nan);
+}
+#endif
 
 static inline vec load_vec(const kv_t *p) {
 #if KV_TYPE == 0
@@ -64,12 +75,11 @@ static inline vec load_vec(const kv_t *p) {
     memcpy(&narrow, p, sizeof narrow);
     return (vec)(__builtin_convertvector(narrow, words) << 16);
 #elif KV_TYPE == 3
-    typedef uint8_t bytes __attribute__((vector_size(LANES)));
-    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    typedef int32_t codes __attribute__((vector_size(4 * LANES)));
     bytes narrow;
     memcpy(&narrow, p, sizeof narrow);
-    words wide = __builtin_convertvector(narrow, words);
-    return (vec)(((wide & 0x7f) << 20) | ((wide & 0x80) << 24)) * 0x1p120f;
+    return widen_codes((words)__builtin_convertvector(narrow, codes));
 #else
     typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
     halves narrow;
@@ -81,7 +91,7 @@ static inline vec load_vec(const kv_t *p) {
 static inline float load_kv(kv_t x) {
 #if KV_TYPE == 3
     union { uint32_t bits; float value; } u = {(uint32_t)(x & 0x7f) << 20 | (uint32_t)(x & 0x80) << 24};
-    return u.value * 0x1p120f;
+    return (x & 0x7f) == 0x7f ? NAN : u.value * 0x1p120f;
 #else
     return load_row(x);
 #endif
@@ -102,9 +112,15 @@ typedef struct {
     const int64_t *slots, *frame_positions;
     const float *cos, *sin, *slopes;
     float *state_out, *state_lse;
-    int64_t num_rows, num_decode_rows, num_states, num_kv_heads, window, slot_positions_stride;
+    int64_t num_rows, num_decode_rows, num_positions, num_states, num_kv_heads, window, slot_positions_stride;
+    int64_t num_angles; /* positions that `cos` and `sin` have */
+    /* how long the lists are */
+    int64_t item_capacity, page_capacity, entry_capacity, num_mask_words;
     float softmax_scale, soft_cap;
 } Plan;
+
+/* What the lists name and is not there; the Python beside this file has a sentence for each. */
+typedef enum { FINE, NO_ITEM, NO_PAGE, NO_ROW, NO_STATE, NO_ANGLE } Fault;
 
 typedef struct { /* strides in elements; the dims of a head are neighbours */
     const row_t *q, *k, *v;
@@ -112,7 +128,10 @@ typedef struct { /* strides in elements; the dims of a head are neighbours */
     row_t *out;
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, out_row;
     int64_t k_page, k_page_head, v_page, v_page_head;
+    int64_t num_queries, num_pages;
 } Tensors;
+
+static inline int outside(int64_t place, int64_t count) { return (uint64_t)place >= (uint64_t)count; }
 
 /* 2^x for x <= 0, relative error below 3e-7; exactly 0 far below */
 static inline float exp2_fast(float x) {
@@ -165,7 +184,6 @@ static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, flo
 #endif
 }
 
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 #ifdef SHUFFLES
 /* of rows w apart, the words whose number has bit w change places across the diagonal */
 #define LOWER(w, l) ((l) & (w) ? LANES + (l) - (w) : (l))
@@ -210,10 +228,12 @@ static inline void turn(const row_t *x, int64_t position, const Plan *plan, floa
     for (int i = ROTARY_DIM; i < HEAD_DIM; i++) turned[i] = load_row(x[i]) * factor;
 }
 
-static void store_row(const Plan *plan, const Tensors *t, int64_t row) {
+static Fault store_row(const Plan *plan, const Tensors *t, int64_t row) {
     int64_t slot = plan->slots[row];
-    if (slot < 0) return;
-    int64_t page = slot / PAGE_SIZE, place = (slot % PAGE_SIZE) * HEAD_DIM;
+    if (slot < 0) return FINE;
+    int64_t page = slot / PAGE_SIZE, place = (slot % PAGE_SIZE) * SLOT;
+    if (outside(page, t->num_pages)) return NO_PAGE;
+    if (outside(plan->frame_positions[row], plan->num_angles)) return NO_ANGLE;
     for (int64_t head = 0; head < plan->num_kv_heads; head++) {
         const row_t *k = t->k + row * t->k_row + head * t->k_head;
         const row_t *v = t->v + row * t->v_row + head * t->v_head;
@@ -228,6 +248,7 @@ static void store_row(const Plan *plan, const Tensors *t, int64_t row) {
         memcpy(v_slot, v, HEAD_DIM * sizeof(kv_t));
 #endif
     }
+    return FINE;
 }
 
 /* Packed row `m` of an item is entry m / GROUP, query head m % GROUP of the KV head. */
@@ -254,8 +275,10 @@ static inline PackedRow packed_row(const Plan *plan, int32_t first_entry, int32_
 /* Whether a key at `position` of the frame is hidden from a row besides by its bound. */
 static inline int hidden(const Plan *plan, const PackedRow *row, int32_t position) {
     if (plan->window && row->position - position >= plan->window) return 1;
-    if (row->mask < 0) return 0;
-    uint32_t word = (uint32_t)plan->mask_words[row->mask + position / 32];
+    /* bitmaps end where the keys of their segment do */
+    int64_t place = (int64_t)row->mask + position / 32;
+    if (row->mask < 0 || place >= plan->num_mask_words) return 0;
+    uint32_t word = (uint32_t)plan->mask_words[place];
     return (word >> (position % 32)) & 1;
 }
 
@@ -275,8 +298,8 @@ static inline __attribute__((always_inline)) vec widen(words packed, const int p
 #elif KV_TYPE == 1
     return (vec)(part ? packed & 0xffff0000u : packed << 16);
 #elif KV_TYPE == 3
-    words code = packed >> (8 * part);
-    return (vec)(((code & 0x7f) << 20) | ((code & 0x80) << 24)) * 0x1p120f;
+    typedef int32_t codes __attribute__((vector_size(4 * LANES)));
+    return widen_codes((words)((codes)(packed << (24 - 8 * part)) >> 24));
 #else
     typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
     typedef _Float16 floats __attribute__((vector_size(2 * LANES)));
@@ -373,11 +396,11 @@ static inline __attribute__((always_inline)) void score_widened(
     }
 }
 
-/* acc[m] += sum over keys of scores[m][n] * values[n]; a key without any weight is not read as a number
-   if `special`: it may be anything */
+/* acc[m] += sum over keys of scores[m][n] * values[n]; a key that no row has `seen` is not read as a
+   number if `special`: it may be anything */
 static inline __attribute__((always_inline)) void weigh_tile(
-    const int ROWS, const int WIDENED, const int special, const Tile *tile, const float (*scores)[TILE],
-    vec (*acc)[VECS]) {
+    const int ROWS, const int WIDENED, const int special, const Tile *tile, const int32_t *seen,
+    const float (*scores)[TILE], vec (*acc)[VECS]) {
     enum { WIDTH = LANES >= 16 ? 4 : 2 }; /* vectors of each row that stay in registers */
     for (int first = 0; first < VECS; first += WIDTH) {
         int width = VECS - first < WIDTH ? VECS - first : WIDTH;
@@ -385,11 +408,7 @@ static inline __attribute__((always_inline)) void weigh_tile(
         for (int m = 0; m < ROWS; m++)
             for (int i = 0; i < WIDTH; i++) sum[m][i] = i < width ? acc[m][first + i] : (vec){0};
         for (int n = 0; n < tile->count; n++) {
-            if (special) {
-                float seen = 0.0f;
-                for (int m = 0; m < ROWS; m++) seen += scores[m][n];
-                if (seen == 0.0f) continue;
-            }
+            if (special && !seen[n]) continue;
             for (int i = 0; i < WIDTH; i++) {
                 if (VECS % WIDTH && i >= width) continue;
                 vec wide = WIDENED ? tile->values[n][first + i] : load_vec(tile->value[n] + (first + i) * LANES);
@@ -405,8 +424,8 @@ static inline __attribute__((always_inline)) void weigh_tile(
 /* Scores to weights, in place; the running maximum, sum and output move on. Past the tile's last key
    weights are 0, so that sums are of whole vectors: in one order, however many keys there are. */
 static inline __attribute__((always_inline)) void soften(
-    const Plan *plan, const PackedRow *row, const Tile *tile, float *score, float *peak, float *total,
-    vec *acc) {
+    const Plan *plan, const PackedRow *row, const Tile *tile, float *score, int32_t *seen, float *peak,
+    float *total, vec *acc) {
     int count = (tile->count + LANES - 1) / LANES * LANES;
     if (plan->soft_cap != 0.0f) {
         float cap = plan->soft_cap * LOG2_E;
@@ -416,14 +435,18 @@ static inline __attribute__((always_inline)) void soften(
         for (int n = 0; n < tile->count; n++) {
             int32_t position = tile->positions[n];
             int gone = position < 0 || position >= row->bound || hidden(plan, row, position);
+            seen[n] |= !gone;
             score[n] = gone ? -INFINITY : score[n] - row->slope * (float)(row->position - position);
         }
     }
     for (int n = tile->count; n < count; n++) score[n] = -INFINITY;
     float top = *peak, sum = 0.0f;
+    /* a score that is not a number is no maximum, but has a weight that is none either */
 #pragma omp simd reduction(max : top)
     for (int n = 0; n < count; n++) top = score[n] > top ? score[n] : top;
-    if (top == -INFINITY) { /* nothing seen so far */
+    if (top == -INFINITY) { /* nothing seen so far, or nothing that is a number */
+        for (int n = 0; n < tile->count; n++)
+            if (score[n] != score[n]) *total = NAN;
         memset(score, 0, sizeof(float) * (size_t)count);
         return;
     }
@@ -453,14 +476,16 @@ typedef struct {
 static inline __attribute__((always_inline)) void read_tile(
     const int ROWS, const int WIDENED, const Plan *plan, const Tile *tile, Readers *readers, int first) {
     vec scores[4][TILE / LANES];
+    int32_t seen[TILE];
     vec (*acc)[VECS] = readers->acc + first;
+    if (tile->special) memset(seen, 0, sizeof seen);
     if (WIDENED) score_widened(readers->q + first, tile, scores);
     else score_tile(ROWS, readers->q + first, tile, scores);
     for (int m = 0; m < ROWS; m++)
-        soften(plan, &readers->rows[first + m], tile, (float *)scores[m], &readers->peak[first + m],
+        soften(plan, &readers->rows[first + m], tile, (float *)scores[m], seen, &readers->peak[first + m],
                &readers->total[first + m], acc[m]);
-    if (tile->special) weigh_tile(ROWS, WIDENED, 1, tile, (const float (*)[TILE])scores, acc);
-    else weigh_tile(ROWS, WIDENED, 0, tile, (const float (*)[TILE])scores, acc);
+    if (tile->special) weigh_tile(ROWS, WIDENED, 1, tile, seen, (const float (*)[TILE])scores, acc);
+    else weigh_tile(ROWS, WIDENED, 0, tile, seen, (const float (*)[TILE])scores, acc);
 }
 
 static void read_keys(const Plan *plan, const Tile *tile, Readers *readers) {
@@ -480,13 +505,17 @@ static void read_widened(const Plan *plan, Tile *tile, Readers *readers) {
     for (int first = 0; first < readers->count; first += 4) read_tile(4, 1, plan, tile, readers, first);
 }
 
-static void begin_rows(
+static Fault begin_rows(
     const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first, Readers *readers) {
     readers->least = INT32_MAX;
     readers->most = 0;
     readers->masked = plan->window != 0 || plan->slopes != 0 || plan->item_explicit[item];
     for (int m = 0; m < readers->count; m++) {
-        PackedRow row = packed_row(plan, plan->item_entry_indptr[item], first + m, kv_head);
+        int32_t entry = plan->item_entry_indptr[item], who = plan->entry_row[entry + (first + m) / GROUP];
+        if (outside(who, plan->num_positions) || outside(who, t->num_queries)) return NO_ROW;
+        PackedRow row = packed_row(plan, entry, first + m, kv_head);
+        if (outside(row.state, plan->num_states)) return NO_STATE;
+        if (row.position >= plan->num_angles) return NO_ANGLE;
         const row_t *query = t->q + row.row * t->q_row + row.head * t->q_head;
         /* a row before the frame sees nothing in it, and has no angle there */
         turn(query, row.position < 0 ? 0 : row.position, plan, plan->softmax_scale * LOG2_E,
@@ -507,107 +536,143 @@ static void begin_rows(
         readers->total[m] = 0.0f;
     }
     for (int m = 0; m < all; m++) memset(readers->acc[m], 0, sizeof *readers->acc);
+    return FINE;
 }
 
 static void end_rows(const Plan *plan, Readers *readers) {
     for (int m = 0; m < readers->count; m++) {
         int64_t place = (int64_t)readers->rows[m].state * plan->num_kv_heads * GROUP + readers->rows[m].head;
-        float total = readers->total[m], scale = total > 0.0f ? 1.0f / total : 0.0f;
+        float total = readers->total[m], scale = total == 0.0f ? 0.0f : 1.0f / total;
         for (int i = 0; i < VECS; i++) readers->acc[m][i] *= scale;
         memcpy(plan->state_out + place * HEAD_DIM, readers->acc[m], sizeof readers->acc[m]);
-        plan->state_lse[place] = total > 0.0f ? (readers->peak[m] + log2f(total)) * LN_2 : -INFINITY;
+        plan->state_lse[place] = total == 0.0f ? -INFINITY : (readers->peak[m] + log2f(total)) * LN_2;
+    }
+}
+
+/* Slots `first` to `first + some` of a page into the tile; `start` is where its first slot stands, or
+   `places` where all of them do. */
+static inline __attribute__((always_inline)) void add_keys(
+    const Tensors *t, Tile *tile, int64_t page, int64_t kv_head, int32_t start, const int32_t *places, int first,
+    int some) {
+    const kv_t *key = t->k_pages + page * t->k_page + kv_head * t->k_page_head;
+    const kv_t *value = t->v_pages + page * t->v_page + kv_head * t->v_page_head;
+    for (int slot = first; slot < first + some; slot++) {
+        tile->key[tile->count] = key + slot * SLOT;
+        tile->value[tile->count] = value + slot * SLOT;
+        tile->positions[tile->count++] = places ? places[slot] : start + slot;
     }
 }
 
 /* Packed rows `first` to `first + count` of an item over all its keys. */
-static void read_item(
+static Fault read_item(
     const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head, int32_t first, int count) {
+    enum { AT_ONCE = PAGE_SIZE < TILE ? PAGE_SIZE : TILE };
     int32_t first_page = plan->item_page_indptr[item], last_page = plan->item_page_indptr[item + 1];
-    int explicit_positions = plan->item_explicit[item];
     Readers readers;
     Tile tile;
     readers.count = count;
-    begin_rows(plan, t, item, kv_head, first, &readers);
+    Fault fault = begin_rows(plan, t, item, kv_head, first, &readers);
+    if (fault) return fault;
     tile.count = 0;
     tile.special = readers.masked;
     for (int32_t ordinal = first_page; ordinal < last_page; ordinal++) {
         int64_t page = plan->page_indices[ordinal];
         int32_t start = plan->page_positions[ordinal], slots = PAGE_SIZE;
-        if (!explicit_positions) {
-            if (start >= readers.most) slots = 0;
-            else if (readers.most - start < PAGE_SIZE) slots = readers.most - start;
-            tile.special |= start + slots > readers.least;
-        }
-        const kv_t *key = t->k_pages + page * t->k_page + kv_head * t->k_page_head;
-        const kv_t *value = t->v_pages + page * t->v_page + kv_head * t->v_page_head;
-        for (int slot = 0; slot < slots; slot++) {
-            tile.key[tile.count] = key + slot * HEAD_DIM;
-            tile.value[tile.count] = value + slot * HEAD_DIM;
-            tile.positions[tile.count++] =
-                explicit_positions ? plan->slot_positions[page * plan->slot_positions_stride + slot] : start + slot;
-        }
-        int last = ordinal + 1 == last_page;
-        if (tile.count && (last || tile.count + PAGE_SIZE > TILE)) {
-            if (count >= WIDENING_ROWS) read_widened(plan, &tile, &readers);
-            else read_keys(plan, &tile, &readers);
-            tile.count = 0;
-            tile.special = readers.masked;
-        }
+        const int32_t *places = NULL;
+        if (outside(page, t->num_pages)) return NO_PAGE;
+        if (plan->item_explicit[item]) places = plan->slot_positions + page * plan->slot_positions_stride;
+        else if (start >= readers.most) slots = 0;
+        else if (readers.most - start < PAGE_SIZE) slots = readers.most - start;
+        int slot = 0;
+        do { /* once, but for pages of more slots than a tile */
+            int some = slots - slot < AT_ONCE ? slots - slot : AT_ONCE;
+            if (!places) tile.special |= start < 0 || start + slots > readers.least;
+            add_keys(t, &tile, page, kv_head, start, places, slot, some);
+            slot += AT_ONCE;
+            int last = ordinal + 1 == last_page && slot >= slots;
+            if (tile.count && (last || tile.count + AT_ONCE > TILE)) {
+                if (count >= WIDENING_ROWS) read_widened(plan, &tile, &readers);
+                else read_keys(plan, &tile, &readers);
+                tile.count = 0;
+                tile.special = readers.masked;
+            }
+        } while (PAGE_SIZE > TILE && slot < slots);
     }
     end_rows(plan, &readers);
+    return FINE;
 }
 
-static void run_unit(const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head) {
+static Fault run_unit(const Plan *plan, const Tensors *t, int32_t item, int64_t kv_head) {
     int32_t only = plan->item_kv_head[item];
-    if (only >= 0 && only != kv_head) return;
-    int32_t packed = (plan->item_entry_indptr[item + 1] - plan->item_entry_indptr[item]) * GROUP;
-    for (int32_t first = 0; first < packed; first += MOST_ROWS)
-        read_item(plan, t, item, kv_head, first, packed - first < MOST_ROWS ? packed - first : MOST_ROWS);
+    if (only >= 0 && only != kv_head) return FINE;
+    int32_t pages = plan->item_page_indptr[item], entries = plan->item_entry_indptr[item];
+    int32_t last_page = plan->item_page_indptr[item + 1], last_entry = plan->item_entry_indptr[item + 1];
+    if (pages < 0 || last_page > plan->page_capacity || entries < 0 || last_entry > plan->entry_capacity)
+        return NO_ITEM;
+    int32_t packed = (last_entry - entries) * GROUP;
+    for (int32_t first = 0; first < packed; first += MOST_ROWS) {
+        int count = packed - first < MOST_ROWS ? packed - first : MOST_ROWS;
+        Fault fault = read_item(plan, t, item, kv_head, first, count);
+        if (fault) return fault;
+    }
+    return FINE;
 }
 
-static void merge_row(const Plan *plan, const Tensors *t, int64_t row) {
+static Fault merge_row(const Plan *plan, const Tensors *t, int64_t row) {
     int32_t first = plan->row_state_indptr[row], last = plan->row_state_indptr[row + 1];
+    if (first < 0 || last > plan->num_states) return NO_STATE;
     int64_t heads = plan->num_kv_heads * GROUP;
     for (int64_t head = 0; head < heads; head++) {
         float top = -INFINITY, total = 0.0f, sum[HEAD_DIM];
         memset(sum, 0, sizeof sum);
         for (int32_t state = first; state < last; state++) {
             float lse = plan->state_lse[state * heads + head];
-            top = lse > top ? lse : top;
+            top = lse > top || lse != lse ? lse : top; /* one that is not a number stays */
         }
-        for (int32_t state = first; state < last && top > -INFINITY; state++) {
-            float weight = exp2_fast((plan->state_lse[state * heads + head] - top) * LOG2_E);
-            if (weight == 0.0f) continue;
+        for (int32_t state = first; state < last && top != -INFINITY; state++) {
+            float lse = plan->state_lse[state * heads + head];
+            if (lse == -INFINITY) continue; /* its output may be anything */
+            float weight = exp2_fast((lse - top) * LOG2_E);
             const float *out = plan->state_out + (state * heads + head) * HEAD_DIM;
             total += weight;
             for (int d = 0; d < HEAD_DIM; d++) sum[d] += weight * out[d];
         }
-        float scale = total > 0.0f ? 1.0f / total : 0.0f;
+        float scale = total == 0.0f ? 0.0f : 1.0f / total;
         row_t *out = t->out + row * t->out_row + head * HEAD_DIM;
         for (int d = 0; d < HEAD_DIM; d++) out[d] = round_row(sum[d] * scale);
     }
+    return FINE;
 }
 
-/* The phases of a step that `phases` names, each done by all threads before the next begins. */
-void looseleaf_attention(const Plan *plan, const Tensors *tensors, int64_t phases) {
-#pragma omp parallel
+/* The phases of a step that `phases` names, each done by all threads before the next begins. Returns
+   the largest `Fault`: what the lists say of anything else is done all the same. */
+int looseleaf_attention(const Plan *plan, const Tensors *tensors, int64_t phases) {
+    int fault = FINE;
+#define NOTE(call)                                                                                        \
+    do {                                                                                                  \
+        int found = call;                                                                                 \
+        fault = found > fault ? found : fault;                                                            \
+    } while (0)
+#pragma omp parallel reduction(max : fault)
     {
         if (phases & STORE) {
 #pragma omp for
-            for (int64_t row = 0; row < plan->num_rows; row++) store_row(plan, tensors, row);
+            for (int64_t row = 0; row < plan->num_rows; row++) NOTE(store_row(plan, tensors, row));
         }
         if (phases & PARTIAL) {
             int64_t heads = plan->num_kv_heads, units = plan->num_items[0] * heads;
             int64_t lses = plan->num_states * heads * GROUP;
+            if (outside(plan->num_items[0], plan->item_capacity + 1)) units = 0, fault = NO_ITEM;
 #pragma omp for
             for (int64_t place = 0; place < lses; place++) plan->state_lse[place] = -INFINITY;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t unit = 0; unit < units; unit++)
-                run_unit(plan, tensors, (int32_t)(unit / heads), unit % heads);
+                NOTE(run_unit(plan, tensors, (int32_t)(unit / heads), unit % heads));
         }
         if (phases & MERGE) {
 #pragma omp for
-            for (int64_t row = 0; row < plan->num_decode_rows; row++) merge_row(plan, tensors, row);
+            for (int64_t row = 0; row < plan->num_decode_rows; row++) NOTE(merge_row(plan, tensors, row));
         }
     }
+    return fault;
 }

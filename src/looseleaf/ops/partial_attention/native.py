@@ -44,16 +44,33 @@ _FLOATS = ("cos", "sin", "slopes", "state_out", "state_lse")
 _SIZES = (
     "num_rows",
     "num_decode_rows",
+    "num_positions",
     "num_states",
     "num_kv_heads",
     "window",
     "slot_positions_stride",
+    *("num_angles", "item_capacity", "page_capacity", "entry_capacity", "num_mask_words"),
 )
 _TENSORS = ("q", "k", "v", "k_pages", "v_pages", "out")
 _STRIDES = (
     *("q_row", "q_head", "k_row", "k_head", "v_row", "v_head", "out_row"),
     *("k_page", "k_page_head", "v_page", "v_page_head"),
+    *("num_queries", "num_pages"),
 )
+# what the C code finds, by its number there
+_FAULTS = (
+    "",
+    "num_items, item_page_indptr or item_entry_indptr name more than the lists hold",
+    "a page that the pool does not have",
+    "a row that has no query or no position",
+    "a state behind the last one",
+    "a position behind the end of the rotation table: make it longer",
+)
+
+
+def _require(fine: bool, sentence: str) -> None:
+    if not fine:
+        raise InvalidOption(sentence)
 
 
 class Phase(IntFlag):
@@ -89,10 +106,20 @@ def load_attention(
     """The kernels for the shape and dtype of ``pages``, compiled if that was never done.
 
     ``row_dtype`` is that of queries, keys and values as they come: that of the pages, or any float
-    if those are e4m3. Raises NativeUnavailable if they can't be compiled.
+    if those are e4m3. Raises NativeUnavailable if they can't be compiled, and InvalidOption for
+    heads that don't divide.
     """
     _, num_kv_heads, page_size, head_dim = pages.shape
     row_dtype = row_dtype or pages.dtype
+    _require(
+        num_qo_heads % num_kv_heads == 0 and num_qo_heads > 0,
+        f"{num_qo_heads} query heads can't be shared out among {num_kv_heads} KV heads: use a "
+        "multiple",
+    )
+    _require(
+        rotation.rotary_dim <= head_dim,
+        f"a rotation of {rotation.rotary_dim} dims is for larger heads than those of {head_dim}",
+    )
     fits = row_dtype in _DTYPES and row_dtype is not FP8 and pages.dtype in (row_dtype, FP8)
     if not fits:
         raise NativeUnavailable(
@@ -104,6 +131,7 @@ def load_attention(
         "ROTARY_DIM": rotation.rotary_dim,
         "GROUP": num_qo_heads // num_kv_heads,
         "PAGE_SIZE": page_size,
+        "SLOT": pages.stride(2),
         "INTERLEAVED": int(rotation.interleaved),
         "ROW_TYPE": _DTYPES[row_dtype],
         "KV_TYPE": _DTYPES[pages.dtype],
@@ -122,7 +150,8 @@ def partial_attention_native(
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
-    """See `looseleaf.ops.partial_attention`."""
+    """See `looseleaf.ops.partial_attention`. Who attends by the same lists again and again, as the
+    layers of a model do, holds a `NativePlan` instead."""
     if q.dtype is not k_pages.dtype and k_pages.dtype is not FP8:
         raise InvalidOption(f"queries are {q.dtype} and pages {k_pages.dtype}: make them the same")
     plan = NativePlan(
@@ -138,8 +167,10 @@ class NativePlan:
     """A step's lists as the C kernels read them; keeps the tensors alive that it points to.
 
     ``work`` is None if no row decodes. The lists may be written to between calls: that is how a
-    decode loop goes on. Raises InvalidOption for tensors that are not on the CPU, and for explicit
-    items without ``slot_positions`` (int32 ``[pages, page_size]``); NativeUnavailable as
+    decode loop goes on. The kernels read memory by address, so what they can't read is refused:
+    InvalidOption for tensors that are not on the CPU or of another dtype or shape, for lists with
+    gaps, for explicit items without ``slot_positions`` (int32 ``[pages, page_size]``), and by `run`
+    for lists that name a page, row, state or position that is not there. NativeUnavailable as
     `load_attention` does.
     """
 
@@ -162,14 +193,30 @@ class NativePlan:
             raise InvalidOption("a work list with explicit items needs slot_positions")
         if k_pages.device.type != "cpu":
             raise InvalidOption("the C kernels work on the CPU only: use implementation='triton'")
-        num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+        num_kv_heads, page_size, head_dim = k_pages.shape[1:]
         library = load_attention(k_pages, num_qo_heads, rotation, row_dtype)
         self._attention = library.looseleaf_attention
         self._attention.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-        self._attention.restype = None
+        self._attention.restype = ctypes.c_int
+        # what the kernels were made for: sizes, last strides, dtype, and that it is on the CPU
+        row_dtype, slot = row_dtype or k_pages.dtype, k_pages.stride(2)
+        self._page_form = num_kv_heads, page_size, head_dim, slot, 1, k_pages.dtype, True
+        self._q_form = num_qo_heads, head_dim, 1, row_dtype, True
+        self._kv_form = num_kv_heads, head_dim, 1, row_dtype, True
         capacity = 0 if work is None else work.state_capacity
         state_out = torch.empty(capacity, num_qo_heads, head_dim)
         self.states = AttnState(state_out, torch.empty(capacity, num_qo_heads))
+        self._plan, self._tensors = _Plan(**_sizes(work, rotation, rule)), _Tensors()
+        self._plan.num_kv_heads = num_kv_heads
+        if slot_positions is not None:
+            _require_list("slot_positions", slot_positions, rows=True)
+            _require(
+                slot_positions.shape[1] == page_size,
+                f"slot_positions are of {slot_positions.shape[1]} slots a page, not {page_size}",
+            )
+            self._plan.slot_positions_stride = slot_positions.stride(0)
+        self._most_pages = 2**62 if slot_positions is None else len(slot_positions)
+        _require_floats(rotation, rule, num_qo_heads)
         tensors = {
             "cos": rotation.cos,
             "sin": rotation.sin,
@@ -181,21 +228,10 @@ class NativePlan:
         if work is not None:
             tensors |= {name: getattr(work, name) for name in _LISTS}
         self._alive = list(tensors.values())
-        plan = _Plan(
-            num_decode_rows=0 if work is None else len(work.row_positions),
-            num_states=capacity,
-            num_kv_heads=num_kv_heads,
-            window=rule.window,
-            softmax_scale=rule.softmax_scale,
-            soft_cap=rule.soft_cap,
-            slot_positions_stride=0 if slot_positions is None else slot_positions.stride(0),
-        )
         for name, tensor in tensors.items():
             if tensor is not None:
-                assert tensor.stride(-1) == 1 or tensor.numel() <= 1, f"{name} has gaps"
-                setattr(plan, name, tensor.data_ptr())
-        self._plan, self._tensors = plan, _Tensors()
-        self._pointers = ctypes.addressof(plan), ctypes.addressof(self._tensors)
+                setattr(self._plan, name, tensor.data_ptr())
+        self._pointers = ctypes.addressof(self._plan), ctypes.addressof(self._tensors)
 
     def point_rows(
         self, slots: Int[Tensor, " rows"], frame_positions: Int[Tensor, " rows"]
@@ -203,6 +239,12 @@ class NativePlan:
         """Where the next calls store their rows: int64 ``[rows]``, flat slots and positions in the
         frame."""
         slots, frame_positions = slots.contiguous(), frame_positions.contiguous()
+        _require(
+            slots.dtype is frame_positions.dtype is torch.int64
+            and slots.shape == frame_positions.shape,
+            f"slots and positions in the frame are int64, one a row, not {slots.dtype} and "
+            f"{frame_positions.dtype}, {len(slots)} and {len(frame_positions)}",
+        )
         self._rows = slots, frame_positions
         self._plan.slots, self._plan.frame_positions = slots.data_ptr(), frame_positions.data_ptr()
         self._plan.num_rows = len(slots)
@@ -212,11 +254,22 @@ class NativePlan:
         k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
         v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     ) -> None:
-        """Which layer's pages the next calls read and write."""
+        """Which layer's pages the next calls read and write, laid out alike; the keys of a page lie
+        as far apart as in those that the plan was made with, the numbers of a key side by side."""
         tensors = self._tensors
+        shape = pages, heads, page_size, head_dim = k_pages.shape
+        k_page, k_head, slot, step = k_pages.stride()
+        form = heads, page_size, head_dim, slot, step, k_pages.dtype, k_pages.is_cpu
+        v_page, v_head, v_slot, v_step = v_pages.stride()
+        alike = v_pages.shape == shape and v_slot == slot and v_step == 1 and v_pages.is_cpu
+        fits = form == self._page_form and v_pages.dtype is k_pages.dtype
+        if not (fits and alike and pages <= self._most_pages):
+            most = "" if pages <= self._most_pages else f" {self._most_pages} at most:"
+            raise _misfit(f"pages of K and V,{most}", self._page_form, k_pages, v_pages)
         tensors.k_pages, tensors.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
-        tensors.k_page, tensors.k_page_head = k_pages.stride(0), k_pages.stride(1)
-        tensors.v_page, tensors.v_page_head = v_pages.stride(0), v_pages.stride(1)
+        tensors.k_page, tensors.k_page_head = k_page, k_head
+        tensors.v_page, tensors.v_page_head = v_page, v_head
+        tensors.num_pages = pages
 
     def run(
         self,
@@ -228,15 +281,89 @@ class NativePlan:
         """``phases`` for one layer: ``kv`` are unrotated keys and values of all rows to store,
         ``q`` the queries of (at least) the rows that decode, ``out`` where their merged output
         goes."""
-        tensors = self._tensors
+        tensors, plan = self._tensors, self._plan
         if q is not None:
-            tensors.q = q.data_ptr()
-            tensors.q_row, tensors.q_head, _ = q.stride()
+            rows, heads, head_dim = q.shape
+            tensors.q_row, tensors.q_head, step = q.stride()
+            if (heads, head_dim, step, q.dtype, q.is_cpu) != self._q_form:
+                raise _misfit("q,", self._q_form, q)
+            tensors.q, tensors.num_queries = q.data_ptr(), rows
         if kv is not None:
             k, v = kv
+            shape = rows, heads, head_dim = k.shape
+            tensors.k_row, tensors.k_head, step = k.stride()
+            tensors.v_row, tensors.v_head, v_step = v.stride()
+            fits = (heads, head_dim, step, k.dtype, k.is_cpu) == self._kv_form
+            alike = v.shape == shape and v_step == 1 and v.dtype is k.dtype and v.is_cpu
+            if not (fits and alike and rows >= plan.num_rows):
+                raise _misfit(f"k and v, {plan.num_rows} rows:", self._kv_form, k, v)
             tensors.k, tensors.v = k.data_ptr(), v.data_ptr()
-            tensors.k_row, tensors.k_head, _ = k.stride()
-            tensors.v_row, tensors.v_head, _ = v.stride()
         if out is not None:
-            tensors.out, tensors.out_row = out.data_ptr(), out.stride(0)
-        self._attention(*self._pointers, int(phases))
+            rows, heads, head_dim = out.shape
+            tensors.out_row, head, step = out.stride()
+            fits = (heads, head_dim, step, out.dtype, out.is_cpu) == self._q_form
+            if not (fits and head == head_dim and rows >= plan.num_decode_rows):
+                raise _misfit(f"out, {plan.num_decode_rows} dense rows:", self._q_form, out)
+            tensors.out = out.data_ptr()
+        if fault := self._attention(*self._pointers, int(phases)):
+            raise InvalidOption(f"the lists of attention are wrong: they name {_FAULTS[fault]}")
+
+
+def _misfit(what: str, form: tuple[object, ...], *given: Tensor) -> InvalidOption:
+    """The error for tensors that are not in the form that kernels were made for."""
+    wanted = " ".join(str(each) for each in form[:-1])
+    got = ", ".join(f"{x.dtype} {[*x.shape]} strides {x.stride()} on {x.device}" for x in given)
+    return InvalidOption(
+        f"{what} must be of the sizes, last strides and dtype {wanted}, on the CPU: got {got}"
+    )
+
+
+def _require_list(name: str, x: Tensor, *, rows: bool = False) -> None:
+    """``x`` as the kernels read lists: int32 on the CPU, without gaps."""
+    dense = x.stride(-1) == 1 or x.numel() <= 1
+    _require(
+        x.dtype is torch.int32 and x.is_cpu and dense and x.dim() == 1 + rows,
+        f"{name} is {x.dtype} on the {x.device.type}, strides {x.stride()}: the kernels read int32 "
+        "on the CPU without gaps",
+    )
+
+
+def _require_floats(rotation: Rotation, rule: ScoreRule, num_qo_heads: int) -> None:
+    cos, sin, slopes = rotation.cos, rotation.sin, rule.alibi_slopes
+    for name, x in (("cos", cos), ("sin", sin), ("alibi_slopes", slopes)):
+        _require(
+            x is None or (x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()),
+            f"{name} must be float32 on the CPU without gaps",
+        )
+    _require(cos.shape == sin.shape, "cos and sin must be of one shape")
+    _require(
+        slopes is None or len(slopes) == num_qo_heads,
+        f"alibi_slopes must be {num_qo_heads}, one a query head",
+    )
+
+
+def _sizes(work: WorkList | None, rotation: Rotation, rule: ScoreRule) -> dict[str, float]:
+    """The numbers of a plan: of the rule, the table, and how long the lists are."""
+    sizes: dict[str, float] = {
+        "window": rule.window,
+        "softmax_scale": rule.softmax_scale,
+        "soft_cap": rule.soft_cap,
+        "num_angles": len(rotation.cos),
+    }
+    if work is None:
+        return sizes
+    lists = {name: getattr(work, name) for name in _LISTS}
+    for name, tensor in lists.items():
+        _require_list(name, tensor)
+    length = {name: len(tensor) for name, tensor in lists.items()}
+    items = [length[name] for name in _LISTS if name.startswith("item_")]
+    items[:2] = [length["item_page_indptr"] - 1, length["item_entry_indptr"] - 1]
+    return sizes | {
+        "num_decode_rows": min(length["row_positions"], length["row_state_indptr"] - 1),
+        "num_positions": length["row_positions"],
+        "num_states": work.state_capacity,
+        "item_capacity": max(0, min(items)),
+        "page_capacity": min(length["page_indices"], length["page_positions"]),
+        "entry_capacity": min(n for name, n in length.items() if name.startswith("entry_")),
+        "num_mask_words": length["mask_words"],
+    }
