@@ -4,4 +4,5 @@ kernel.
 ``ops/<op>/__init__.py`` states the contract and picks an implementation by device; ``reference.py``
 reads like the equation and defines what is right; ``kernel.py`` is the only kind of file that
 imports triton. An implementation that is asked for by name runs or raises: there is no silent
-fall-back."""
+fall-back. By ``cpu`` the CPU's own is asked for, which is the reference where that is fast enough
+(`looseleaf.ops.dispatch`)."""

@@ -53,13 +53,49 @@ class PageLayout:
         return torch.from_numpy((pages[:, None] * self.page_stride + heads).reshape(-1))
 
 
+def reads_in_place(k_pages: Tensor, v_pages: Tensor) -> bool:
+    """Whether `page_memory` is a view of such pages, and one `PageLayout` is that of both: they are
+    contiguous, page after page or KV head after KV head."""
+    pages, heads, page_size, head_dim = k_pages.shape
+    row = page_size * head_dim
+    by_page, by_head = (heads * row, row, head_dim, 1), (row, max(pages, 1) * row, head_dim, 1)
+    return k_pages.stride() == v_pages.stride() and k_pages.stride() in (by_page, by_head)
+
+
+@dataclass(frozen=True)
+class CopiedPages:
+    """Those of some pages that a list names, one after another, and the list's new numbers."""
+
+    k_pages: Tensor
+    v_pages: Tensor
+    slot_positions: Tensor | None
+    page_indices: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        pages: tuple[Tensor, Tensor],
+        slot_positions: Tensor | None,
+        page_indices: Tensor,
+        used: slice,
+    ) -> "CopiedPages":
+        """The pages at the ``used`` places of ``page_indices``, each copied once."""
+        numbers, places = page_indices[used].long().unique(return_inverse=True)
+        moved = page_indices.clone()
+        moved[used] = places.to(moved.dtype)
+        k_pages, v_pages = (each.index_select(0, numbers).contiguous() for each in pages)
+        where = None if slot_positions is None else slot_positions.index_select(0, numbers)
+        return cls(k_pages, v_pages, where, moved)
+
+
 def page_memory(
     pages: Float[Tensor, "pages kv_heads page_size head_dim"],
 ) -> Float[Tensor, "1 outer slots head_dim"]:
-    """``pages`` as they lie in memory, a view: outer is the KV head if the pages of a head lie
-    together, else the page."""
+    """``pages`` that `reads_in_place` as they lie in memory, a view: outer is the KV head if the
+    pages of a head lie together, else the page."""
     memory = pages.transpose(0, 1) if pages.stride(0) <= pages.stride(1) else pages
-    return memory.reshape(1, memory.shape[0], -1, memory.shape[-1])
+    outer, inner, page_size, head_dim = memory.shape
+    return memory.reshape(1, outer, inner * page_size, head_dim)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,12 @@ the states of a row. This is flash-decoding, RelayAttention (arXiv 2402.14808 §
 attention at once, with a frame per row (LazyAttention, arXiv 2606.04302): rows share an item
 whatever their offsets."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
+from looseleaf.ops.attention_inputs import require_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.partial_attention.reference import partial_attention_reference
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
@@ -30,15 +33,26 @@ def partial_attention(
 
     ``q`` is unrotated. Row ``r`` sees key ``j`` of an item (frame position ``p_j``) if ``0 <= p_j <
     bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
-    has a window. A key that is not visible is not read as a number: its page may hold anything, NaN
-    included; ``cpu`` alone needs finite pages, as a `PagePool` has them. ``slot_positions`` is
-    needed if any item is explicit. Feed the result to `merge_states` with
-    ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is undefined: only a merge
-    may read it. Of a ``whole`` list the states are those of the rows, in the dtype of ``q``."""
-    chosen = choose(implementation, q, cpu="cpu", native=True)
-    assert work.page_seen is None or chosen in ("triton", "reference"), (
-        "those of a CPU choose apart"
-    )
+    has a window. What a row sees and is not a number makes its state NaN. A key that no row of an
+    item sees is not read as a number: its slot may hold anything, NaN included; one that some of
+    them see must be finite for the others as well. ``cpu`` alone needs finite pages, as a
+    `PagePool` has them. ``slot_positions`` is needed if any item is explicit. Feed the result to
+    `merge_states` with ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is
+    undefined: only a merge may read it. Of a ``whole`` list the states are those of the rows, in
+    the dtype of ``q``; for an fp64 query, which only the reference takes, all is fp64.
+
+    K and V pages are laid out alike and the numbers of a key lie side by side; else strides are
+    free: views of a cache with K and V in one tensor, or slots before heads, are read as they
+    are. ``cpu`` reads pages in place that are contiguous, page after page or KV head after KV
+    head, and copies those that the list names of others. It has no items of one KV head: ``native``
+    has, and no ``page_seen``. Raises InvalidOption for what does not fit together."""
+    require_attention(q, (k_pages, v_pages), rule)
+    own: Implementation = "cpu"
+    if q.dtype is torch.float64 or work.page_seen is not None:
+        own = "reference"
+    chosen = choose(implementation, q, cpu=own, native=True)
+    if work.page_seen is not None and chosen == "native":
+        raise InvalidOption("the C kernels have no page_seen: use implementation='reference'")
     if chosen == "triton":
         from looseleaf.ops.partial_attention.kernel import partial_attention_triton
 

@@ -7,7 +7,7 @@ numbers only, so a padded slot costs time but never an answer. Answers to
 `partial_attention_reference`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.flash_cpu import (
     BoolArray,
+    CopiedPages,
     IntArray,
     KeyBlock,
     PageLayout,
     attend_dense,
     page_memory,
+    reads_in_place,
     visibility_bias,
 )
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -71,6 +73,13 @@ def partial_attention_cpu(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.partial_attention`; prepares and runs in one call."""
+    if not reads_in_place(k_pages, v_pages):
+        first, last = work.item_page_indptr[[0, int(work.num_items[0])]].tolist()
+        copied = CopiedPages.of(
+            (k_pages, v_pages), slot_positions, work.page_indices, slice(first, last)
+        )
+        k_pages, v_pages, slot_positions = copied.k_pages, copied.v_pages, copied.slot_positions
+        work = replace(work, page_indices=copied.page_indices)
     prepared = prepare(work, PageLayout.of(k_pages, q.shape[1]), rule, slot_positions)
     turn = TurnTable.create(rotation).at(prepared.frame_rows(work))
     memory = page_memory(k_pages), page_memory(v_pages)
@@ -162,7 +171,10 @@ def prepare(
     """
     lists = _HostLists.read(work, slot_positions)
     if (lists.item_kv_head >= 0).any():
-        raise InvalidOption("the CPU path has no per-head items: use implementation='reference'")
+        raise InvalidOption(
+            "the CPU path in PyTorch has no per-head items: use implementation='native', or "
+            "'reference' without a C compiler"
+        )
     order = np.full(work.state_capacity, -1, dtype=np.int64)
     buckets: list[Bucket] = []
     entries: list[IntArray] = [np.zeros(0, np.int64)]

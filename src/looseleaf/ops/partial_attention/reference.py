@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.rotate.reference import turn
 from looseleaf.ops.scores.reference import gather_pages, hidden, run_positions, score, softmax_state
@@ -29,7 +30,8 @@ def partial_attention_reference(
         run = slice(page_indptr[item], page_indptr[item + 1])
         pages = work.page_indices[run].long()
         if work.item_explicit[item]:
-            assert slot_positions is not None, "an explicit item needs slot_positions"
+            if slot_positions is None:
+                raise InvalidOption("a work list with explicit items needs slot_positions")
             positions = slot_positions[pages].flatten()
         else:
             positions = run_positions(work.page_positions[run], k_pages.shape[2])

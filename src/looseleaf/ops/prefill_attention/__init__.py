@@ -2,11 +2,13 @@
 
 Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees
 keys at positions up to its own and nothing else, and no mask is materialised. The query turns once
-per span (notes/sharing §1; LazyAttention turns every key tile instead)."""
+per span (LazyAttention turns every key tile instead)."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.ops.attention_inputs import require_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources, gather_kv
 from looseleaf.ops.page_dtypes import FP8
@@ -32,8 +34,14 @@ def prefill_attention(
     ``q`` is unrotated; the keys of this step are in the pages already. A row sees key ``p`` of a
     span if ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0),
     its mask bit is clear, and ``row_position - Δ - p < window`` when the rule has one. A row
-    without keys: ``(0, -inf)``."""
-    chosen = choose(implementation, q, cpu="cpu")
+    without keys: ``(0, -inf)``. What a row sees and is not a number makes its state NaN; what no
+    row of its tile sees may be anything, but for ``cpu``, which needs finite pages.
+
+    K and V pages are laid out as `looseleaf.ops.partial_attention` says. Only the reference takes
+    an fp64 query; its ``lse`` is fp64. Raises InvalidOption for what does not fit together."""
+    require_attention(q, (k_pages, v_pages), rule)
+    own: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
+    chosen = choose(implementation, q, cpu=own)
     if spans.source_slots is not None:
         k_pages, v_pages = gathered_pages(q, k_pages, v_pages, spans, rotation, implementation)
         slot_positions = None

@@ -4,7 +4,8 @@ What a span needs is decided once per step: all of it is visible (a document bef
 its end is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches).
 Answers to `prefill_attention_reference`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,14 +15,16 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.flash_cpu import (
     BoolArray,
+    CopiedPages,
     IntArray,
     KeyBlock,
     PageLayout,
     attend_dense,
     page_memory,
+    reads_in_place,
     visibility_bias,
 )
-from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.ops.prefill_attention.span_list import SpanList, require_room
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -62,6 +65,13 @@ def prefill_attention_cpu(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
     """See `looseleaf.ops.prefill_attention`; prepares and runs in one call."""
+    if not reads_in_place(k_pages, v_pages):
+        tiles = int(spans.num_tiles[0])
+        last_request = int(spans.tile_request[:tiles].max()) if tiles else -1
+        used = slice(int(spans.span_page_indptr[spans.request_span_indptr[last_request + 1]]))
+        copied = CopiedPages.of((k_pages, v_pages), slot_positions, spans.page_indices, used)
+        k_pages, v_pages, slot_positions = copied.k_pages, copied.v_pages, copied.slot_positions
+        spans = replace(spans, page_indices=copied.page_indices)
     layout, table = PageLayout.of(k_pages, q.shape[1]), TurnTable.create(rotation)
     requests = prepare_prefill(spans, layout, table, rule, slot_positions)
     return run_prefill(q, page_memory(k_pages), page_memory(v_pages), requests, rule)
@@ -161,7 +171,7 @@ def prepare_prefill(
     requests = []
     # neighbouring tiles of one request are one block of rows here
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    for first, last in zip(starts, [*starts[1:], tiles], strict=True):
+    for first, last in pairwise([*starts, tiles]):
         start, stop, request = int(rows[first]), int(rows[last]), int(owner[first])
         positions = builder.row_positions[start:stop]
         read = [
@@ -206,12 +216,14 @@ class _SpanBuilder:
         if length <= 0:
             return None
         pages = self.pages[self.page_indptr[span] : self.page_indptr[span + 1]]
+        require_room(span, length, len(pages) * self.layout.page_size)
         pages = pages[: -(-length // self.layout.page_size)]
         first, last = int(frame_rows.min()), int(frame_rows.max())
         if plain and length <= first + 1:
             return self._prepared(frame_rows, pages, np.arange(length), None)
-        neighbours = len(frame_rows) == last - first + 1
-        if plain and neighbours and first >= 0 and last == length - 1:
+        # row i of a causal diagonal sees one key more than row i - 1: rows in order, each once
+        neighbours = plain and bool((np.diff(frame_rows) == 1).all())
+        if neighbours and first >= 0 and last == length - 1:
             return self._prepared(frame_rows, pages, np.arange(length), None, causal_from=first)
         keys = self._key_positions(span, pages, length)
         if self.rule.window and not self.explicit[span]:

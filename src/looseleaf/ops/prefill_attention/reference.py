@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.errors import InvalidOption
+from looseleaf.ops.prefill_attention.span_list import SpanList, require_room
 from looseleaf.ops.rotate.reference import turn
 from looseleaf.ops.scores.reference import gather_pages, hidden, run_positions, score, softmax_state
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -56,9 +57,11 @@ def span_keys(
     run = slice(int(spans.span_page_indptr[span]), int(spans.span_page_indptr[span + 1]))
     pages = spans.page_indices[run].long()
     slots = run_positions(torch.arange(len(pages), device=pages.device) * page_size, page_size)
+    require_room(span, int(spans.span_length[span]), len(slots))
     exists = slots < spans.span_length[span]
     if not spans.span_explicit[span]:
         return pages, slots, exists
-    assert slot_positions is not None, "an explicit span needs slot_positions"
+    if slot_positions is None:
+        raise InvalidOption("a span list with explicit spans needs slot_positions")
     positions = slot_positions[pages].flatten()
     return pages, positions, exists & (positions >= 0)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
+
 
 @dataclass(frozen=True)
 class SpanList:
@@ -24,7 +26,8 @@ class SpanList:
     - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` into ``page_indices``; the n-th page
       of a span holds frame positions from ``n * page_size``
     - ``span_offset[s]``: Δ; a key at frame position ``p`` truly stands at ``Δ + p``
-    - ``span_length[s]``: how many keys (slots, for an explicit span) the span has
+    - ``span_length[s]``: how many keys (slots, for an explicit span) the span has, no more than
+      its pages have slots
     - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
     - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
       begins; a set bit hides the key from this request
@@ -67,3 +70,12 @@ class SpanList:
     groups: int = 2
     source_slots: Int[Tensor, " keys"] | None = None
     source_turns: Int[Tensor, " keys"] | None = None
+
+
+def require_room(span: int, length: int, slots: int) -> None:
+    """Raises InvalidOption if ``length`` keys of a span are more than its pages have ``slots``."""
+    if length > slots:
+        raise InvalidOption(
+            f"span {span} has {length} keys, and pages of {slots} slots: list its other pages, or "
+            "lower span_length"
+        )
