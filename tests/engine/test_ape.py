@@ -174,6 +174,13 @@ def test_a_request_that_makes_room_answers_the_same(checkpoint: Folder) -> None:
     assert llm.engine.counters.preemptions > 0
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_documents_are_read_apart_whatever_kernels_decode(checkpoint: Folder, kernels: str) -> None:
+    expected = blend(make_llm(checkpoint("llama")), PROMPT, APE)
+    mine = blend(make_llm(checkpoint("llama"), cpu_kernels=kernels), PROMPT, APE)
+    assert worst(mine.logits, expected.logits) < TOLERANCE
+
+
 def test_the_report_names_the_policy_and_the_common_place(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint("llama"))
     reuse = blend(llm, PROMPT, APE).output.reuse

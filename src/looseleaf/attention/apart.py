@@ -14,6 +14,7 @@ from torch import Tensor
 from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import PagedAttention
+from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.prefill_attention.span_list import SpanList
@@ -80,15 +81,20 @@ class ApartStep:
             torch.stack((own.lse, other.lse * read.scale), 1).flatten(0, 1),
         )
         indptr = torch.arange(0, 2 * len(q) + 1, 2, dtype=torch.int32, device=q.device)
-        return merge_states(states, indptr, implementation=owner.implementation).out
+        return merge_states(states, indptr, implementation=self._implementation).out
 
     def _attend(self, layer: int, q: Tensor, spans: SpanList, rule: ScoreRule) -> AttnState:
         owner = self._owner
-        chosen = "cpu" if owner.implementation == "native" else owner.implementation
         k_pages, v_pages = owner.pool.layer(layer)
         return prefill_attention(
-            q, k_pages, v_pages, spans, owner.rotation, rule, implementation=chosen
+            q, k_pages, v_pages, spans, owner.rotation, rule, implementation=self._implementation
         )
+
+    @property
+    def _implementation(self) -> Implementation:
+        """The owner's, or the CPU's own where that has C kernels: neither operator has one."""
+        chosen = self._owner.implementation
+        return "cpu" if chosen == "native" else chosen
 
     def _read(self, one: Apart, rows: Sequence[int], places: Sequence[int]) -> _Read:
         device, tile_rows = self._owner.pool.kv.device, self._owner.planner.tile_rows
