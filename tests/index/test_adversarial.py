@@ -8,6 +8,7 @@ from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index import KeyVectors, build_index, choose_index, load_index, search
 from looseleaf.index.choosing import recall_of
+from looseleaf.index.searching import search_each
 from looseleaf.ops.nearest_keys import nearest_keys
 
 KINDS = pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
@@ -121,3 +122,34 @@ def test_damaged_arrays_are_refused(kind: str) -> None:
 def test_unknown_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidOption):
         IndexConfig(**options)  # type: ignore[arg-type]
+
+
+@KINDS
+def test_a_search_that_can_not_be_is_refused(kind: str) -> None:
+    keys, queries = normal(500, 16), normal(300, 16)
+    index = build_index(KeyVectors.create(keys), CONFIG[kind], queries)
+    for effort in (-1, -3, [8, -1, 8]):
+        with pytest.raises(InvalidOption, match="effort of a search is at least 0, not -"):
+            search_each([index] * 3, queries[:3], 5, effort=effort)
+    with pytest.raises(InvalidOption, match="2 numbers as effort of 3 searches"):
+        search_each([index] * 3, queries[:3], 5, effort=[8, 8])
+    with pytest.raises(InvalidOption, match="2 numbers as count of 3 searches"):
+        search_each([index] * 3, queries[:3], [5, 5])
+    with pytest.raises(InvalidOption, match="3 queries in 2 indexes"):
+        search_each([index] * 2, queries[:3], 5)
+    values = KeyVectors.create(normal(500, 16))
+    with pytest.raises(InvalidOption, match="values of 2 for 3 searches"):
+        search_each([index] * 3, queries[:3], 5, values=[values] * 2)
+    narrow = KeyVectors.create(normal(500, 8))
+    with pytest.raises(InvalidOption, match="and 16 dims need as many values like them"):
+        search_each([index] * 3, queries[:3], 5, values=[narrow] * 3)
+
+
+@KINDS
+def test_any_effort_is_enough_for_a_hit_and_none_is_too_much(kind: str) -> None:
+    keys, queries = normal(500, 16), normal(300, 16)
+    index = build_index(KeyVectors.create(keys), CONFIG[kind], queries)
+    assert (search(index, queries[:9], 5, effort=0).ids >= 0).any(1).all()
+    # memory and time for as many as were asked for would end the test
+    hits = search(index, queries[:9], 5, effort=1 << 40)
+    assert recall_of(hits, nearest_keys(queries[:9], keys, 5)) == 1.0

@@ -114,6 +114,18 @@ def test_damaged_and_foreign_parts_are_built_again(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.npz"))) == 8
 
 
+def test_a_part_that_can_not_be_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
+    part = min(tmp_path.glob("*.npz"))
+    part.write_bytes(b"")
+    build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert part.name in caplog.text
+    assert "built again" in caplog.text
+
+
 def test_threads_find_what_one_thread_finds() -> None:
     index = build_segment(Made(1500), 1500, HEADS, CONFIG)
     expected = found(index)

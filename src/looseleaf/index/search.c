@@ -14,7 +14,8 @@ static void scan(const Search *search, int64_t first, int64_t last, Best *best) 
 
 static void scan_clusters(const Search *search, Best *best) {
     const Index *index = search->index;
-    int64_t probes = search->effort < index->clusters ? search->effort : index->clusters;
+    int64_t effort = search->effort > 1 ? search->effort : 1;
+    int64_t probes = effort < index->clusters ? effort : index->clusters;
     Best nearest = {malloc(sizeof(Hit) * (size_t)(probes + 1)), 0, probes};
     for (int64_t c = 0; c < index->clusters; c++) {
         Hit hit = {score_floats(search->query, index->means + c * DIM), (int32_t)c};

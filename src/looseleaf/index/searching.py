@@ -101,8 +101,13 @@ def search_each(
 
     With ``values`` (for each query those of its keys) also the attention over its hits: ``out`` is
     fp32 ``[queries, 1, head_dim]`` and ``lse`` ``[queries, 1]``. All keys have one dim and dtype.
-    Raises InvalidOption for a ``count`` below 1 and for queries that are not finite."""
-    wanted = [count] * len(indexes) if isinstance(count, int) else list(count)
+    ``effort`` is that of the search, or of each: clusters that are opened, one at least, or
+    vertices of a graph that are looked behind; without one each index has its own. Raises
+    InvalidOption for a ``count`` below 1 or an ``effort`` below 0, lists of another length than
+    ``queries``, values that are not like the keys, and queries that are not finite."""
+    if len(indexes) != len(queries):
+        raise InvalidOption(f"{len(queries)} queries in {len(indexes)} indexes: give one to each")
+    wanted = _one_each("count", count, len(indexes))
     if min(wanted, default=1) < 1:
         raise InvalidOption(f"a search is for at least one key, not {min(wanted)}")
     if not indexes:
@@ -112,13 +117,22 @@ def search_each(
     library = try_native(indexes[0].keys)
     efforts = [index.effort for index in indexes]
     if effort is not None:
-        efforts = [effort] * len(indexes) if isinstance(effort, int) else list(effort)
+        efforts = _one_each("effort", effort, len(indexes))
+        if min(efforts) < 0:
+            raise InvalidOption(f"the effort of a search is at least 0, not {min(efforts)}")
     if library is None:
         return _search_torch(indexes, wide, (wanted, efforts), values, softmax_scale)
     same = {(i.keys.vectors.dtype, i.keys.source.vectors.dtype, i.keys.head_dim) for i in indexes}
     if len(same) > 1:
         raise InvalidOption(f"one call searches keys of one dtype and dim, not {same}")
     return _search_native(library, indexes, wide, (wanted, efforts, threads), values, softmax_scale)
+
+
+def _one_each(name: str, given: int | Sequence[int], count: int) -> list[int]:
+    each = [given] * count if isinstance(given, int) else list(given)
+    if len(each) != count:
+        raise InvalidOption(f"{len(each)} numbers as {name} of {count} searches: give one to each")
+    return each
 
 
 def _search_native(
@@ -163,12 +177,15 @@ def _rows(tensor: Tensor) -> np.ndarray:
 
 
 def _require_values(indexes: Sequence[KVIndex], values: Sequence[KeyVectors]) -> None:
+    if len(values) != len(indexes):
+        raise InvalidOption(f"values of {len(values)} for {len(indexes)} searches: give one each")
     for index, of_keys in zip(indexes, values, strict=True):
-        dtype = index.keys.source.vectors.dtype
-        if len(of_keys) < len(index.keys) or of_keys.vectors.dtype != dtype:
+        form = index.keys.source.vectors.dtype, index.keys.head_dim
+        mine = of_keys.vectors.dtype, of_keys.head_dim
+        if len(of_keys) < len(index.keys) or mine != form:
             raise InvalidOption(
-                f"{len(index.keys)} keys of {dtype} need as many values of that "
-                f"dtype, not {len(of_keys)} of {of_keys.vectors.dtype}"
+                f"{len(index.keys)} keys of {form[0]} and {form[1]} dims need as many values like "
+                f"them, not {len(of_keys)} of {mine[0]} and {mine[1]} dims"
             )
 
 
@@ -205,7 +222,7 @@ def _search_one(
     if count >= len(keys) or isinstance(index, FlatIndex):
         built = 0
     elif isinstance(index, IvfIndex) and len(index.means):
-        opened = (index.means @ query).topk(min(effort, len(index.means))).indices
+        opened = (index.means @ query).topk(min(max(1, effort), len(index.means))).indices
         runs = [index.members[index.starts[c] : index.starts[c + 1]] for c in opened.tolist()]
         candidates = torch.cat(runs).long()
         scanned = len(index.means) + len(candidates)

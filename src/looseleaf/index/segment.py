@@ -5,6 +5,7 @@ queries look at, would be in everybody's list and lead every search astray."""
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections import deque
@@ -28,6 +29,7 @@ from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
 
+_log = logging.getLogger(__name__)
 Place = tuple[int, int]
 OnProgress = Callable[[int, int], None]
 T = TypeVar("T")
@@ -263,8 +265,9 @@ def _read_part(part: Path, keys: KeyVectors, config: IndexConfig) -> KVIndex | N
     try:
         with part.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return load_index({name: stored[name] for name in stored.files}, keys, config)
-    except Exception:
+    except Exception as error:
         # whatever is wrong with it: it is built again and replaced
+        _log.warning("%s can't be read and is built again: %s", part, error)
         return None
 
 

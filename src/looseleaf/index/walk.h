@@ -179,18 +179,21 @@ typedef struct {
 static Promising walk(const Search *search) {
     const Index *index = search->index;
     /* of as many as are wanted half are enough to look behind: what they lead to is met as well */
-    int64_t effort = 2 * search->effort > search->want ? search->effort : (search->want + 1) / 2;
+    int64_t least = (search->want + 1) / 2, most = 2 * index->vertices;
+    int64_t effort = search->effort > least ? search->effort : least;
+    /* three quarters of it are kept: with twice the vertices all of them, and more is only memory */
+    if (effort > most && most > least) effort = most;
     Asked asked;
     ask_codes(&asked, search->query, index->steps);
     Met met = {malloc(sizeof(int32_t) * 4096), malloc(sizeof(int32_t) * 4096), 0, 4096};
     meet(index, &asked, effort, &met);
     *search->scanned += met.count;
     /* codes are wrong by a little: more than are wanted are read as they are */
-    int32_t least = last_of(&met, search->want + effort * 3 / 4);
+    int32_t lowest = last_of(&met, search->want + effort * 3 / 4);
     Promising some = {met.vertices, 0};
     for (int64_t n = 0; n < met.count; n++) {
         some.keys[some.count] = met.vertices[n];
-        some.count += met.scores[n] >= least;
+        some.count += met.scores[n] >= lowest;
     }
     for (int64_t n = 0; n < some.count; n++) __builtin_prefetch(index->order + some.keys[n]);
     for (int64_t n = 0; n < some.count; n++) some.keys[n] = index->order[some.keys[n]];
