@@ -116,3 +116,16 @@ def test_pages_that_may_still_change_are_never_shared() -> None:
     rows = [DecodeRow(9, (ReadSpan([1], 0, 7, 0),), ReadSpan([2], 7, 3, 0)) for _ in range(2)]
     items = items_of(rows, grouping=True)
     assert [len(item.entries) for item in items] == [1] * 4
+
+
+def test_a_prefix_may_branch_once_a_row() -> None:
+    # each row goes on where the one before ends: a forest as deep as there are rows
+    pages = tuple(range(1300))
+    rows = [
+        DecodeRow(16 * n, (ReadSpan(pages[:n], 0, 16 * n, n),), ReadSpan((5000 + n,), 16 * n, 1, 0))
+        for n in range(1, 1300)
+    ]
+    items = group_rows(rows, grouping=True).items
+    assert readings(items) == Counter(
+        (row, page, page, 0, 16 * row + 16) for row in range(len(rows)) for page in range(row + 1)
+    )

@@ -181,9 +181,16 @@ class _Forest:
     def split(self, readers: list[_Reader], start: int) -> None:
         """Items for ``readers``, who agree on all pages before ``start``: the stretch they share,
         then the rest."""
+        # those who are still to be looked at: a prefix may branch more often than calls may nest
+        left = [(readers, start)]
+        while left:
+            left += reversed(self._branches(*left.pop()))
+
+    def _branches(self, readers: list[_Reader], start: int) -> list[tuple[list[_Reader], int]]:
+        """An item of the stretch that ``readers`` share, and those who share more behind it."""
         if len(readers) == 1:
             self._leave(readers[0], start)
-            return
+            return []
         common = _common_prefix(readers, start)
         stop = common // self.step * self.step
         if stop > start and (self.worth is None or self.worth(len(readers), stop - start)):
@@ -200,8 +207,7 @@ class _Forest:
                 branches.setdefault(reader.span.pages[common], []).append(reader)
             else:
                 self._leave(reader, start)
-        for branch in branches.values():
-            self.split(branch, start)
+        return [(branch, start) for branch in branches.values()]
 
     def _leave(self, reader: _Reader, start: int) -> None:
         """From page ``start`` the reader is on its own."""
