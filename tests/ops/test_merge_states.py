@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates, kernel, merge_states
 from looseleaf.testing.budget import assert_state_within_budget
@@ -223,3 +224,24 @@ def test_several_heads_a_program_change_no_bit(
     assert not found[0].out[2, 5].any()
     assert not found[0].out[3, 2].any()
     assert not found[0].out[0].any()
+
+
+def test_how_many_states_other_rows_have_changes_no_bit() -> None:
+    counts = [3, 0, 1, 3, 2, 0, 5]
+    at = torch.tensor([0, *counts], device=DEVICE).cumsum(0).int()
+    states = stacked(random_parts([2] * sum(counts))[0])
+    together = merge_states(states, at, implementation="reference")
+    for row in range(len(counts)):
+        alone = merge_states(states, at[row : row + 2], implementation="reference")
+        assert torch.equal(together.out[row], alone.out[0])
+        assert torch.equal(together.lse[row], alone.lse[0])
+
+
+def test_what_a_row_starts_from_is_one_state_a_row() -> None:
+    states, at = stacked([empty_state()] * 2), torch.tensor([0, 1, 2], dtype=torch.int32)
+    with pytest.raises(InvalidOption, match="2 rows carry 1 states"):
+        merge_states(states, at, AttnState(states.out[:1], states.lse[:1]))
+    numbers = torch.zeros(2, dtype=torch.int32)
+    kept = KeptStates(states.out.clone(), states.lse.clone(), numbers - 1, numbers, numbers)
+    with pytest.raises(InvalidOption, match="starts from one state"):
+        merge_states(states, at, states, kept=kept)

@@ -1,11 +1,12 @@
 """Attention over a union of disjoint key sets, from the attention over each: the log-sum-exp merge.
 
 Rows take a varying number of states, listed in CSR form, and may start from a carried state. The
-merge commutes, associates and has ``(0, -inf)`` as its unit (DESIGN §1)."""
+merge commutes, associates and has ``(0, -inf)`` as its unit (docs/ideas.md)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.merge_states.reference import merge_states_reference
@@ -32,8 +33,10 @@ def merge_states(
     ``states.out``. No state, or only empty ones: ``(0, -inf)``. With ``kept``, instead of
     ``carried``, the last states of a row are merged with what it has kept, which is kept, and then
     with the others. ``at_once``: most rows have several states, but few, to be read at once; then a
-    row may have other bits among many rows than among few."""
-    assert carried is None or kept is None, "a row starts from one state"
+    row may have other bits among many rows than among few. An lse that is not a number makes the
+    row NaN. Raises InvalidOption for rows with ``carried`` and ``kept``."""
+    if carried is not None and kept is not None:
+        raise InvalidOption("a row starts from one state: what is carried, or what it has kept")
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 

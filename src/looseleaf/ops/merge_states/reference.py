@@ -1,4 +1,4 @@
-"""The log-sum-exp merge, written as its equation."""
+"""The log-sum-exp merge, written as its equation, for all rows with as many states at once."""
 
 from itertools import pairwise
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.types import AttnState
 
@@ -20,55 +21,81 @@ def merge_states_reference(
     """See `looseleaf.ops.merge_states`."""
     dtype = torch.promote_types(states.out.dtype, torch.float32)
     indptr = row_state_indptr.tolist()
-    rows = []
+    rows = len(indptr) - 1
+    if carried is not None and len(carried.lse) < rows:
+        raise InvalidOption(
+            f"{rows} rows carry {len(carried.lse)} states: give one to each, empty if need be"
+        )
+    if kept is not None:
+        states, indptr = _keep(AttnState(states.out.to(dtype), states.lse), indptr, kept)
+    rows_of: dict[int, list[int]] = {}
     for r, (start, stop) in enumerate(pairwise(indptr)):
-        row_out, row_lse = states.out[start:stop].to(dtype), states.lse[start:stop]
+        rows_of.setdefault(stop - start, []).append(r)
+    if len(rows_of) != 1:
+        merged = states.out.new_empty((rows, *states.out.shape[1:]), dtype=dtype)
+        lse = states.lse.new_empty((rows, *states.lse.shape[1:]))
+    for count, some in rows_of.items():
+        each_out, each_lse = _side_by_side(states, indptr, some, count)
         if carried is not None:
-            row_out = torch.cat([row_out, carried.out[r : r + 1].to(dtype)])
-            row_lse = torch.cat([row_lse, carried.lse[r : r + 1].to(row_lse.dtype)])
-        if kept is not None and int(kept.at[r]) >= 0:
-            row_out, row_lse = _kept(row_out, row_lse, int(kept.first[r]) - start, r, kept)
-        rows.append(_merge_stack(row_out, row_lse))
-    heads, head_dim = states.out.shape[1:]
-    merged = (
-        torch.stack([o for o, _ in rows]) if rows else states.out.new_zeros((0, heads, head_dim))
-    )
-    lse = torch.stack([s for _, s in rows]) if rows else states.lse.new_zeros((0, heads))
+            each_out = torch.cat([each_out, carried.out[some, None].to(each_out.dtype)], 1)
+            each_lse = torch.cat([each_lse, carried.lse[some, None].to(each_lse.dtype)], 1)
+        done = _merge_stack(each_out.to(dtype), each_lse)
+        if len(some) == rows:
+            merged, lse = done
+        else:
+            merged[some], lse[some] = done
     if out is None:
         return AttnState(merged.to(states.out.dtype), lse)
     out.copy_(merged)
     return AttnState(out, lse)
 
 
-def _kept(
-    out: Float[Tensor, "states heads head_dim"],
-    lse: Float[Tensor, "states heads"],
-    first: int,
-    row: int,
-    kept: KeptStates,
-) -> tuple[Tensor, Tensor]:
-    """The states of a row, those from ``first`` on replaced by what it keeps of them."""
-    place = int(kept.at[row])
-    some_out, some_lse = out[first:], lse[first:]
-    if not int(kept.fresh[row]):
-        some_out = torch.cat([some_out, kept.out[place : place + 1].to(out.dtype)])
-        some_lse = torch.cat([some_lse, kept.lse[place : place + 1].to(lse.dtype)])
-    kept.out[place], kept.lse[place] = _merge_stack(some_out, some_lse)
-    whole = torch.cat([out[:first], kept.out[place : place + 1].to(out.dtype)])
-    return whole, torch.cat([lse[:first], kept.lse[place : place + 1].to(lse.dtype)])
+def _side_by_side(
+    states: AttnState, indptr: list[int], rows: list[int], count: int
+) -> tuple[Float[Tensor, "rows count heads head_dim"], Float[Tensor, "rows count heads"]]:
+    """The states of ``rows``, which have ``count`` each: a view if these are all rows."""
+    shape = len(rows), count
+    if len(rows) == len(indptr) - 1:
+        used = slice(indptr[0], indptr[-1])
+        return states.out[used].unflatten(0, shape), states.lse[used].unflatten(0, shape)
+    places = [indptr[r] + n for r in rows for n in range(count)]
+    number = torch.tensor(places, dtype=torch.int64, device=states.lse.device)
+    return states.out[number].unflatten(0, shape), states.lse[number].unflatten(0, shape)
 
 
 def _merge_stack(
-    out: Float[Tensor, "states heads head_dim"], lse: Float[Tensor, "states heads"]
-) -> tuple[Float[Tensor, "heads head_dim"], Float[Tensor, " heads"]]:
-    if out.shape[0] == 0:
-        return out.new_zeros(out.shape[1:]), lse.new_full(lse.shape[1:], -torch.inf)
-    lse_max = lse.amax(0)
+    out: Float[Tensor, "rows count heads head_dim"], lse: Float[Tensor, "rows count heads"]
+) -> tuple[Float[Tensor, "rows heads head_dim"], Float[Tensor, "rows heads"]]:
+    if out.shape[1] == 0:
+        return out.sum(1), lse.new_full(lse.sum(1).shape, -torch.inf)
+    lse_max = lse.amax(1)
     # a head may have no key in any set: a finite pivot keeps its weights 0, not NaN
     pivot = lse_max.masked_fill(lse_max == -torch.inf, 0.0)
-    weight = (lse - pivot).exp()
-    total = weight.sum(0)
+    weight = (lse - pivot[:, None]).exp_()
+    total = weight.sum(1)
     # an empty state's output may be anything, so its weight 0 must not meet a NaN
-    kept = torch.where(lse[..., None] > -torch.inf, out, 0.0)
-    merged = (weight[..., None] * kept).sum(0) / total.clamp_min(1e-38)[..., None]
-    return merged, pivot + total.log()
+    seen = torch.where(lse[..., None] == -torch.inf, 0.0, out)
+    merged = seen.mul_(weight[..., None]).sum(1).div_(total.clamp_min(1e-38)[..., None])
+    return merged, pivot.add_(total.log())
+
+
+def _keep(states: AttnState, indptr: list[int], kept: KeptStates) -> tuple[AttnState, list[int]]:
+    """The states of all rows, the last of a row replaced by what it keeps of them, and where those
+    of each row begin."""
+    outs, lses, begins = [states.out[:0]], [states.lse[:0]], [0]
+    for r, (start, stop) in enumerate(pairwise(indptr)):
+        out, lse, place = states.out[start:stop], states.lse[start:stop], int(kept.at[r])
+        if place >= 0:
+            first, own = int(kept.first[r]) - start, slice(place, place + 1)
+            some = [out[first:]], [lse[first:]]
+            if not int(kept.fresh[r]):
+                some[0].append(kept.out[own].to(out.dtype))
+                some[1].append(kept.lse[own].to(lse.dtype))
+            merged = _merge_stack(torch.cat(some[0])[None], torch.cat(some[1])[None])
+            kept.out[own], kept.lse[own] = merged
+            out = torch.cat([out[:first], kept.out[own].to(out.dtype)])
+            lse = torch.cat([lse[:first], kept.lse[own].to(lse.dtype)])
+        outs.append(out)
+        lses.append(lse)
+        begins.append(begins[-1] + len(lse))
+    return AttnState(torch.cat(outs), torch.cat(lses)), begins
