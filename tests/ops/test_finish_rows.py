@@ -9,13 +9,15 @@ from looseleaf.attention.cost_model import CostModel, default_cost_model
 from looseleaf.attention.plan import Planner
 from looseleaf.bench.attention_cases import AttentionShape, Case, shared
 from looseleaf.config import RopeConfig
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.partial_attention import WorkList, partial_attention
+from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
 from looseleaf.rope import build_rotation
 from looseleaf.testing.budget import assert_state_within_budget
 from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState, Rotation, ScoreRule
+from tests.ops.small_lists import angles, int32, one_item
 
 DEVICE = torch.device("cpu")
 RULE = ScoreRule(0.2)
@@ -95,3 +97,14 @@ def test_states_that_others_join_hold_all_that_a_row_reads() -> None:
     assert work is not None
     assert not work.finishing
     assert int(work.row_state_indptr[-1]) == len(work.entry_row)
+
+
+def test_a_list_or_a_rule_that_rows_are_not_finished_by_is_refused() -> None:
+    q, (k, v) = torch.randn(1, 4, 32), torch.randn(2, 3, 2, 16, 32)
+    work, table = one_item([1], [0], [(20, 12)]), angles(64, 32)
+    states, out = AttnState(torch.zeros(1, 4, 32), torch.zeros(1, 4)), torch.empty_like(q)
+    with pytest.raises(InvalidOption, match="use merge_states"):
+        finish_rows(states, q, (k, v), work, table, RULE, out)
+    finishing = replace(work, tiles=(Tile(16, 16, 4, 2, 1, finishing=True),), row_own=int32(0))
+    with pytest.raises(InvalidOption, match="a plain rule"):
+        finish_rows(states, q, (k, v), finishing, table, ScoreRule(0.2, window=3), out)

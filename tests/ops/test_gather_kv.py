@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.gather_kv import UNUSED, KeySources, gather_kv
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.store_kv import store_kv
@@ -106,3 +107,17 @@ def test_nothing_is_gathered_of_an_empty_list(implementation: str) -> None:
     table = rotation_table(frequencies(64), 4, False)
     gather_kv(*kv, KeySources(none, none), table, *out, implementation)  # type: ignore[arg-type]
     assert (out == 7.0).all()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="looking would wait for the device")
+@BOTH
+def test_a_key_does_not_turn_back(implementation: str) -> None:
+    kv, table = pages(64, torch.float32), rotation_table(frequencies(64), 500, False)
+    slots, turns = numbers()
+    turns[3] = -5
+    out = gathered(kv)
+    with pytest.raises(InvalidOption, match="negative offset"):
+        gather_kv(*kv, KeySources(slots, turns), table, *out, implementation)  # type: ignore[arg-type]
+    # where there is no key nothing turns
+    slots[3] = -1
+    gather_kv(*kv, KeySources(slots, turns), table, *out, implementation)  # type: ignore[arg-type]

@@ -148,3 +148,19 @@ def test_what_can_not_be_packed_is_known_before() -> None:
     assert blocks_of(kv) == 1 and blocks_of(kv.expand(1, 2, POOL, 3, 16, 128)) == 3
     assert blocks_of(kv.half()) == blocks_of(kv.float()) == 0
     assert blocks_of(kv[..., :64]) == 0
+
+
+@pytest.mark.parametrize("length", [0, 16, 20, 32, 47])
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_whole_pages_behind_the_length_are_zeros_too(
+    length: int, implementation: Implementation
+) -> None:
+    kv, target = drawn(1, 1, 1, 16, 128), drawn(2, 1, 1, 16, 128)
+    pages = [3, 1, 5]
+    packed, spilled = packed_of(kv, pages, length, implementation)
+    assert not spilled
+    unpack_pages(packed, torch.tensor(pages, device=DEVICE), 0, target, implementation)
+    found = target[0, :, pages].transpose(1, 2).flatten(2, 3)
+    there = kv[0, :, pages].transpose(1, 2).flatten(2, 3)
+    assert same_bits(found[:, :, :length], there[:, :, :length])
+    assert not found[:, :, length:].any()

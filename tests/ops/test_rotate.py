@@ -5,6 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looseleaf.errors import InvalidOption
+from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.rotate import rotate
 from looseleaf.testing.budget import assert_within_budget
 from looseleaf.testing.poison import poisoned
@@ -78,3 +80,18 @@ def test_kernel_rotates_within_the_budget(
     plain = turned_at(x.float(), positions, angles, interleaved).to(dtype)
     assert turned.dtype == dtype
     assert_within_budget(turned, truth, plain, dtype)
+
+
+@pytest.mark.parametrize("positions", [[0, -1, 2], [3, 50, 1]])
+def test_a_position_that_the_table_does_not_have_is_refused(positions: list[int]) -> None:
+    table = rotation_table(frequencies(64), 50, False)
+    with pytest.raises(InvalidOption, match="not all in a table of 50"):
+        rotate(torch.randn(3, 2, 64), torch.tensor(positions), table, "reference")
+    none = torch.zeros(0, dtype=torch.int64)
+    assert rotate(torch.randn(0, 2, 64), none, table, "reference").shape == (0, 2, 64)
+
+
+def test_what_pages_hold_is_not_turned() -> None:
+    narrow = to_pages(torch.randn(3, 2, 64), FP8)
+    with pytest.raises(InvalidOption, match="turn a vector before it is stored"):
+        rotate(narrow, torch.arange(3), rotation_table(frequencies(64), 50, False))

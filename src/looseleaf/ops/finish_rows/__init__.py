@@ -7,6 +7,7 @@ reads them (FlashInfer's cascade and RelayAttention have a launch for each)."""
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.finish_rows.reference import finish_rows_reference
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -30,9 +31,15 @@ def finish_rows(
 
     ``work`` is ``finishing``: plain, without masks and explicit positions; ``rule`` has a scale and
     nothing else. ``q`` is unrotated, ``lse`` of the result is fp32. Nothing writes ``q`` or the
-    pages after the operator that makes the states: they may be read before these are there."""
-    assert work.finishing and work.row_own is not None, "a list whose rows read items alone"
-    assert rule.is_plain and not work.mask_words.numel(), "plain rules and no masks"
+    pages after the operator that makes the states: they may be read before these are there. Raises
+    InvalidOption for another list or rule."""
+    if not work.finishing or work.row_own is None:
+        raise InvalidOption("rows of this list read no item alone: use merge_states")
+    if not rule.is_plain or work.mask_words.numel():
+        raise InvalidOption(
+            "rows are finished by a plain rule and without masks: read their items with "
+            "partial_attention, and use merge_states"
+        )
     if choose(implementation, q) == "triton":
         from looseleaf.ops.finish_rows.kernel import finish_rows_triton
 

@@ -2,7 +2,7 @@
 stand there.
 
 Rows that read many keys in several frames turn once a frame, and begin anew at every border of two
-(notes/sharing §1). Laid out once a layer, the same keys are one span in the frame of the prompt:
+(docs/frames.md). Laid out once a layer, the same keys are one span in the frame of the prompt:
 what it costs is to copy them, which memory does as fast whether or not they turn."""
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv.reference import gather_kv_reference
 from looseleaf.types import Rotation
@@ -24,7 +25,7 @@ UNUSED = -2
 class KeySources:
     """Where the key of each slot of the gathered pages comes from: ``slots`` are flat (``page *
     page_size + slot``) slots of the pages that are read, -1 where there is none, and ``turns`` the
-    Δ of the frame in which that key is stored."""
+    Δ of the frame in which that key is stored, at least 0: keys turn forward only."""
 
     slots: Int[Tensor, " keys"]
     turns: Int[Tensor, " keys"]
@@ -44,11 +45,17 @@ def gather_kv(
 
     Turning is done in fp32 and adds up: a key stored at ``p`` of a frame at Δ comes out as one
     stored at ``Δ + p``, rounded once more. Slots without a source become zeros; those whose source
-    is `UNUSED` and those past the sources are left alone."""
+    is `UNUSED` and those past the sources are left alone. Raises InvalidOption for a key that is to
+    turn back; on a GPU nobody looks, since looking would wait for the device."""
+    slots, turns = sources.slots, sources.turns
+    if not slots.is_cuda and bool(((slots >= 0) & (turns < 0)).any()):
+        raise InvalidOption(
+            "a key can't be gathered from a frame at a negative offset: leave the span as it is, "
+            "which turns the query"
+        )
     if choose(implementation, k_pages) == "triton":
         from looseleaf.ops.gather_kv.kernel import gather_kv_triton
 
         gather_kv_triton(k_pages, v_pages, sources, rotation, k_gathered, v_gathered)
     else:
-        slots, turns = sources.slots, sources.turns
         gather_kv_reference(k_pages, v_pages, slots, turns, rotation, k_gathered, v_gathered)

@@ -24,9 +24,9 @@ def pack_pages_reference(
     spilled: Int[Tensor, " 1"],
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
-    taken = kv[:, :, pages].view(torch.int16).clone()
-    if behind := length % kv.shape[4]:
-        taken[:, :, -1, :, behind:] = 0
+    taken = kv[:, :, pages].view(torch.int16)
+    slots = torch.arange(len(pages) * kv.shape[4], device=kv.device).view(len(pages), 1, -1, 1)
+    taken = taken.masked_fill(slots >= length, 0)
     bits = taken.reshape(*packed.shape[:3], BLOCK).int() & 0xFFFF
     exponent = bits >> 7 & 0xFF
     groups = exponent.unflatten(-1, (-1, GROUP))

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.types import Rotation
 
 
@@ -13,6 +14,13 @@ def rotate_reference(
     rotation: Rotation,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `looseleaf.ops.rotate`."""
+    if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < len(
+        rotation.cos
+    ):
+        raise InvalidOption(
+            f"positions {int(positions.min())} to {int(positions.max())} are not all in a table of "
+            f"{len(rotation.cos)}: make it longer"
+        )
     return turn(x, positions, rotation).to(x.dtype)
 
 
