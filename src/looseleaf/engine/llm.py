@@ -183,8 +183,9 @@ class LLM:
         ``select=Select("retrieval")``. It may be longer than the pool.
 
         Its context is as in `register`, so ask about it with `chat`. ``on_progress`` hears a stage,
-        how much is done and of how much, from any thread. Raises as `Hosting.add` does, and what
-        ended the work."""
+        how much is done and of how much, from any thread. Raises InvalidOption for an index that is
+        none, InvalidRequest for a document longer than the positions that the model reads or a
+        model whose scores are not plain inner products, and what ended the work."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         if not isinstance(index, IndexConfig | None):

@@ -1,9 +1,9 @@
 """Identity of stored keys and values: a hash over what determines them, and nothing else.
 
 A key names the model, the RoPE frequencies, the stored dtype, the tenant's salt, the *context* the
-tokens could see when they were encoded, and the tokens (DESIGN §2). It never names a position: that
-is the frame's business. Two contents that saw different contexts are different segments, so an
-answer can't depend on what happened to be in the cache."""
+tokens could see when they were encoded (docs/documents.md), and the tokens. It never names a
+position: that is the frame's business. Two contents that saw different contexts are different
+segments, so an answer can't depend on what happened to be in the cache."""
 
 import hashlib
 import struct

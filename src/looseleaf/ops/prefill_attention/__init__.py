@@ -2,7 +2,7 @@
 
 Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees
 keys at positions up to its own and nothing else, and no mask is materialised. The query turns once
-per span (LazyAttention turns every key tile instead)."""
+per span (docs/frames.md; LazyAttention turns every key tile instead)."""
 
 import torch
 from jaxtyping import Float, Int

@@ -2,8 +2,9 @@
 parts.
 
 Few tiles leave processors idle, so their keys are read in several parts at a time, each of which
-leaves a state of its own, and the states of a row are merged (DESIGN §1). A part holds whole blocks
-of keys, counted over all spans that the rows of its tile may see, wherever spans begin and end.
+leaves a state of its own, and the states of a row are merged (docs/ideas.md). A part holds whole
+blocks of keys, counted over all spans that the rows of its tile may see, wherever spans begin and
+end.
 """
 
 from bisect import bisect_right
