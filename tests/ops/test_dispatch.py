@@ -12,7 +12,7 @@ import torch
 
 import looseleaf
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.dispatch import choose
+from looseleaf.ops.dispatch import Implementation, choose
 
 
 def test_auto_takes_the_device_s_own() -> None:
@@ -25,6 +25,30 @@ def test_an_unknown_implementation_is_refused_by_name() -> None:
     unchecked = inspect.unwrap(choose)
     with pytest.raises(InvalidOption, match="cudnn"):
         unchecked("cudnn", torch.zeros(1))
+
+
+def test_cpu_is_what_auto_takes_on_a_cpu() -> None:
+    assert choose("cpu", torch.zeros(1)) == "reference"
+    assert choose("cpu", torch.zeros(1), cpu="cpu") == "cpu"
+    assert choose("reference", torch.zeros(1), cpu="cpu") == "reference"
+
+
+def test_triton_is_not_for_tensors_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose("triton", torch.zeros(1)) == "triton"
+    for value in ("0", ""):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        with pytest.raises(InvalidOption, match="these are on the CPU: move them, or use"):
+            choose("triton", torch.zeros(1))
+
+
+@pytest.mark.parametrize("name", ["cpu", "native"])
+def test_who_reads_memory_of_a_cpu_is_not_for_tensors_of_a_gpu(name: Implementation) -> None:
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    with pytest.raises(InvalidOption, match="these are on a GPU"):
+        choose(name, torch.zeros(1).as_subclass(OnGpu), native=True)
 
 
 def test_references_run_where_triton_can_not_be_imported() -> None:
