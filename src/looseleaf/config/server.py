@@ -52,6 +52,9 @@ class ServerConfig:
     max_registered: int = option(10_000, "most registered documents of one tenant")
     deadline: float = option(600.0, "seconds that a request may take, at most")
     drain_seconds: float = option(600.0, "seconds that running requests get when the server ends")
+    stall_seconds: float = option(
+        120.0, "seconds that one step of the engine may take before /health says that it is stuck"
+    )
     warm_up: bool = option(
         True, "on a GPU, capture the graphs of usual steps before the port is open"
     )
@@ -73,6 +76,7 @@ class ServerConfig:
             "max_registered",
             "deadline",
             "drain_seconds",
+            "stall_seconds",
         ):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, not {value}")

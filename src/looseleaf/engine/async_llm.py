@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
@@ -31,10 +32,14 @@ from looseleaf.engine.request import (
 )
 from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
-from looseleaf.engine.worker import Outcome, Worker
+from looseleaf.engine.worker import Fail, Outcome, Worker
+from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault
 from looseleaf.sampling_params import SamplingParams
 
 T = TypeVar("T")
+
+_LATE_SECONDS = 2.0
+"""How long after a deadline the engine may say so, before its caller is told without it."""
 
 
 class AsyncLLM:
@@ -70,6 +75,8 @@ class AsyncLLM:
             if held.error is not None:
                 raise held.error
         self._ids = count()
+        # who waits for the engine's thread, to be told if that never comes back
+        self._waiting: set[Fail] = set()
         self._worker = Worker(self.engine, on_step)
         self.engine.hosting.wake = self._worker.wake
 
@@ -84,16 +91,34 @@ class AsyncLLM:
         """Whether new requests are taken: not once it drains, was closed, or broke."""
         return self._worker.is_open
 
-    def close(self) -> None:
-        """Abort what runs, stop the engine's thread, and let go of the tiers."""
-        self._worker.close()
-        self.engine.close()
+    @property
+    def fault(self) -> EngineFault | None:
+        """What broke the engine, if anything has."""
+        return self._worker.fault
 
-    async def drain(self, timeout: float | None = None) -> bool:
+    @property
+    def busy_seconds(self) -> float:
+        """How long the step under way has taken; 0.0 while there is nothing to do."""
+        return self._worker.busy_seconds
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Abort what runs, stop the engine's thread, and let go of the tiers.
+
+        A thread that does not come back within ``timeout`` seconds is left with all that it holds,
+        after its callers have been told; returns whether it did."""
+        if not self._worker.close(timeout):
+            error = EngineClosed("the engine stands still and was left: the answer is not complete")
+            for fail in list(self._waiting):
+                fail(error)
+            return False
+        self.engine.close()
+        return True
+
+    async def drain(self, timeout: float | None = None, *, patience: float | None = None) -> bool:
         """Take no new request, let those that were accepted end, then close.
 
         Returns whether all of them ended by themselves; after ``timeout`` seconds the others are
-        aborted."""
+        aborted, and a step that still runs gets ``patience`` seconds, as `close` gives it."""
         self._worker.refuse_new()
         whole = True
         try:
@@ -101,8 +126,10 @@ class AsyncLLM:
                 await self._watch(lambda: self._worker.is_idle or None)
         except TimeoutError:
             whole = False
-        await asyncio.to_thread(self.close)
-        return whole
+        except (EngineClosed, EngineFault):
+            # closed before, with all that ran
+            whole = self._worker.fault is None
+        return await asyncio.to_thread(self.close, patience) and whole
 
     def generate(
         self,
@@ -141,8 +168,11 @@ class AsyncLLM:
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
 
-        Raises EngineClosed if the engine takes no requests any more, and what ended the request."""
+        Raises EngineClosed if the engine takes no requests any more, and what ended the request.
+        A deadline holds even if the engine's thread stands still."""
         loop = asyncio.get_running_loop()
+        limit = request.deadline
+        due = None if limit is None else loop.time() + limit + _LATE_SECONDS
         newest, arrived = deque[Outcome](), asyncio.Event()
         since = time.perf_counter()
 
@@ -161,20 +191,22 @@ class AsyncLLM:
         grammar = request.params.grammar
         if grammar is not None:
             await asyncio.to_thread(self.engine.grammars.check, grammar)
-        self._worker.open(request, since, deliver)
-        try:
-            while True:
-                while not newest:
-                    arrived.clear()
-                    await arrived.wait()
-                outcome = newest.popleft()
-                if isinstance(outcome, Exception):
-                    raise outcome
-                yield outcome
-                if outcome.finished:
-                    return
-        finally:
-            self._worker.leave(request.request_id, deliver)
+        with self._told(deliver):
+            self._worker.open(request, since, deliver)
+            try:
+                while True:
+                    while not newest:
+                        arrived.clear()
+                        async with _until(due, limit):
+                            await arrived.wait()
+                    outcome = newest.popleft()
+                    if isinstance(outcome, Exception):
+                        raise outcome
+                    yield outcome
+                    if outcome.finished:
+                        return
+            finally:
+                self._worker.leave(request.request_id, deliver)
 
     async def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
@@ -262,8 +294,9 @@ class AsyncLLM:
             except Exception as error:
                 result.fail(error)
 
-        self._worker.put(command, new=new)
-        return await result.future
+        with self._told(result.fail):
+            self._worker.put(command, new=new)
+            return await result.future
 
     async def _watch(self, look: Callable[[], T | None]) -> T:
         """The first answer of ``look`` that is not None; asked now and after every step, in the
@@ -276,8 +309,18 @@ class AsyncLLM:
                 result.settle(value)
             return value is not None or result.future.cancelled()
 
-        self._worker.watch(done, result.fail)
-        return await result.future
+        with self._told(result.fail):
+            self._worker.watch(done, result.fail)
+            return await result.future
+
+    @contextmanager
+    def _told(self, fail: Fail) -> Iterator[None]:
+        """``fail`` hears if the engine's thread is left."""
+        self._waiting.add(fail)
+        try:
+            yield
+        finally:
+            self._waiting.discard(fail)
 
     def _news(self, before: DocumentInfo, salt: str) -> DocumentInfo | None:
         info = self.engine.documents.stat(before.id, salt)
@@ -296,6 +339,19 @@ class AsyncLLM:
         name = request_id or f"async-{next(self._ids)}"
         params = SamplingParams() if params is None else params
         return Request(name, parts, params, salt, deadline)
+
+
+@asynccontextmanager
+async def _until(due: float | None, limit: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded at ``due`` on the loop's clock, for a deadline of ``limit``."""
+    try:
+        async with asyncio.timeout_at(due):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"the engine stands still, and the request did not end within its deadline of {limit} "
+            "s: ask another server, or again in a while"
+        ) from error
 
 
 class _Result(Generic[T]):

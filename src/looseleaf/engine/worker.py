@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -27,10 +28,12 @@ class Worker:
     """Steps an engine as long as it has work. Its public methods may be called from any thread.
 
     ``on_step`` hears of every step, in the thread of the worker. ``snapshot`` is the engine's,
-    after the latest step or command."""
+    after the latest step or command. ``fault`` is what broke the engine, if anything has."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepStats], None] | None = None) -> None:
         self.snapshot: EngineSnapshot = engine.snapshot()
+        self.fault: EngineFault | None = None
+        self._busy_since: float | None = None
         self._engine = engine
         self._on_step = on_step
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -50,6 +53,12 @@ class Worker:
     def is_open(self) -> bool:
         """Whether new work is taken."""
         return self._closed is None and not self._refusing
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the step or command under way has taken; 0.0 while there is none."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def is_idle(self) -> bool:
@@ -94,11 +103,12 @@ class Worker:
         with self._lock:
             self._refusing = True
 
-    def close(self) -> None:
-        """Abort what runs and end the thread."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Abort what runs and end the thread; whether it has ended within ``timeout`` seconds."""
         atexit.unregister(self.close)
         self._shut("this engine is closed: make a new one")
-        self.thread.join()
+        self.thread.join(timeout)
+        return not self.thread.is_alive()
 
     def _shut(self, reason: str) -> None:
         with self._lock:
@@ -117,6 +127,7 @@ class Worker:
             if command is None:
                 self._end(EngineClosed("the engine was closed: the answer is not complete"))
                 return
+            self._busy_since = time.monotonic()
             try:
                 command()
                 self._tell()
@@ -125,6 +136,7 @@ class Worker:
                 self._break(error)
                 with contextlib.suppress(Exception):
                     self._tell()
+            self._busy_since = None
 
     def _add(self, request: Request, since: float, deliver: Deliver) -> None:
         try:
@@ -177,6 +189,8 @@ class Worker:
         fault = EngineFault(f"the engine broke and was closed ({type(error).__name__}: {error})")
         fault.__cause__ = error
         self._end(fault)
+        # last: who looks for it may take all callers to have been told
+        self.fault = fault
 
     def _end(self, error: Exception) -> None:
         for name, deliver in list(self._streams.items()):

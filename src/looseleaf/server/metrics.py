@@ -63,6 +63,18 @@ class ServerMetrics:
             "looseleaf_http_requests", "HTTP requests under way.", registry=self._registry
         )
 
+    def watch_engine(self, is_up: Callable[[], bool], busy: Callable[[], float]) -> None:
+        """Show at each scrape whether the engine goes on, and how long its step has taken."""
+        up, age = (
+            Gauge(f"looseleaf_{name}", text, registry=self._registry)
+            for name, text in (
+                ("engine_up", "1 while the engine goes on; 0 once it stands still or has ended."),
+                ("engine_busy_seconds", "What the step under way has taken; 0 where none is."),
+            )
+        )
+        up.set_function(is_up)
+        age.set_function(busy)
+
     def on_step(self, stats: StepStats) -> None:
         """Book a step; called in the engine's thread."""
         self.step.observe(stats.seconds)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
@@ -25,6 +25,8 @@ from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.tracing import Tracer, make_tracer
+
+State = Literal["ready", "draining", "stopped", "stuck"]
 
 REFERENCE_NAME = "looseleaf-reference"
 
@@ -62,6 +64,26 @@ class Service:
     under_way: int = 0
     _due: float = math.inf
     _ending: "asyncio.Task[bool] | None" = None
+
+    def __post_init__(self) -> None:
+        self.metrics.watch_engine(
+            lambda: self.state in ("ready", "draining") and not self.is_stuck,
+            lambda: self.llm.busy_seconds,
+        )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine has been at one step for longer than any should take."""
+        return self.llm.busy_seconds > self.config.stall_seconds
+
+    @property
+    def state(self) -> State:
+        """What probes are told."""
+        if self.draining:
+            return "draining"
+        if not self.llm.is_open:
+            return "stopped"
+        return "stuck" if self.is_stuck else "ready"
 
     async def start(self) -> None:
         """Compute and pin the system prompts, before any port is open."""
@@ -122,6 +144,8 @@ class Service:
             raise unavailable("the server is shutting down: ask another one", "shutting_down")
         if not self.llm.is_open:
             raise ApiError(503, "the engine has stopped: restart the server", code="stopped")
+        if self.is_stuck:
+            raise unavailable("the engine stands still: ask another server", "stuck")
 
     def prompts(self, caller: Caller) -> PromptMaker:
         """Makes the prompts of a caller's requests."""

@@ -60,4 +60,4 @@ class TokenizeBody(Strict):
 class StateBody(Strict):
     """How the server is."""
 
-    status: Literal["ok", "ready", "draining", "stopped"]
+    status: Literal["ok", "ready", "draining", "stopped", "stuck"]

@@ -72,11 +72,14 @@ async def metrics(service: TheService) -> Response:
 
 
 @open_router.head("/health", include_in_schema=False)
-@open_router.get("/health", response_model=StateBody, tags=["server"])
+@open_router.get(
+    "/health", response_model=StateBody, responses={503: {"model": StateBody}}, tags=["server"]
+)
 async def health(service: TheService) -> Response:
-    """Whether the process is alive and its engine runs."""
-    alive = service.llm.is_open or service.draining
-    return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
+    """Whether the process is alive and its engine goes on."""
+    state = service.state
+    alive = state in ("ready", "draining")
+    return JSONResponse({"status": "ok" if alive else state}, 200 if alive else 503)
 
 
 @open_router.head("/ready", include_in_schema=False)
@@ -85,7 +88,7 @@ async def health(service: TheService) -> Response:
 )
 async def ready(service: TheService) -> Response:
     """Whether requests are served: from when system prompts are computed until the end begins."""
-    state = _state(service)
+    state = service.state
     return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
 
@@ -105,14 +108,6 @@ async def docs(request: Request) -> Response:
 async def static(name: str) -> Response:
     """A file of the playground."""
     return _static(name)
-
-
-def _state(service: Service) -> str:
-    if service.draining:
-        return "draining"
-    if not service.llm.is_open:
-        return "stopped"
-    return "ready"
 
 
 def _static(name: str) -> Response:
