@@ -22,7 +22,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     monkeypatch.setattr(
         "looseleaf.server.service.make_service", lambda *arguments: made.append(arguments[:3])
     )
-    monkeypatch.setattr("looseleaf.server.run.serve", lambda _: None)
+    monkeypatch.setattr("looseleaf.server.run.serve", lambda _: 0)
 
     def run(*arguments: str, **environment: str) -> tuple[Any, ServerConfig, dict[str, Any]]:
         done = CliRunner().invoke(app, ["serve", *arguments], env=environment)

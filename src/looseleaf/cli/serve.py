@@ -2,6 +2,7 @@
 file, in this order; what none of them says has the configuration's default."""
 
 import os
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,7 +77,7 @@ def serve(model: str | None, **options: Any) -> None:
     require_free(config.host, config.port)
     with startup_bar() as on_progress:
         service = make_service(model, config, chosen, on_progress)
-    run(service)
+    sys.exit(run(service))
 
 
 def _check_environment() -> None:

@@ -30,9 +30,10 @@ def make_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        whole = await service.stop()
-        service.log.info("stopped", whole=whole)
-        service.tracer.close()
+        try:
+            await service.stop()
+        finally:
+            service.tracer.close()
 
     app = FastAPI(
         title="Looseleaf",

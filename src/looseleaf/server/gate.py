@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,12 +31,14 @@ STALL_SECONDS = 60.0
 
 @dataclass(eq=False)
 class _Passage:
-    """One request on its way through the gate, and what came back."""
+    """One request on its way through the gate, and what came back. ``is_last`` says whether the
+    connection takes no other behind it."""
 
     request_id: str
     receive: Receive
     send: Send
     most: int
+    is_last: Callable[[], bool]
     status: int = 0
     size: int = 0
     complete: bool = False
@@ -71,8 +74,10 @@ class _Passage:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             identity = (b"x-request-id", self.request_id.encode())
-            safe = (b"x-content-type-options", b"nosniff")
-            message = {**message, "headers": [*message.get("headers", ()), identity, safe]}
+            own = [identity, (b"x-content-type-options", b"nosniff")]
+            if self.is_last():
+                own.append((b"connection", b"close"))
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
         try:
             async with asyncio.timeout(STALL_SECONDS):
                 await self.send(message)
@@ -107,7 +112,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        passage = _Passage(_request_id(headers), receive, send, self._most)
+        service = self._service
+        passage = _Passage(
+            _request_id(headers), receive, send, self._most, lambda: service.draining
+        )
         facts: dict[str, Any] = {}
         start = time.perf_counter()
         with ExitStack() as stack:

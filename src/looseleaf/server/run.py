@@ -2,8 +2,12 @@
 
 import asyncio
 import gc
-import math
+import os
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 import uvicorn
@@ -11,11 +15,17 @@ import uvicorn
 from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import taking_over
-from looseleaf.server.service import Service
+from looseleaf.server.service import STEP_PATIENCE, Service
 from looseleaf.server.stalled import Connection
 
+EXIT_BROKEN = 4
+"""Exit status of a server whose engine broke, or stood still to the end."""
+
+EXIT_CUT = 5
+"""Exit status of a server that ended as it was told to, but cut requests off."""
+
 _CLOSING_SECONDS = 5
-"""After the drain, for what has been cut to be told so."""
+"""After the drain, for connections to close and for what has been cut to be told so."""
 
 
 class Server(uvicorn.Server):
@@ -33,12 +43,13 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=math.ceil(config.drain_seconds) + _CLOSING_SECONDS,
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
                 timeout_keep_alive=30,
                 backlog=2048,
             )
         )
         self.service = service
+        self._was_asked = False
 
     @property
     def bound_port(self) -> int:
@@ -47,27 +58,45 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await self.service.start()
+        if self.service.draining:
+            # asked to end before it has begun
+            return
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
         if self.started:
             host = self.service.config.host
             shown = f"[{host}]" if ":" in host else host
             self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/")
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        limit = asyncio.create_task(self._cut_off(self.service.begin_to_end()))
-        try:
-            await super().shutdown(sockets=sockets)
-        finally:
-            limit.cancel()
+    async def on_tick(self, counter: int) -> bool:
+        if self.service.llm.fault is not None:
+            # nothing is served any more: whoever starts servers is to start another one
+            self.service.begin_to_end()
+            self.should_exit = True
+        return await super().on_tick(counter)
 
-    async def _cut_off(self, seconds: float) -> None:
-        """When the drain has run out, end what still runs while its callers can be told of it."""
-        await asyncio.sleep(seconds)
-        await self.service.stop()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end while probes and scrapes are still answered, and new requests refused;
+        then close the port."""
+        seconds = self.service.begin_to_end()
+        self.service.log.info("ending", seconds=round(seconds, 1), under_way=self.service.under_way)
+        ending = asyncio.create_task(self.service.stop())
+        while not ending.done() and not self.force_exit:
+            await asyncio.wait({ending}, timeout=0.1)
+        if self.force_exit:
+            self.config.timeout_graceful_shutdown = 0
+        await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end. A second SIGTERM or SIGINT does not wait for what runs; SIGHUP, which may
+        come along with either, always does."""
         self.service.begin_to_end()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
+        if sig != signal.SIGHUP:
+            self.force_exit, self._was_asked = self._was_asked, True
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        # uvicorn's own would end the process by the signal, before the last line of the log
+        return nullcontext()
 
 
 def require_free(host: str, port: int) -> None:
@@ -87,8 +116,8 @@ def require_free(host: str, port: int) -> None:
         ) from error
 
 
-def serve(service: Service) -> None:
-    """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for what runs."""
+def serve(service: Service) -> int:
+    """Serve until a signal asks for the end or the engine breaks; the exit status."""
     server = Server(service)
     gc.collect()
     # weights, graphs and modules stay: the collector would stop all answers to look through them
@@ -99,16 +128,44 @@ def serve(service: Service) -> None:
         max_model_len=service.llm.engine.max_model_len,
         tenants=len(service.keys.tenants),
     )
+    with _heeding_signals(server):
+        try:
+            # who is told not to wait cuts requests off, and need not hear of each by a traceback
+            with taking_over(service.log, lambda: server.force_exit):
+                server.run()
+        finally:
+            status = _end(server)
+            gc.unfreeze()
+    return status
+
+
+def _end(server: Server) -> int:
+    """Let go of the engine, and say how it ended: the exit status, and the log's last line."""
+    service = server.service
+    came_back = service.llm.close(STEP_PATIENCE if service.whole is None else 0.0)
+    whole = came_back and service.whole is not False and not server.force_exit
+    broken = service.llm.fault is not None or not came_back
+    service.log.info("stopped", whole=whole and not broken)
+    status = EXIT_BROKEN if broken else 0 if whole else EXIT_CUT
+    if not came_back:
+        # a thread that stands still would keep the interpreter from ending
+        os._exit(status)
+    return status
+
+
+@contextmanager
+def _heeding_signals(server: Server) -> Iterator[None]:
+    """SIGTERM, SIGINT and SIGHUP end the server, until its last line is in the log."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heeded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # so it was started to outlive its terminal
+        heeded.remove(signal.SIGHUP)
+    before = {one: signal.signal(one, server.handle_exit) for one in heeded}
     try:
-        # who is told not to wait cuts requests off, and need not hear of each by a traceback
-        with taking_over(service.log, lambda: server.force_exit):
-            server.run()
-    except KeyboardInterrupt:
-        # raised anew when all has ended as it was asked to
-        if not server.should_exit:
-            raise
+        yield
     finally:
-        if server.force_exit:
-            service.log.info("stopped", whole=False)
-        service.llm.close()
-        gc.unfreeze()
+        for one, handler in before.items():
+            signal.signal(one, handler)

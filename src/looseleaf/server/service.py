@@ -28,6 +28,12 @@ from looseleaf.server.tracing import Tracer, make_tracer
 
 State = Literal["ready", "draining", "stopped", "stuck"]
 
+STEP_PATIENCE = 10.0
+"""Seconds that a step under way gets at the end, before the engine is left to itself."""
+
+_LOOK_SECONDS = 0.05
+"""How often a server that ends looks whether requests are under way."""
+
 REFERENCE_NAME = "looseleaf-reference"
 
 
@@ -44,7 +50,9 @@ class ServedModel:
 class Service:
     """One server's state. ``make_service`` builds it, ``start`` computes its system prompts.
 
-    ``advice`` is what the model has as sampling fields where a request leaves them out."""
+    ``advice`` is what the model has as sampling fields where a request leaves them out.
+    ``under_way`` counts requests that came before the server began to end; ``whole`` is whether
+    all of them ended by themselves, None until that is known."""
 
     config: ServerConfig
     llm: AsyncLLM
@@ -62,6 +70,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     under_way: int = 0
+    whole: bool | None = None
     _due: float = math.inf
     _ending: "asyncio.Task[bool] | None" = None
 
@@ -86,8 +95,10 @@ class Service:
         return "stuck" if self.is_stuck else "ready"
 
     async def start(self) -> None:
-        """Compute and pin the system prompts, before any port is open."""
+        """Compute and pin the system prompts, before any port is open; none once the end begins."""
         for name, model in self.models.items():
+            if self.draining:
+                return
             if model.system_text is not None:
                 prompt = await self.llm.hold_system_prompt(model.system_text)
                 self.models[name] = ServedModel(name, model.system_text, prompt)
@@ -103,22 +114,30 @@ class Service:
     async def stop(self) -> bool:
         """Let what runs end in the time it has, then close the engine; whether nothing was cut. Who
         asks again hears of the same end."""
-        left = self.begin_to_end()
+        self.begin_to_end()
         if self._ending is None:
-            # a moment at least: an engine that has no work says so, and cuts nobody off
-            self._ending = asyncio.create_task(self.llm.drain(max(1.0, left)))
-        whole = await asyncio.shield(self._ending)
-        # requests that are still under way when all else has ended are cut off
-        return whole and not self.under_way
+            self._ending = asyncio.create_task(self._end())
+        return await asyncio.shield(self._ending)
+
+    async def _end(self) -> bool:
+        while self.under_way and (left := self.begin_to_end()) > 0:
+            await asyncio.sleep(min(left, _LOOK_SECONDS))
+        cut = self.under_way
+        # a moment at least where nobody is cut: an engine that has no work says so
+        left = self.begin_to_end() if cut else max(1.0, self.begin_to_end())
+        self.whole = await self.llm.drain(left, patience=STEP_PATIENCE) and not cut
+        return self.whole
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """One request under way, from its head to the last byte of its answer."""
-        self.under_way += 1
+        # one that comes later is a probe, or is refused: the end does not wait for it
+        counted = not self.draining
+        self.under_way += counted
         try:
             yield
         finally:
-            self.under_way -= 1
+            self.under_way -= counted
 
     @property
     def base_model(self) -> ServedModel:
