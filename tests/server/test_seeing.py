@@ -88,6 +88,20 @@ def test_who_is_told_not_to_wait_hears_of_no_faults() -> None:
     assert "before" in stream.getvalue() and "behind" not in stream.getvalue()
 
 
+def test_what_is_said_again_and_again_is_counted_and_said_once_in_a_while() -> None:
+    stream, other = io.StringIO(), logging.getLogger("asyncio")
+    with taking_over(make_log(ServerConfig(), stream)):
+        for second in (0, 1, 2, 4, 10, 11, 30):
+            given = {"name": other.name, "levelno": 40, "created": 1000.0 + second}
+            other.handle(logging.makeLogRecord({**given, "msg": "no descriptor is left"}))
+            if second == 2:
+                other.handle(logging.makeLogRecord({**given, "msg": "another trouble"}))
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = [(line["text"], line.get("repeats", 0)) for line in lines]
+    again = "no descriptor is left"
+    assert told == [(again, 0), ("another trouble", 0), (again, 3), (again, 1)]
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_what_python_loggers_say_is_a_line_of_the_log(
     form: Literal["json", "console"],

@@ -42,6 +42,10 @@ class ServerConfig:
     operator: str = option("operator", "the tenant whose keys may read /metrics")
     requests_per_minute: int | None = option(None, "most requests of one key in a minute")
     concurrent_requests: int | None = option(None, "most requests of one key at a time")
+    max_connections: int = option(
+        8192,
+        "most open connections, or fewer if the process has fewer descriptors: idle ones give way",
+    )
     max_body_mib: float = option(32.0, "largest request body in MiB")
     max_documents: int = option(256, "most documents of one request")
     max_request_tokens: int | None = option(
@@ -68,6 +72,7 @@ class ServerConfig:
         for name in (
             "requests_per_minute",
             "concurrent_requests",
+            "max_connections",
             "max_body_mib",
             "max_documents",
             "max_request_tokens",

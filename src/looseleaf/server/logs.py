@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import structlog
 
 from looseleaf.config import ServerConfig
+
+_REPEAT_SECONDS = 5.0
+_MOST_REMEMBERED = 100
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -49,13 +53,38 @@ def taking_over(log: Any, quiet: Callable[[], bool] = lambda: False) -> Iterator
 
 
 class _Forwarder(logging.Handler):
+    """What is said again within ``_REPEAT_SECONDS`` is only counted: the next time has the sum as
+    its ``repeats``. A loop that fails at every turn would else be all that the log holds."""
+
     def __init__(self, log: Any, quiet: Callable[[], bool]) -> None:
         super().__init__()
         self._log, self._quiet = log, quiet
+        # when each was said, and how often it has been since; the oldest first
+        self._said: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._quiet():
             return
+        fault = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage()
+        repeats = self._count((record.name, text, repr(fault)), record.created)
+        if repeats is None:
+            return
         level = min(50, max(10, record.levelno // 10 * 10))
-        more = {"exc_info": record.exc_info} if record.exc_info else {}
-        self._log.log(level, "message", logger=record.name, text=record.getMessage(), **more)
+        more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        if repeats:
+            more["repeats"] = repeats
+        self._log.log(level, "message", logger=record.name, text=text, **more)
+
+    def _count(self, message: tuple[str, ...], now: float) -> int | None:
+        """How often it was not said since it last was; None if it is not to be said now."""
+        # handlers are called with their own lock held, one thread at a time
+        said = self._said.get(message)
+        if said is not None and 0 <= now - said[0] < _REPEAT_SECONDS:
+            said[1] += 1
+            return None
+        self._said.pop(message, None)
+        self._said[message] = [now, 0]
+        if len(self._said) > _MOST_REMEMBERED:
+            self._said.popitem(last=False)
+        return int(said[1]) if said else 0

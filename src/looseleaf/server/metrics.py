@@ -49,6 +49,9 @@ class ServerMetrics:
         )
         self.responses = self._counter("http_responses", "HTTP responses.", "route", "status")
         self.disconnects = self._counter("disconnects", "Requests whose caller went away.")
+        self.refused_connections = self._counter(
+            "refused_connections", "Connections that were closed since too many were open."
+        )
         self.faults = self._counter("faults", "Requests that failed by a fault of the server.")
         self.loading = self._histogram(
             "loading_seconds",

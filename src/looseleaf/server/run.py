@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -15,6 +16,7 @@ import uvicorn
 from looseleaf.errors import InvalidOption
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import taking_over
+from looseleaf.server.open_connections import OpenConnections, raise_descriptor_limit, room
 from looseleaf.server.service import STEP_PATIENCE, Service
 from looseleaf.server.stalled import Connection
 
@@ -33,10 +35,12 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         config = service.config
+        most, backlog = room(config.max_connections)
+        self.places = OpenConnections(most, service.metrics.refused_connections.inc)
         super().__init__(
             uvicorn.Config(
                 make_app(service),
-                http=Connection,
+                http=partial(Connection, places=self.places),  # type: ignore[arg-type]
                 host=config.host,
                 port=config.port,
                 lifespan="on",
@@ -45,7 +49,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
                 timeout_keep_alive=30,
-                backlog=2048,
+                backlog=backlog,
             )
         )
         self.service = service
@@ -118,6 +122,7 @@ def require_free(host: str, port: int) -> None:
 
 def serve(service: Service) -> int:
     """Serve until a signal asks for the end or the engine breaks; the exit status."""
+    raise_descriptor_limit()
     server = Server(service)
     gc.collect()
     # weights, graphs and modules stay: the collector would stop all answers to look through them
@@ -127,6 +132,7 @@ def serve(service: Service) -> int:
         models=list(service.models),
         max_model_len=service.llm.engine.max_model_len,
         tenants=len(service.keys.tenants),
+        max_connections=server.places.most,
     )
     with _heeding_signals(server):
         try:

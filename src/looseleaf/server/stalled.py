@@ -9,24 +9,51 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from looseleaf.server.open_connections import OpenConnections
+
 LOOK_SECONDS = 30.0
 """How often each connection is looked at; it ends when two looks find the same standstill."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's own connection, with an end to its patience."""
+    """uvicorn's own connection, with an end to its patience, and to the number of its kind."""
 
     _look: asyncio.TimerHandle | None = None
     _standstill: object = None
 
+    def __init__(self, *, places: OpenConnections, **options: Any) -> None:
+        super().__init__(**options)
+        self._places = places
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._look_later()
+        self._places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._look is not None:
             self._look.cancel()
+        self._places.leave(self)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            self._places.busy(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # the next request may have come along with this one
+        if not self._is_answering and not self.transport.is_closing():
+            self._places.idle(self)
+
+    def give_way(self) -> None:
+        """Close at once: another connection needs the place."""
+        self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _look_later(self) -> None:
         self._look = self.loop.call_later(LOOK_SECONDS, self._look_now)
@@ -47,7 +74,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.transport.is_closing():
             # nothing is added any more, so less is left whenever something has been read
             return "reading", self.transport.get_write_buffer_size()
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering or self.timeout_keep_alive_task is not None:
+        if self._is_answering or self.timeout_keep_alive_task is not None:
             return None
         return "a head", self.cycle
