@@ -1,7 +1,6 @@
 """The log: one line an event, with the request's id, on standard error."""
 
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 import structlog
 
 from looseleaf.config import ServerConfig
+from looseleaf.server.line_writer import LineWriter
 
 _REPEAT_SECONDS = 5.0
 _MOST_REMEMBERED = 100
@@ -17,8 +17,9 @@ _MOST_REMEMBERED = 100
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-def make_log(config: ServerConfig, stream: Any = None) -> Any:
-    """A structured logger of this server's own, for a text stream; nothing is set globally."""
+def make_log(config: ServerConfig, stream: Any) -> Any:
+    """A structured logger of this server's own, for a text stream; nothing is set globally. Over a
+    `LineWriter` an event says how many ``lines_dropped`` were to stand before it, if any."""
     pretty = config.log_format == "console"
     last: Any = (
         structlog.dev.ConsoleRenderer(colors=False)
@@ -26,17 +27,33 @@ def make_log(config: ServerConfig, stream: Any = None) -> Any:
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     processors: list[Any] = [
+        *([_Admission(stream)] if isinstance(stream, LineWriter) else []),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([] if pretty else [structlog.processors.format_exc_info]),
         last,
     ]
     return structlog.wrap_logger(
-        structlog.PrintLogger(stream or sys.stderr),
+        structlog.WriteLogger(stream),
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
         cache_logger_on_first_use=True,
     )
+
+
+class _Admission:
+    """Makes no line of an event that would be dropped, and adds those that were to the next."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def __call__(self, log: Any, method: str, event: Any) -> Any:
+        if self._writer.is_full:
+            self._writer.drop()
+            raise structlog.DropEvent
+        if dropped := self._writer.take_dropped():
+            event["lines_dropped"] = dropped
+        return event
 
 
 @contextmanager

@@ -152,6 +152,7 @@ def _end(server: Server) -> int:
     whole = came_back and service.whole is not False and not server.force_exit
     broken = service.llm.fault is not None or not came_back
     service.log.info("stopped", whole=whole and not broken)
+    service.log_writer.close()
     status = EXIT_BROKEN if broken else 0 if whole else EXIT_CUT
     if not came_back:
         # a thread that stands still would keep the interpreter from ending

@@ -21,6 +21,7 @@ from looseleaf.models import read_advice
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
 from looseleaf.server.limits import KeyLimits, Queue
+from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
@@ -60,6 +61,7 @@ class Service:
     keys: KeyRing
     metrics: ServerMetrics
     log: Any
+    log_writer: LineWriter
     tracer: Tracer
     limits: KeyLimits
     queue: Queue
@@ -191,7 +193,8 @@ def make_service(
     require_safe(config, keys)
     models = _models(model, config)
     tracer = make_tracer(config.tracing)
-    log = make_log(config)
+    log_writer = LineWriter()
+    log = make_log(config, log_writer)
     # the engine's thread tells the metrics of its steps, and these ask the engine for counts
     metrics = ServerMetrics(lambda: llm.snapshot())
     told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
@@ -209,6 +212,7 @@ def make_service(
         keys=keys,
         metrics=metrics,
         log=log,
+        log_writer=log_writer,
         tracer=tracer,
         limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
         queue=Queue(engine.config.scheduler.max_num_seqs, config.max_queue),
