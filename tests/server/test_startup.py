@@ -2,7 +2,10 @@
 
 import gc
 import json
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,50 @@ def test_graphs_are_captured_and_progress_is_told_unless_nobody_wants_that(
     service = make_service(None, ServerConfig(warm_up=warm_up), {"num_pages": 64}, tell)
     service.llm.close()
     assert told == ([("graphs", 1, 1)] if warm_up else [])
+
+
+SIGNALLED = """
+import os, signal
+from looseleaf.cli.signals import end_at_once
+end_at_once()
+os.kill(os.getpid(), signal.SIGTERM)
+print("it goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("around", "status"),
+    [
+        ((), -signal.SIGTERM),
+        # the first process of its own namespace, as in a container
+        (("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"), 143),
+    ],
+    ids=["a process", "the first process"],
+)
+def test_sigterm_before_a_server_listens_ends_it(around: tuple[str, ...], status: int) -> None:
+    if around and subprocess.run([*around, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    command = [*around, sys.executable, "-c", SIGNALLED]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (status, b""), ended.stderr
+
+
+def test_the_command_heeds_signals_before_it_loads_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    heeded = []
+
+    def load(*_: object) -> None:
+        heeded.append(signal.getsignal(signal.SIGTERM))
+        raise InvalidOption("planted")
+
+    monkeypatch.setattr("looseleaf.server.service.make_service", load)
+    try:
+        CliRunner().invoke(serve_command, ["--port", "0"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heeded and callable(heeded[0])
 
 
 def test_an_address_in_use_is_told_before_a_model_is_loaded() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from looseleaf.cli.options import ENGINE_SECTIONS, field_names, given, section_options
+from looseleaf.cli.signals import end_at_once
 from looseleaf.cli.startup import startup_bar
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
@@ -64,6 +65,7 @@ def serve(model: str | None, **options: Any) -> None:
 
     Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
     """
+    end_at_once()
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidOption(f"serving needs {missing[0]}: pip install 'looseleaf[serve]'")
