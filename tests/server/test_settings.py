@@ -82,6 +82,45 @@ def test_an_unknown_variable_is_refused(serve: Serve) -> None:
     serve(LOOSELEAF_COMMIT="0123456789ab")  # what rows of results are told, no option
 
 
+LINKS = {
+    "LOOSELEAF_SERVICE_HOST": "10.0.0.1",
+    "LOOSELEAF_SERVICE_PORT": "8000",
+    "LOOSELEAF_SERVICE_PORT_HTTP": "8000",
+    "LOOSELEAF_PORT": "tcp://10.0.0.1:8000",
+    "LOOSELEAF_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "LOOSELEAF_PORT_8000_TCP_PROTO": "tcp",
+    "LOOSELEAF_PORT_8000_TCP_PORT": "8000",
+    "LOOSELEAF_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "LOOSELEAF_BIG_MODEL_SERVICE_HOST": "fd00::1",
+    "LOOSELEAF_BIG_MODEL_PORT": "tcp://[fd00::1]:8000",
+    "LOOSELEAF_NAME": "/web/looseleaf",
+}
+
+
+def test_variables_of_a_service_or_a_container_of_this_name_are_no_options(serve: Serve) -> None:
+    assert serve(**LINKS) == (None, ServerConfig(), {})
+    # what is set by hand stays
+    others = {name: value for name, value in LINKS.items() if name != "LOOSELEAF_PORT"}
+    assert serve(**others, LOOSELEAF_PORT="1002")[1].port == 1002
+    assert serve(LOOSELEAF_SERVED_MODEL_NAME="/a/b")[1].served_model_name == "/a/b"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LOOSELEAF_SERVICE_HOST", "a name"),
+        ("LOOSELEAF_PORT_8000_TCP", "8000"),
+        ("LOOSELEAF_NAME", "big"),
+        ("LOOSELEAF_HOSTS_PORT", "80"),
+    ],
+)
+def test_a_variable_with_such_a_name_and_another_value_is_refused(
+    serve: Serve, name: str, value: str
+) -> None:
+    with pytest.raises(InvalidOption, match=rf"{name}.*enableServiceLinks"):
+        serve(**{name: value})
+
+
 def test_every_option_is_a_flag_with_its_default_and_its_help() -> None:
     text = " ".join(
         CliRunner(env={"COLUMNS": "200"}).invoke(app, ["serve", "--help"]).output.split()

@@ -1,7 +1,6 @@
 """``looseleaf serve``: the OpenAI API over HTTP. Options come from flags, the environment and a
 file, in this order; what none of them says has the configuration's default."""
 
-import os
 import sys
 import tomllib
 from importlib.util import find_spec
@@ -13,17 +12,18 @@ import click
 from looseleaf.cli.options import ENGINE_SECTIONS, field_names, given, section_options
 from looseleaf.cli.signals import end_at_once
 from looseleaf.cli.startup import startup_bar
+from looseleaf.cli.variables import PREFIX, leave_out_injected, require_known
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 
-PREFIX = "LOOSELEAF"
-OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS", "LOOSELEAF_COMMIT")
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "llguidance")
 
 
 def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Make the options of a TOML file the defaults of the command."""
-    _check_environment()
+    # before any other option is looked for
+    leave_out_injected(option_names())
+    require_known(option_names())
     if path is None:
         return
     try:
@@ -80,10 +80,3 @@ def serve(model: str | None, **options: Any) -> None:
     with startup_bar() as on_progress:
         service = make_service(model, config, chosen, on_progress)
     sys.exit(run(service))
-
-
-def _check_environment() -> None:
-    known = {f"{PREFIX}_{name.upper()}" for name in option_names()} | set(OTHER_VARIABLES)
-    unknown = sorted(n for n in os.environ if n.startswith(f"{PREFIX}_") and n not in known)
-    if unknown:
-        raise InvalidOption(f"unknown variable {unknown[0]}: looseleaf serve --help has all names")
