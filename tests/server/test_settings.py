@@ -65,7 +65,17 @@ def test_system_prompts_may_be_several_from_flags_and_from_a_file(
 
 @pytest.mark.parametrize(
     "content",
-    ["ports = 1", "port = [1]", "[server]\nport = 1", "port =", "max_queue = 1.5", "port = true"],
+    [
+        "ports = 1",
+        "port = [1]",
+        "[server]\nport = 1",
+        "port =",
+        "max_queue = 1.5",
+        "port = true",
+        "open_metrics = 1",
+        "warm_up = 2.5",
+        'tracing = "yes"',
+    ],
 )
 def test_a_file_with_something_unknown_is_refused(
     serve: Serve, tmp_path: Path, content: str
@@ -74,6 +84,21 @@ def test_a_file_with_something_unknown_is_refused(
     path.write_text(content)
     with pytest.raises(InvalidOption, match=r"looseleaf\.toml"):
         serve("--config", str(path))
+
+
+def test_switches_of_a_file_are_true_or_false(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "looseleaf.toml"
+    path.write_text("open_metrics = true\nwarm_up = false\n")
+    config = serve("--config", str(path))[1]
+    assert config.open_metrics and not config.warm_up
+
+
+def test_an_empty_name_of_a_model_is_refused(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "looseleaf.toml"
+    path.write_text('model = ""\n')
+    for given in (("",), ("--config", str(path))):
+        with pytest.raises(InvalidOption, match="empty"):
+            serve(*given)
 
 
 def test_an_unknown_variable_is_refused(serve: Serve) -> None:

@@ -33,6 +33,11 @@ def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> 
     known = option_names()
     # what a flag gives is checked as text; a file's numbers would lose their fractions
     whole = {one.name for one in context.command.params if one.type is click.INT}
+    switches = {
+        one.name
+        for one in context.command.params
+        if isinstance(one.type, click.types.BoolParamType)
+    }
     for name, value in content.items():
         if name not in known:
             raise InvalidOption(f"{path}: unknown option {name!r}: looseleaf serve --help has all")
@@ -40,6 +45,8 @@ def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> 
             raise InvalidOption(f"{path}: {name} must be one value")
         if isinstance(value, float | bool) and name in whole:
             raise InvalidOption(f"{path}: {name} must be a whole number, not {value}")
+        if not isinstance(value, bool) and name in switches:
+            raise InvalidOption(f"{path}: {name} must be true or false, not {value!r}")
     context.default_map = content
 
 
@@ -73,6 +80,11 @@ def serve(model: str | None, **options: Any) -> None:
     from looseleaf.server.run import serve as run
     from looseleaf.server.service import make_service
 
+    if model is not None and not model.strip():
+        raise InvalidOption(
+            "the name of the model is empty: give a folder or a hub id, or leave it out for the "
+            "reference model"
+        )
     chosen = given(options)
     names = field_names(ServerConfig)
     config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
