@@ -5,18 +5,25 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from looseleaf.cli import app
+from looseleaf.config import ServerConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.server.run import _CLOSING_SECONDS
+from looseleaf.server.service import STEP_PATIENCE
+from looseleaf.tiers.tiers import _LAST_WORDS_SECONDS
 from tests.server.running import running_server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "looseleaf.service").read_text("utf-8")
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
+EXAMPLE = tomllib.loads((DEPLOY / "serve.toml").read_text("utf-8"))
 
 
 def expressions():
@@ -89,18 +96,65 @@ def test_the_units_command_and_the_images_are_commands_of_ours():
     (start,) = directives("ExecStart")
     program, *arguments = shlex.split(start)
     image = json.loads(re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE)[0])
-    for command in ([Path(program).name, *arguments], image):
-        assert command[:2] == ["looseleaf", "serve"]
-        options = {word for word in command if word.startswith("--")}
-        assert options and options <= served_options()
+    # options of the unit stand in its file: a flag would win over that
+    assert [Path(program).name, *arguments] == ["looseleaf", "serve"]
+    assert image[:2] == ["looseleaf", "serve"]
+    options = {word for word in image if word.startswith("--")}
+    assert options and options <= served_options()
 
 
-def test_the_unit_lets_the_server_drain_before_it_is_killed():
-    (start,) = directives("ExecStart")
-    words = shlex.split(start)
-    drain = float(words[words.index("--drain-seconds") + 1])
+def test_both_let_the_server_drain_before_it_is_killed():
+    # the engine's last step, documents on their way to tiers, and what has to be said
+    behind = STEP_PATIENCE + _LAST_WORDS_SECONDS + _CLOSING_SECONDS
     (limit,) = directives("TimeoutStopSec")
-    assert float(limit) > drain
+    assert float(limit) >= EXAMPLE["drain_seconds"] + behind
+    (limit,) = re.findall(r"--stop-timeout (\d+)", DOCKERFILE)
+    assert float(limit) >= ServerConfig().drain_seconds + behind
+
+
+def unit_environment(path):
+    """What the unit sets, with its file of options somewhere else."""
+    assert "LOOSELEAF_CONFIG=/etc/looseleaf/serve.toml" in directives("Environment")
+    return {"LOOSELEAF_CONFIG": str(path)}
+
+
+@pytest.mark.parametrize("content", ["not even TOML [[[", None])
+def test_the_units_file_is_read_and_one_that_is_wrong_or_missing_is_not_tried_again(
+    tmp_path, content
+):
+    path = tmp_path / "serve.toml"
+    if content is not None:
+        path.write_text(content)
+    refused = CliRunner().invoke(app, ["serve"], env=unit_environment(path))
+    assert isinstance(refused.exception, InvalidOption)
+    assert "serve.toml" in str(refused.exception)
+    # which is what `main` turns such an error into
+    assert directives("RestartPreventExitStatus") == ["2"]
+    assert directives("Restart") == ["on-failure"]
+
+
+def test_the_example_file_is_one_of_options(monkeypatch):
+    served = []
+    monkeypatch.setattr(
+        "looseleaf.server.service.make_service", lambda *given: served.append(given)
+    )
+    monkeypatch.setattr("looseleaf.server.run.serve", lambda _: 0)
+    monkeypatch.setattr("looseleaf.server.run.require_free", lambda host, port: None)
+    text = (DEPLOY / "serve.toml").read_text("utf-8")
+    ended = CliRunner().invoke(app, ["serve"], env=unit_environment(DEPLOY / "serve.toml"))
+    assert ended.exit_code == 0, ended.output
+    assert served[0][1].drain_seconds == EXAMPLE["drain_seconds"]
+    commented = re.findall(r"^# (\w+) = ", text, re.MULTILINE)
+    options = {f"--{name.replace('_', '-')}" for name in (*commented, *EXAMPLE)}
+    assert commented and options - {"--model"} <= served_options()
+
+
+def test_the_image_has_what_the_kernels_and_the_options_of_a_server_need():
+    last = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    assert re.search(r"^RUN apt-get .*\bgcc libc6-dev\b", last, re.MULTILINE)
+    installed = re.findall(r"pip install '\.\[([^]]*)\]'", DOCKERFILE)
+    assert len(installed) == 2
+    assert all({"serve", "redis", "tracing"} <= set(extras.split(",")) for extras in installed)
 
 
 def test_every_variable_that_is_named_is_read_by_the_server():
