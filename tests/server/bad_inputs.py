@@ -88,6 +88,7 @@ BODIES = [
     raw("UTF-16", json.dumps(_chat()).encode("utf-16")),
     raw("arrays 100 deep", _nested(100)),
     raw("arrays 100,000 deep", _nested(100_000)),
+    raw("100,000 empty arrays", b'{"model":"m","messages":[' + b"[]," * 99_999 + b"[]]}"),
     raw("the number NaN", b'{"model":"looseleaf-reference","temperature":NaN,"messages":[]}'),
     raw("the number Infinity", b'{"model":"looseleaf-reference","top_p":Infinity,"messages":[]}'),
     raw(

@@ -46,7 +46,11 @@ class ServerConfig:
         8192,
         "most open connections, or fewer if the process has fewer descriptors: idle ones give way",
     )
-    max_body_mib: float = option(32.0, "largest request body in MiB")
+    max_body_mib: float | None = option(
+        None,
+        "largest request body in MiB; default: 16 bytes for each token of the context, times "
+        "max_completions, from 4 to 32",
+    )
     max_documents: int = option(256, "most documents of one request")
     max_request_tokens: int | None = option(
         None, "most tokens of prompt and answer of one request; default: the model's context"

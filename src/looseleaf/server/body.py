@@ -1,4 +1,5 @@
-"""Request bodies, read strictly: UTF-8, one value a name, finite numbers, no bottomless nesting."""
+"""Request bodies, read strictly: UTF-8, one value a name, finite numbers, no bottomless nesting,
+and no more values than a request can mean."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -8,9 +9,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from looseleaf.server.errors import ApiError
-
-MAX_DEPTH = 64
-"""Arrays and objects inside each other; grammars of deeper schemas are of no use to anybody."""
+from looseleaf.server.scan import Scan
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -18,8 +17,8 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text; raises ApiError (400) for what JSON does not allow, and for what it
-    allows but nobody means."""
+    """The value of a JSON text that a `Scan` has let through; raises ApiError (400) for what JSON
+    does not allow, and for what it allows but nobody means."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -28,13 +27,10 @@ def parse_json(content: bytes) -> Any:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         _refuse(f"{error.msg} at line {error.lineno}, column {error.colno}")
-    except RecursionError:
-        _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
     except ValueError:
         # Python reads integers of a few thousand digits only
         _refuse("it has a number that is too long")
-    _check_depth(value)
-    if "\\ud" in text.lower():
+    if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value)
     return value
 
@@ -52,21 +48,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-    if level:
-        _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
-
-
 def _check_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -75,7 +56,17 @@ def _check_surrogates(value: Any) -> None:
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read by `parse_json`."""
+    """A request whose body is looked through as it arrives, and read by `parse_json`."""
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            scan = Scan(self.app.state.service.max_values)
+            pieces = []
+            async for piece in self.stream():
+                scan.push(piece)
+                pieces.append(piece)
+            self._body = b"".join(pieces)
+        return self._body
 
     async def json(self) -> Any:
         return parse_json(await self.body())

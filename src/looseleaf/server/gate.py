@@ -105,7 +105,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._most = int(service.config.max_body_mib * 2**20)
+        self._most = service.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

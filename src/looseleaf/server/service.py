@@ -25,6 +25,7 @@ from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
+from looseleaf.server.scan import most_values
 from looseleaf.server.tracing import Tracer, make_tracer
 
 State = Literal["ready", "draining", "stopped", "stuck"]
@@ -36,6 +37,11 @@ _LOOK_SECONDS = 0.05
 """How often a server that ends looks whether requests are under way."""
 
 REFERENCE_NAME = "looseleaf-reference"
+TOKEN_BYTES = 16
+"""Of a body for each token: four times what a token of text takes, so that escapes have room."""
+
+LEAST_BODY_MIB, MOST_BODY_MIB = 4.0, 32.0
+"""Between these is the size of the largest body where the operator gives none."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,21 @@ class Service:
     def base_model(self) -> ServedModel:
         """The model that the command line names."""
         return next(iter(self.models.values()))
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of the largest body: as many as the operator says, or what all the prompts that a
+        request may have take at the most."""
+        most = self.config.max_body_mib
+        if most is None:
+            tokens = self.config.max_completions * self.llm.engine.max_model_len
+            most = min(max(tokens * TOKEN_BYTES / 2**20, LEAST_BODY_MIB), MOST_BODY_MIB)
+        return int(most * 2**20)
+
+    @property
+    def max_values(self) -> int:
+        """Values and names that a body may have."""
+        return most_values(self.llm.engine.max_model_len)
 
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises ApiError (404, or 503 as the server ends)."""
