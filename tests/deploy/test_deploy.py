@@ -75,7 +75,7 @@ def test_every_metric_and_label_of_the_dashboard_is_exposed(exposed):
 def test_every_value_of_a_label_that_a_query_picks_exists(exposed):
     picked = [re.findall(r'(?:source|kind|path|end)=~?"([^"$]*)"', q) for q in expressions()]
     values = {value for found in picked for pattern in found for value in pattern.split("|")}
-    assert values <= {"cached", "computed", "awaited", "loaded", "grouped"}
+    assert values <= {"cached", "computed", "awaited", "loaded", "grouped", "deadline"}
 
 
 def test_the_panels_have_names_and_places_of_their_own():

@@ -16,6 +16,7 @@ from looseleaf.engine.runner import Runner
 from looseleaf.server.service import REFERENCE_NAME
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, QUESTION, Live, bearer, chat_body, live_server
+from tests.server.metering import counted
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}
 
@@ -174,17 +175,12 @@ def test_a_system_prompt_is_pinned_before_the_first_request_and_read_by_its_mode
 
 
 def test_documents_are_counted_once_at_admission(live: Live) -> None:
-    def counted() -> dict[str, float]:
-        text = live.client.get("/metrics").text
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in lines}
-
-    before = counted()
+    before = counted(live)
     documents = [{"text": f"{DOCUMENT} Counted, page {n}."} for n in range(2)]
     for _ in range(2):
         live.chat(documents=documents)
     live.wait_until_idle()
-    after = counted()
+    after = counted(live)
 
     def grown(name: str) -> float:
         return after[name] - before.get(name, 0.0)

@@ -1,7 +1,7 @@
 """What is written down of steps and requests: counters, reuse reports, who read with whom."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from looseleaf.attention.paged import PagedAttention
@@ -35,12 +35,18 @@ class _Coming:
 
 @dataclass(eq=False)
 class Books:
-    """Books of one engine. A step is booked right after it was launched."""
+    """Books of one engine. A step is booked right after it was launched.
+
+    ``on_queued`` hears for each request how many seconds it waited, when it is admitted, or when it
+    ends without; ``on_first_token`` after how many seconds its first token came, when it does. Both
+    are called in the engine's thread."""
 
     attention: PagedAttention
     documents: Documents
     page_size: int
     counters: EngineCounters = field(default_factory=EngineCounters)
+    on_queued: Callable[[float], None] = lambda seconds: None
+    on_first_token: Callable[[float], None] = lambda seconds: None
     # whose documents are counted when it is known how they came
     _coming: dict[Sequence, _Coming] = field(default_factory=dict)
 
@@ -74,8 +80,11 @@ class Books:
             output = outputs[sequence]
             if output.reuse is None:
                 if output.request.metrics.admitted is None:
-                    output.request.mark_admitted()
-                    self._book_reuse(sequence, report, counts=_counts(output.request))
+                    counts = _counts(output.request)
+                    waited = output.request.mark_admitted()
+                    if counts:
+                        self.on_queued(waited)
+                    self._book_reuse(sequence, report, counts=counts)
                 output.reuse = report
             else:
                 again = (
@@ -179,6 +188,13 @@ class Books:
         layers, _, _, heads = pool.kv.shape[:4]
         return row.pages * pool.bytes_per_page // (layers * heads) + row.looked_bytes
 
+    def book_token(self, progress: RequestProgress) -> None:
+        """A token of a request has come."""
+        if progress.metrics.first_token is None:
+            seconds = progress.mark_token()
+            if _counts(progress):
+                self.on_first_token(seconds)
+
     def book_end(self, progress: RequestProgress) -> None:
         """How a request ended."""
         for output in progress.outputs:
@@ -187,6 +203,9 @@ class Books:
                 self._book_arrivals(output.sequence, coming)
         if not _counts(progress):
             return
+        times = progress.metrics
+        if times.admitted is None and times.finished is not None:
+            self.on_queued(times.finished)
         again = (sum(output.sequence.recomputed()) for output in progress.outputs)
         self.counters.document_tokens_recomputed += sum(again)
         if isinstance(progress.error, DeadlineExceeded):

@@ -85,8 +85,8 @@ class Engine:
         self.hosting = Hosting.create(parts.runner, parts.keys, parts.config)
         calls = self.warm, self.abort
         self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
-        self._books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
-        self._canary = Canary(parts.config, self._books.counters)
+        self.books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
+        self._canary = Canary(parts.config, self.books.counters)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
         prefixes = parts.config.cache.prefix_caching
@@ -113,7 +113,7 @@ class Engine:
     @property
     def counters(self) -> EngineCounters:
         """Sums since the engine was made."""
-        return self._books.counters
+        return self.books.counters
 
     @property
     def has_work(self) -> bool:
@@ -202,7 +202,7 @@ class Engine:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
         A fault on the way ends the requests it concerns, each with its ``error``, and no other."""
-        changed = self._expire(self._books.begin_step())
+        changed = self._expire(self.books.begin_step())
         self.hosting.step()
         self._canary.start(self.add, len(self._scheduler.waiting))
         launched = self._take_ahead() or self._launch_next(changed)
@@ -211,7 +211,7 @@ class Engine:
             self._finish(launched, changed)
         if self._warming:
             changed += self._end_warm()
-        self.last_step = self._books.end_step(launched.work if launched else None)
+        self.last_step = self.books.end_step(launched.work if launched else None)
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> Launched | None:
@@ -230,7 +230,7 @@ class Engine:
     ) -> Launched | None:
         """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
-            self._books.book_admissions(work, self._outputs)
+            self.books.book_admissions(work, self._outputs)
             how, take_back = (self.runner.run, self.runner.attention), self._scheduler.take_back
             computed = compute_step(*how, work, previous, take_back)
         except Exception as error:
@@ -241,7 +241,7 @@ class Engine:
         work, logits = computed.work, computed.logits
         if work.empty:
             return None
-        self._books.book_step(work, self._outputs)
+        self.books.book_step(work, self._outputs)
         sequences, logits = drawing_rows(work, logits)
         outputs = [self._outputs[sequence] for sequence in sequences]
         if not outputs:
@@ -325,7 +325,7 @@ class Engine:
         except Exception as error:
             self._fail([output.request], error)
             return
-        output.request.mark_token()
+        self.books.book_token(output.request)
         self.counters.output_tokens += 1
         if output.finished:
             self._retire(output)
@@ -371,7 +371,7 @@ class Engine:
         if progress.finished:
             progress.mark_finished()
             self._requests.pop(name, None)
-            self._books.book_end(progress)
+            self.books.book_end(progress)
             self._canary.ended(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:

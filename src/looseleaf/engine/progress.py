@@ -123,13 +123,17 @@ class RequestProgress:
         """When its time is over, on the clock of ``arrived``."""
         return self.arrived + (math.inf if self.request.deadline is None else self.request.deadline)
 
-    def mark_admitted(self) -> None:
-        if self.metrics.admitted is None:
-            self.metrics = replace(self.metrics, admitted=self._elapsed())
+    def mark_admitted(self) -> float:
+        """It is admitted for the first time; after how many seconds."""
+        seconds = self._elapsed()
+        self.metrics = replace(self.metrics, admitted=seconds)
+        return seconds
 
-    def mark_token(self) -> None:
-        if self.metrics.first_token is None:
-            self.metrics = replace(self.metrics, first_token=self._elapsed())
+    def mark_token(self) -> float:
+        """Its first token is there; after how many seconds."""
+        seconds = self._elapsed()
+        self.metrics = replace(self.metrics, first_token=seconds)
+        return seconds
 
     def mark_finished(self) -> None:
         if self.metrics.finished is None:

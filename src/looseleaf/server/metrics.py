@@ -31,13 +31,17 @@ class ServerMetrics:
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FAST
         )
         self.per_token = self._histogram(
-            "time_per_output_token_seconds", "Mean time between an answer's tokens.", _STEP
+            "time_per_output_token_seconds", "Mean time between a whole answer's tokens.", _STEP
         )
         self.queued = self._histogram(
-            "queue_seconds", "From a request's arrival to its admission.", _FAST
+            "queue_seconds",
+            "From a request's arrival to its admission, or to its end if it never was admitted.",
+            _FAST,
         )
         self.total = self._histogram(
-            "request_seconds", "From a request's arrival to its last token.", _LONG
+            "request_seconds",
+            "From the arrival of a request that finished to its last token.",
+            _LONG,
         )
         self.step = self._histogram("step_seconds", "What a step takes.", _STEP)
         self.rows = self._histogram("decode_rows", "Outputs that one step decodes.", _ROWS)
@@ -88,12 +92,11 @@ class ServerMetrics:
             self.group_rows.observe(stats.grouped_rows / stats.grouped_items)
 
     def on_finish(self, output: RequestOutput) -> None:
-        """Book the times of a request that has ended by itself."""
+        """Book the times of a whole answer. How long a request waited, and its first token, are
+        observed as they come: of those that do not finish, too."""
         times = output.metrics
-        if times.admitted is None or times.first_token is None or times.finished is None:
+        if times.first_token is None or times.finished is None:
             return
-        self.queued.observe(times.admitted)
-        self.first_token.observe(times.first_token)
         self.total.observe(times.finished)
         if output.reuse.loading is not None:
             self._on_loading(output.reuse.loading)
@@ -168,12 +171,10 @@ class _EngineCollector:
             ("preemptions", "Outputs that had to make room and were computed again."),
         ):
             yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
-        yield _by(
-            "requests", "Requests that ended.", "end", sums, ("finished", "aborted", "failed")
-        )
-        yield CounterMetricFamily(
-            "looseleaf_deadlines", "Requests that ran out of time.", sums.deadline_exceeded
-        )
+        ends = ("finished", "aborted", "failed")
+        requests = _by("requests", "Requests that ended.", "end", sums, ends)
+        requests.add_metric(["deadline"], sums.deadline_exceeded)
+        yield requests
         sources = ("cached", "computed", "awaited", "loaded")
         yield _by(
             "documents", "Documents of requests, at admission.", "source", sums, sources, True
@@ -248,7 +249,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _by(
     name: str, text: str, label: str, sums: Any, values: tuple[str, ...], prefixed: bool = False
-) -> Metric:
+) -> CounterMetricFamily:
     """A counter with one value a label; fields are called after it, or after both."""
     family = CounterMetricFamily(f"looseleaf_{name}", text, labels=[label])
     for value in values:

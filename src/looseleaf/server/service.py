@@ -226,6 +226,8 @@ def make_service(
     if advice:
         log.info("sampling_defaults", source="generation_config.json", **advice)
     engine = llm.engine
+    engine.books.on_queued = metrics.queued.observe
+    engine.books.on_first_token = metrics.first_token.observe
     return Service(
         config=config,
         llm=llm,
