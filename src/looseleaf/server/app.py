@@ -1,5 +1,6 @@
 """The application: routes, errors, and the gate around them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from looseleaf import __version__
 from looseleaf.errors import LooseleafError
 from looseleaf.server.errors import ApiError, describe_invalid
 from looseleaf.server.gate import Gate
+from looseleaf.server.registering import register_again
 from looseleaf.server.routes import documents, generate
 from looseleaf.server.routes import service as service_routes
 from looseleaf.server.routes.context import tell
@@ -29,7 +31,9 @@ def make_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        again = asyncio.create_task(register_again(service))
         yield
+        again.cancel()
         try:
             await service.stop()
         finally:

@@ -14,7 +14,7 @@ from looseleaf import __version__
 from looseleaf.config import ServerConfig
 from looseleaf.engine.async_llm import AsyncLLM
 from looseleaf.engine.loading import find_model
-from looseleaf.engine.request import SystemPrompt
+from looseleaf.engine.request import Document, SystemPrompt
 from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import InvalidOption
 from looseleaf.models import read_advice
@@ -25,6 +25,7 @@ from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log, taking_over
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
+from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
 from looseleaf.server.tracing import Tracer, make_tracer
 
@@ -71,6 +72,7 @@ class Service:
     tracer: Tracer
     limits: KeyLimits
     queue: Queue
+    records: Records
     template: str
     longest_token: int
     fingerprint: str
@@ -195,9 +197,13 @@ class Service:
             self.llm.engine.prompts,
             self.template,
             self.llm.engine.max_model_len,
-            lambda document_id: self.llm.registered(document_id, caller.salt),
+            lambda document_id: self._registered(document_id, caller),
             self.longest_token,
         )
+
+    def _registered(self, document_id: str, caller: Caller) -> Document:
+        with self.records.expecting(caller.tenant, document_id):
+            return self.llm.registered(document_id, caller.salt)
 
 
 def make_service(
@@ -239,6 +245,7 @@ def make_service(
         tracer=tracer,
         limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
         queue=Queue(engine.config.scheduler.max_num_seqs, config.max_queue),
+        records=Records(engine.config.tiers.disk_path, next(iter(models))),
         template=choose_template(config.document_template, engine.tokenizer),
         longest_token=longest_token(engine.tokenizer),
         fingerprint=f"looseleaf-{__version__}",

@@ -1,5 +1,6 @@
 """``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
@@ -8,7 +9,6 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone
@@ -20,6 +20,7 @@ from looseleaf.server.protocol.documents import (
     DocumentList,
     RegisterRequest,
 )
+from looseleaf.server.registering import forget, keep, keep_pin, record_of, register
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService, tell
 from looseleaf.server.service import Service
 
@@ -62,13 +63,17 @@ async def list_documents(service: TheService, caller: TheCaller) -> Response:
 async def get_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """One document as it stands now."""
     service.require_ready()
-    return JSONResponse(_body(await service.llm.document(document_id, caller.salt)))
+    with service.records.expecting(caller.tenant, document_id):
+        return JSONResponse(_body(await service.llm.document(document_id, caller.salt)))
 
 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Keep a document computed; if it was evicted it is computed again."""
     service.require_ready()
-    return JSONResponse(_body(await service.llm.pin(document_id, caller.salt)))
+    with service.records.expecting(caller.tenant, document_id):
+        info = await service.llm.pin(document_id, caller.salt)
+    await keep_pin(service, caller, info)
+    return JSONResponse(_body(info))
 
 
 # there is nothing to say in a body, so none is asked for, and no type of it
@@ -85,32 +90,37 @@ router.add_api_route(
 async def unpin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Let a document be evicted when room is needed."""
     service.require_ready()
-    return JSONResponse(_body(await service.llm.unpin(document_id, caller.salt)))
+    with service.records.expecting(caller.tenant, document_id):
+        info = await service.llm.unpin(document_id, caller.salt)
+    await keep_pin(service, caller, info)
+    return JSONResponse(_body(info))
 
 
 @router.delete("/{document_id}", response_model=DeletedDocument)
 async def delete_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Forget a document. Requests that read it now end as if it were still there."""
     service.require_ready()
-    await service.llm.delete(document_id, caller.salt)
+    with service.records.expecting(caller.tenant, document_id):
+        await service.llm.delete(document_id, caller.salt)
+    await forget(service, caller, document_id)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
 
-def _register(
+async def _register(
     service: Service, body: RegisterRequest, caller: Caller
-) -> AsyncIterator[DocumentInfo]:
+) -> AsyncGenerator[DocumentInfo, None]:
     model = service.model(body.model or service.base_model.name)
-    document = service.prompts(caller).render(body.title, body.text)
-    return service.llm.register(
-        document,
-        document_id=body.id,
-        salt=caller.salt,
-        system_prompt=model.system_prompt,
-        system=body.system,
-        pinned=body.pinned,
-        hosted=IndexConfig(body.index) if body.hosted else None,
-        most=service.config.max_registered,
-    )
+    record = record_of(body, caller, model.name)
+    (registration,) = record.registrations
+    most = service.config.max_registered
+    async with aclosing(register(service, registration, caller, record, most)) as progress:  # type: ignore[type-var]
+        info = await anext(progress)
+        kept = keep(service, caller, record.model_copy(update={"id": info.id}))
+        # whoever hangs up now has registered it all the same
+        await asyncio.shield(kept)
+        yield info
+        async for info in progress:
+            yield info
 
 
 async def _last(progress: AsyncIterator[DocumentInfo], *, whole: bool) -> DocumentInfo:

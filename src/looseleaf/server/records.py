@@ -1,0 +1,161 @@
+"""Records of registered documents, beside the files of the disk tier: one small file for each, with
+all that its registrations were made of. What a restart does with them is in `registering`.
+
+A folder may be shared. Servers of one model find each other's records when they start; those of
+other models have a folder of their own. A file is written under another name and then renamed, so
+nobody reads half of one."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Literal
+from uuid import uuid4
+
+from pydantic import Field, ValidationError
+
+from looseleaf.config import IndexKind
+from looseleaf.errors import DocumentNotFound
+from looseleaf.server.errors import unavailable
+from looseleaf.server.protocol.base import Strict
+
+FOLDER = "registered"
+"""In the folder of the disk tier."""
+
+_ENDING = ".json"
+
+
+class Registration(Strict):
+    """What a document was registered for: the chats of a model, or an index."""
+
+    model: str
+    system: str | None
+    hosted: bool
+    index: IndexKind
+
+
+class Record(Strict):
+    """A registered document."""
+
+    version: Literal[1] = 1
+    tenant: str
+    id: str
+    title: str | None
+    text: str | list[str]
+    pinned: bool
+    registrations: Annotated[list[Registration], Field(min_length=1)]
+
+
+class Records:
+    """The records of one model's documents, or none where there is no disk tier.
+
+    ``coming`` are the names of those that were there at the start and are not registered again yet,
+    oldest first. Whoever reads and writes, or removes, holds ``lock``."""
+
+    def __init__(self, disk_path: str | None, model: str) -> None:
+        self.folder: Path | None = None
+        self.lock = asyncio.Lock()
+        self.coming: dict[str, None] = {}
+        if disk_path is not None:
+            self.folder = Path(disk_path).expanduser() / FOLDER / _digest(model)
+            self.coming = dict.fromkeys(_found(self.folder))
+
+    def read(self, name: str) -> Record:
+        """The record of that name. Raises OSError, and ValueError for what is none."""
+        content = self._path(name).read_bytes()
+        try:
+            record = Record.model_validate_json(content)
+        except ValidationError as error:
+            # not the error's own words, which quote the text
+            told = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, told["loc"]))
+            raise ValueError(f"damaged: {where + ': ' if where else ''}{told['msg']}") from None
+        if record_name(record.tenant, record.id) != name:
+            raise ValueError("damaged: it is the record of another document")
+        return record
+
+    def write(self, record: Record) -> None:
+        """Put a record in the place of the one before, if there is one. One of the same text stays
+        registered for what it was, too. Raises OSError."""
+        name = record_name(record.tenant, record.id)
+        with suppress(OSError, ValueError):
+            before = self.read(name)
+            if before.text == record.text:
+                new = [one for one in record.registrations if one not in before.registrations]
+                both = [*before.registrations, *new]
+                record = record.model_copy(update={"title": before.title, "registrations": both})
+        self._replace(name, record)
+
+    def pin(self, tenant: str, document_id: str, pinned: bool) -> None:
+        """Note that a document is pinned, or no more. Raises OSError, and ValueError for a damaged
+        record."""
+        name = record_name(tenant, document_id)
+        with suppress(FileNotFoundError):
+            record = self.read(name)
+            if record.pinned != pinned:
+                self._replace(name, record.model_copy(update={"pinned": pinned}))
+
+    def remove(self, tenant: str, document_id: str) -> None:
+        """Raises OSError."""
+        self._path(record_name(tenant, document_id)).unlink(missing_ok=True)
+
+    @contextmanager
+    def expecting(self, tenant: str, document_id: str) -> Iterator[None]:
+        """Raises ApiError (503) instead of DocumentNotFound for a document that is about to be
+        registered again."""
+        try:
+            yield
+        except DocumentNotFound:
+            if record_name(tenant, document_id) not in self.coming:
+                raise
+            raise unavailable(
+                f"document {document_id!r} was registered before the server was started, and is "
+                "about to be again: ask again in a moment",
+                "document_coming",
+            ) from None
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None, "there are records where there is a disk tier"
+        return self.folder / name
+
+    def _replace(self, name: str, record: Record) -> None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{uuid4().hex}.tmp")
+        try:
+            with open(unfinished, "xb", opener=_open_own) as file:
+                file.write(record.model_dump_json().encode("utf-8"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def record_name(tenant: str, document_id: str) -> str:
+    """The name of a document's file; an id may be longer than a name, and hold what none may."""
+    return _digest(json.dumps([tenant, document_id])) + _ENDING
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _open_own(path: str, flags: int) -> int:
+    # as the tier's files
+    return os.open(path, flags, 0o660)
+
+
+def _found(folder: Path) -> list[str]:
+    """The names of all records, oldest first."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            # another server may be removing it
+            with suppress(OSError):
+                if entry.name.endswith(_ENDING):
+                    found.append((entry.stat().st_mtime_ns, entry.name))
+    return [name for _, name in sorted(found)]
