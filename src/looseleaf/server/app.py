@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -48,6 +48,7 @@ def make_app(service: Service) -> ASGIApp:
         redoc_url=None,
     )
     app.state.service = service
+    routes = [*app.routes]
     for router in (
         generate.router,
         documents.router,
@@ -55,20 +56,21 @@ def make_app(service: Service) -> ASGIApp:
         service_routes.open_router,
     ):
         app.include_router(router)
+        routes += router.routes
     for kind in (ApiError, RequestValidationError, HTTPException, LooseleafError):
         app.add_exception_handler(kind, _handle)
-    return Gate(app, service)
+    return Gate(app, service, routes)
 
 
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        return describe_invalid(error.errors(), error.body).response()
-    if isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        return _plain(error)
+        error = describe_invalid(error.errors(), error.body)
+    elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
+        error = _plain(error)
     return tell(request, error).response()
 
 
-def _plain(error: HTTPException) -> JSONResponse:
+def _plain(error: HTTPException) -> ApiError:
     """What the framework itself refuses: unknown paths and methods."""
     known = {
         404: ("there is nothing at this path: GET /docs lists what there is", "not_found"),
@@ -76,4 +78,4 @@ def _plain(error: HTTPException) -> JSONResponse:
     }
     message, code = known.get(error.status_code, (str(error.detail), "invalid_request"))
     headers = error.headers or {}
-    return ApiError(error.status_code, message, code=code, headers=headers).response()
+    return ApiError(error.status_code, message, code=code, headers=headers)

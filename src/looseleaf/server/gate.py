@@ -6,12 +6,13 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from looseleaf.server.errors import ApiError, ClientGone, fault
@@ -101,10 +102,11 @@ def too_large(most: int) -> ApiError:
 
 
 class Gate:
-    """Wraps an ASGI application."""
+    """Wraps an ASGI application. What is refused here is counted under that of its ``routes`` which
+    was asked for."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
+        self._app, self._service, self._routes = app, service, routes
         self._most = service.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,16 +132,18 @@ class Gate:
             except ClientGone:
                 passage.gone = facts["gone"] = True
             except ApiError as error:
+                facts["code"] = error.code
                 await self._refuse(error, scope, passage)
             except Exception as error:
                 metrics.faults.inc()
                 self._service.log.error("fault", request_id=passage.request_id, exc_info=error)
+                facts["code"] = "internal_error"
                 await self._refuse(fault(passage.request_id), scope, passage)
             if passage.gone and not passage.status:
                 passage.status, facts["gone"] = 499, True
             if "gone" in facts:
                 metrics.disconnects.inc()
-            route = getattr(scope.get("route"), "path", "other")
+            route = self._route(scope)
             metrics.responses.labels(route, str(passage.status)).inc()
             trace.set(request_id=passage.request_id, status=passage.status, **facts)
         self._service.log.log(
@@ -201,6 +205,14 @@ class Gate:
                 "by other names",
                 code="wrong_host",
             )
+
+    def _route(self, scope: Scope) -> str:
+        """The path of the route that was asked for, whether the request came so far or not."""
+        found = scope.get("route")
+        if found is None:
+            matches = (one for one in self._routes if one.matches(scope)[0] is not Match.NONE)
+            found = next(matches, None)
+        return getattr(found, "path", "other")
 
     async def _refuse(self, error: ApiError, scope: Scope, passage: _Passage) -> None:
         if passage.status:

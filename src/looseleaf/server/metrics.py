@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -27,6 +27,8 @@ class ServerMetrics:
     def __init__(self, snapshot: Callable[[], EngineSnapshot]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(snapshot))
+        ProcessCollector(registry=self._registry)
+        self.build = Info("looseleaf_build", "What serves.", registry=self._registry)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FAST
         )

@@ -234,6 +234,8 @@ def make_service(
     engine = llm.engine
     engine.books.on_queued = metrics.queued.observe
     engine.books.on_first_token = metrics.first_token.observe
+    dtype = str(engine.runner.model.dtype).removeprefix("torch.")
+    metrics.build.info({"version": __version__, "model": next(iter(models)), "dtype": dtype})
     return Service(
         config=config,
         llm=llm,

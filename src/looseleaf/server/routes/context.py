@@ -49,8 +49,9 @@ def note(request: Request, generation: Generation) -> None:
 
 
 def tell(request: Request, error: Exception) -> ApiError:
-    """What the caller hears of an error; the log gets the whole of a fault."""
+    """What the caller hears of an error; the log gets its code, and the whole of a fault."""
     told = as_api_error(error, request_id_of(request))
+    request.state.facts["code"] = told.code
     if told.status_code == 500:
         service = service_of(request)
         service.metrics.faults.inc()

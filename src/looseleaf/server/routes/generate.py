@@ -37,6 +37,7 @@ router = APIRouter(prefix="/v1", route_class=StrictRoute, responses=ERRORS, depe
 @router.post("/chat/completions", response_model=ChatCompletion, tags=["generation"])
 async def chat_completions(body: ChatRequest, request: Request, service: TheService) -> Response:
     """Answer a conversation, from documents if there are any."""
+    _name_user(request, body)
     model = service.model(body.model)
     documents = body.documents or []
     inside = sum(
@@ -58,6 +59,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
 @router.post("/completions", response_model=Completion, tags=["generation"])
 async def completions(body: CompletionRequest, request: Request, service: TheService) -> Response:
     """Continue raw prompts, behind documents if there are any. No system prompt is added."""
+    _name_user(request, body)
     service.model(body.model)
     documents = body.documents or []
     _check_documents(service, len(documents))
@@ -78,6 +80,12 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
     shortens = body.max_tokens is None
     generation = _generation(request, body, made, params, shortens=shortens)
     return await _answer(request, body, generation, form)
+
+
+def _name_user(request: Request, body: GenerationRequest) -> None:
+    """Whom the caller asks for, for the log: also of what is refused from here on."""
+    if body.user is not None:
+        request.state.facts["user"] = body.user
 
 
 def _check_documents(service: Service, number: int) -> None:
