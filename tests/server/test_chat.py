@@ -180,6 +180,25 @@ def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
         assert refused.json()["error"]["param"].startswith(field)
 
 
+def test_what_is_empty_asks_for_nothing(live: Live) -> None:
+    said = {"role": "assistant", "content": "Yes.", "tool_calls": [], "annotations": []}
+    turns = [{"role": "user", "content": "Is it?"}, said, {"role": "user", "content": "Where?"}]
+    empty = {"tools": [], "functions": [], "metadata": {}, "reasoning_effort": "none"}
+    answer = live.chat(messages=turns, max_tokens=1, **empty)
+    assert answer.status_code == 200, answer.text
+    quiet = {"include_usage": True, "include_obfuscation": False}
+    body = chat_body(stream=True, stream_options=quiet, max_tokens=1)
+    assert live.events("/v1/chat/completions", body)[-1]["usage"]
+    for field, value in [("tools", [{}]), ("metadata", {"a": "b"}), ("functions", {"a": 1})]:
+        error = live.chat(**{field: value}).json()["error"]
+        assert error["param"] == field
+        assert error["message"].startswith(f"{field} asks for what is not here")
+    loud = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    assert live.chat(**loud).status_code == 400
+    raw = {"model": REFERENCE_NAME, "prompt": "x", "suffix": "", "max_tokens": 1}
+    assert live.post("/v1/completions", raw).status_code == 200
+
+
 def test_stop_strings_and_limits_end_an_answer(live: Live) -> None:
     documents = [{"text": DOCUMENT}]
     stopped = live.chat(documents=documents, stop="Tolland").json()["choices"][0]

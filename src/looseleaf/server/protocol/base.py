@@ -1,12 +1,23 @@
 """What all bodies have in common."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 FIRST_ONLY = Field(fail_fast=True)
 """For every list in a body: its first wrong element is told, and no error is made of the others. A
 body may hold a million of them, and an error takes a kilobyte."""
+
+
+def _nothing(given: Any, info: Any) -> None:
+    if given not in (None, [], {}):
+        raise ValueError(
+            f"{info.field_name} asks for what is not here: leave it out, or send it empty"
+        )
+
+
+Nothing = Annotated[None, BeforeValidator(_nothing)]
+"""A field for what is not here: null, or an empty list or object, which asks for nothing, too."""
 
 
 class Strict(BaseModel):

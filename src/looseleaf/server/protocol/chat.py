@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.base import FIRST_ONLY, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Nothing, Strict
 from looseleaf.server.protocol.common import DocumentInput, GenerationRequest
 
 
@@ -25,17 +25,18 @@ ContentPart = Annotated[TextContent | DocumentContent, Field(discriminator="type
 
 
 class ChatMessage(Strict):
-    """A turn of the conversation. The fields that must be null are those of OpenAI's own answers,
-    so that an answer can be sent back as it came, and a name, which some clients always send."""
+    """A turn of the conversation. The fields that must be null or empty are those of OpenAI's own
+    answers, so that an answer can be sent back as it came, and a name, which some clients always
+    send."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ContentPart], Field(min_length=1, max_length=4096), FIRST_ONLY]
     name: None = None
     refusal: None = None
-    annotations: None = None
+    annotations: Nothing = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+    tool_calls: Nothing = None
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096), FIRST_ONLY]
@@ -49,16 +50,16 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: None = None
+    tools: Nothing = None
     tool_choice: Literal["none"] | None = None
     parallel_tool_calls: bool | None = None
-    functions: None = None
+    functions: Nothing = None
     function_call: Literal["none"] | None = None
     modalities: Annotated[list[Literal["text"]], FIRST_ONLY] | None = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
-    reasoning_effort: None = None
+    reasoning_effort: Literal["none"] | None = None
     verbosity: None = None
     prompt_cache_key: None = None
     prompt_cache_retention: None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from looseleaf.server.protocol.base import FIRST_ONLY, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Nothing, Strict
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -35,6 +35,7 @@ class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class TextFormat(Strict):
@@ -113,7 +114,7 @@ class GenerationRequest(Strict):
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024, description="A label for the log.")
     store: Literal[False] | None = None
-    metadata: None = None
+    metadata: Nothing = None
     service_tier: Literal["auto", "default"] | None = None
     deadline: float | None = Field(
         None,

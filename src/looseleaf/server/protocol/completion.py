@@ -25,7 +25,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> "CompletionRequest":
