@@ -46,8 +46,9 @@ def directives(key):
 
 @pytest.fixture(scope="module")
 def exposed():
-    """Metric names, and the label names that each is seen with, after one request."""
-    with running_server() as server:
+    """Metric names, and the label names that each is seen with, after one request to a server that
+    has a tier."""
+    with running_server("--host-gib", "0.01") as server:
         server.ask("Where is the archive?", [{"text": "The archive is in the north wing."}])
         text = server.get("/metrics")
     seen = {}
@@ -76,6 +77,17 @@ def test_every_value_of_a_label_that_a_query_picks_exists(exposed):
     picked = [re.findall(r'(?:source|kind|path|end)=~?"([^"$]*)"', q) for q in expressions()]
     values = {value for found in picked for pattern in found for value in pattern.split("|")}
     assert values <= {"cached", "computed", "awaited", "loaded", "grouped", "deadline"}
+
+
+def test_what_tiers_do_is_on_the_dashboard():
+    shown = set(re.findall(r"looseleaf_tier_\w+", " ".join(expressions())))
+    for name in ("loads_total", "writes_total", "bytes", "evicted_total", "faults_total"):
+        assert f"looseleaf_tier_{name}" in shown
+
+
+def test_what_only_grows_is_a_counter(exposed):
+    assert "looseleaf_made_ready_total" in exposed
+    assert "looseleaf_made_ready" not in exposed
 
 
 def test_the_panels_have_names_and_places_of_their_own():

@@ -150,7 +150,7 @@ class _EngineCollector:
         for state in ("free", "tails", "referenced", "idle", "pinned"):
             pages.add_metric([state], getattr(now.pages, state))
         yield pages
-        made = GaugeMetricFamily(
+        made = CounterMetricFamily(
             "looseleaf_made_ready",
             "GPU kernels compiled or loaded, and graphs captured, so far. What grows once a server "
             "is warm was waited for by a request.",
