@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def test_graphs_are_captured_and_progress_is_told_unless_nobody_wants_that(
     assert told == ([("graphs", 1, 1)] if warm_up else [])
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What signals did before a server took them over they do again."""
+    before = [
+        (one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    ]
+    yield
+    for one, handler in before:
+        signal.signal(one, handler)
+
+
 SIGNALLED = """
 import os, signal
 from looseleaf.cli.signals import end_at_once
@@ -67,10 +79,10 @@ def test_sigterm_before_a_server_listens_ends_it(around: tuple[str, ...], status
     assert (ended.returncode, ended.stdout) == (status, b""), ended.stderr
 
 
+@pytest.mark.usefixtures("signals")
 def test_the_command_heeds_signals_before_it_loads_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
     heeded = []
 
     def load(*_: object) -> None:
@@ -78,10 +90,7 @@ def test_the_command_heeds_signals_before_it_loads_anything(
         raise InvalidOption("planted")
 
     monkeypatch.setattr("looseleaf.server.service.make_service", load)
-    try:
-        CliRunner().invoke(serve_command, ["--port", "0"])
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    CliRunner().invoke(serve_command, ["--port", "0"])
     assert heeded and callable(heeded[0])
 
 
@@ -95,12 +104,15 @@ def test_an_address_in_use_is_told_before_a_model_is_loaded() -> None:
     require_free("localhost", 0)
 
 
+@pytest.mark.usefixtures("signals")
 def test_what_stays_is_not_looked_through_by_the_collector_while_a_server_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frozen: list[int] = []
     monkeypatch.setattr(run.Server, "run", lambda server: frozen.append(gc.get_freeze_count()))
     run.serve(make_service(None, ServerConfig(port=0), {"num_pages": 64}))
+    # one behind the end must not take the place of the exit status
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     assert frozen[0] > 10_000
     assert gc.get_freeze_count() < 1000
 

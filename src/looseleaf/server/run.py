@@ -5,9 +5,7 @@ import gc
 import os
 import signal
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 
@@ -121,7 +119,8 @@ def require_free(host: str, port: int) -> None:
 
 
 def serve(service: Service) -> int:
-    """Serve until a signal asks for the end or the engine breaks; the exit status."""
+    """Serve until a signal asks for the end or the engine breaks; the exit status, with which the
+    process is to end: further signals change nothing any more."""
     raise_descriptor_limit()
     server = Server(service)
     gc.collect()
@@ -134,14 +133,18 @@ def serve(service: Service) -> int:
         tenants=len(service.keys.tenants),
         max_connections=server.places.most,
     )
-    with _heeding_signals(server):
-        try:
-            # who is told not to wait cuts requests off, and need not hear of each by a traceback
-            with taking_over(service.log, lambda: server.force_exit):
-                server.run()
-        finally:
-            status = _end(server)
-            gc.unfreeze()
+    for one in _heeded():
+        signal.signal(one, server.handle_exit)
+    try:
+        # who is told not to wait cuts requests off, and need not hear of each by a traceback
+        with taking_over(service.log, lambda: server.force_exit):
+            server.run()
+    finally:
+        status = _end(server)
+        # the interpreter takes a while to end, and a signal would take the place of the status
+        for one in _heeded():
+            signal.signal(one, signal.SIG_IGN)
+        gc.unfreeze()
     return status
 
 
@@ -160,19 +163,7 @@ def _end(server: Server) -> int:
     return status
 
 
-@contextmanager
-def _heeding_signals(server: Server) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP end the server, until its last line is in the log."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heeded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # so it was started to outlive its terminal
-        heeded.remove(signal.SIGHUP)
-    before = {one: signal.signal(one, server.handle_exit) for one in heeded}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+def _heeded() -> list[signal.Signals]:
+    """The signals that end a server. Who ignores SIGHUP was started to outlive a terminal."""
+    outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if outlives else [signal.SIGHUP])]
