@@ -78,6 +78,15 @@ def test_more_idle_connections_than_are_taken_keep_no_request_out(
         wait_until(lambda: len(crowded.server.server_state.connections) <= MOST)
 
 
+def test_who_asks_for_another_protocol_takes_no_place_for_ever(crowded: Live) -> None:
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: bG9vc2VsZWFmbG9vc2VsZQ==\r\n"
+    for _ in range(2 * MOST):
+        with connected(crowded) as caller:
+            caller.sendall(HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + key + b"\r\n")
+            assert caller.recv(4096).startswith(b"HTTP/1.1 ")
+    wait_until(lambda: crowded.server.places.num <= 2)
+
+
 @contextmanager
 def limited(soft: int) -> Iterator[int]:
     """The hard limit of descriptors, while the soft one is so."""

@@ -28,12 +28,12 @@ class Closable(Protocol):
 
 
 class OpenConnections:
-    """The connections of one server, ``most`` at a time. ``on_refused`` hears of each that gives
-    way."""
+    """The ``num`` connections of one server, ``most`` at a time. ``on_refused`` hears of each that
+    gives way."""
 
     def __init__(self, most: int, on_refused: Callable[[], None] = lambda: None) -> None:
         self.most = most
-        self._num = 0
+        self.num = 0
         self._on_refused = on_refused
         # those without a request under way, by how long that is so
         self._idle: OrderedDict[Closable, None] = OrderedDict()
@@ -41,9 +41,9 @@ class OpenConnections:
     def enter(self, connection: Closable) -> None:
         """Count a new connection. If there are too many the oldest idle one is closed, which may be
         this."""
-        self._num += 1
+        self.num += 1
         self._idle[connection] = None
-        if self._num > self.most:
+        if self.num > self.most:
             oldest, _ = self._idle.popitem(last=False)
             oldest.give_way()
             self._on_refused()
@@ -62,7 +62,7 @@ class OpenConnections:
 
     def leave(self, connection: Closable) -> None:
         """It has been closed."""
-        self._num -= 1
+        self.num -= 1
         self._idle.pop(connection, None)
 
 

@@ -41,6 +41,8 @@ class Server(uvicorn.Server):
                 http=partial(Connection, places=self.places),  # type: ignore[arg-type]
                 host=config.host,
                 port=config.port,
+                # a connection that changed its protocol would no longer be one of ours
+                ws="none",
                 lifespan="on",
                 access_log=False,
                 log_config=None,
