@@ -62,3 +62,19 @@ def test_probes_fail_and_a_gauge_falls_while_a_step_stands_still_and_rise_after_
     assert live.client.get("/ready").json() == {"status": "ready"}
     assert gauge(live, "engine_up") == 1
     assert live.chat(max_tokens=1).is_success
+
+
+def test_a_question_about_documents_does_not_wait_longer_than_a_request_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    with live_server(config={"deadline": 0.05}) as live:
+        for name in ("documents", "document", "pin", "unpin", "delete"):
+            monkeypatch.setattr(live.service.llm, name, never)
+        paths = [("GET", ""), ("GET", "/a"), ("POST", "/a/pin"), ("DELETE", "/a/pin")]
+        for method, path in [*paths, ("DELETE", "/a")]:
+            answer = live.client.request(method, f"/v1/documents{path}")
+            assert answer.status_code == 408, (method, path)
+            assert answer.json()["error"]["code"] == "deadline_exceeded"

@@ -127,9 +127,9 @@ class AsyncLLM:
         except TimeoutError:
             whole = False
         except (EngineClosed, EngineFault):
-            # closed before, with all that ran
-            whole = self._worker.fault is None
-        return await asyncio.to_thread(self.close, patience) and whole
+            # closed before, with all that ran; a fault is known when the thread has ended
+            pass
+        return await asyncio.to_thread(self.close, patience) and whole and self.fault is None
 
     def generate(
         self,

@@ -4,11 +4,11 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
@@ -28,6 +28,8 @@ from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
 from looseleaf.server.tracing import Tracer, make_tracer
+
+T = TypeVar("T")
 
 State = Literal["ready", "draining", "stopped", "stuck"]
 
@@ -137,6 +139,19 @@ class Service:
         left = self.begin_to_end() if cut else max(1.0, self.begin_to_end())
         self.whole = await self.llm.drain(left, patience=STEP_PATIENCE) and not cut
         return self.whole
+
+    async def in_time(self, answer: Awaitable[T]) -> T:
+        """What the engine answers between two steps. Raises ApiError (408) once a request's time is
+        over: a step may stand still."""
+        try:
+            async with asyncio.timeout(self.config.deadline):
+                return await answer
+        except TimeoutError as error:
+            raise ApiError(
+                408,
+                f"the engine did not answer within {self.config.deadline} s: ask again in a while",
+                code="deadline_exceeded",
+            ) from error
 
     @contextmanager
     def passing(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ async def register_document(
 async def list_documents(service: TheService, caller: TheCaller) -> Response:
     """All documents of the caller's tenant, oldest first."""
     service.require_ready()
-    found = await service.llm.documents(caller.salt)
+    found = await service.in_time(service.llm.documents(caller.salt))
     return JSONResponse({"object": "list", "data": [_body(info) for info in found]})
 
 
@@ -64,14 +64,15 @@ async def get_document(document_id: Id, service: TheService, caller: TheCaller) 
     """One document as it stands now."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        return JSONResponse(_body(await service.llm.document(document_id, caller.salt)))
+        found = await service.in_time(service.llm.document(document_id, caller.salt))
+    return JSONResponse(_body(found))
 
 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Keep a document computed; if it was evicted it is computed again."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        info = await service.llm.pin(document_id, caller.salt)
+        info = await service.in_time(service.llm.pin(document_id, caller.salt))
     await keep_pin(service, caller, info)
     return JSONResponse(_body(info))
 
@@ -91,7 +92,7 @@ async def unpin_document(document_id: Id, service: TheService, caller: TheCaller
     """Let a document be evicted when room is needed."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        info = await service.llm.unpin(document_id, caller.salt)
+        info = await service.in_time(service.llm.unpin(document_id, caller.salt))
     await keep_pin(service, caller, info)
     return JSONResponse(_body(info))
 
@@ -101,7 +102,7 @@ async def delete_document(document_id: Id, service: TheService, caller: TheCalle
     """Forget a document. Requests that read it now end as if it were still there."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        await service.llm.delete(document_id, caller.salt)
+        await service.in_time(service.llm.delete(document_id, caller.salt))
     await forget(service, caller, document_id)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
