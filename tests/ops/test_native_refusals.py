@@ -94,7 +94,7 @@ def test_positions_of_slots_are_those_of_the_pages() -> None:
     attend(work, slot_positions=places)
     plan = NativePlan(TURN, RULE, 4, K, work=work, slot_positions=places)
     with pytest.raises(InvalidOption, match="4 at most"):
-        plan.point_pages(torch.cat([K, K]), torch.cat([V, V]))
+        plan.find_pages(torch.cat([K, K]), torch.cat([V, V]))
     with pytest.raises(InvalidOption, match="8 slots a page"):
         # callers without the type checks of the tests get the sentence
         inspect.unwrap(NativePlan.__init__)(
@@ -106,7 +106,7 @@ def test_positions_of_slots_are_those_of_the_pages() -> None:
 
 def plan_of(work: WorkList | None = WORK) -> NativePlan:
     plan = NativePlan(TURN, RULE, 4, K, work=work)
-    plan.point_pages(K.clone(), V.clone())
+    plan.point_pages(plan.find_pages(K.clone(), V.clone()))
     return plan
 
 
@@ -144,7 +144,7 @@ def test_rows_are_those_that_the_kernels_were_made_for(spoil: Callable[[Tensor],
     ],
 )
 def test_pages_are_those_that_the_kernels_were_made_for(spoil: Callable[[Tensor], Tensor]) -> None:
-    plan, unchecked = plan_of(), inspect.unwrap(NativePlan.point_pages)
+    plan, unchecked = plan_of(), inspect.unwrap(NativePlan.find_pages)
     for pair in ((spoil(K), V), (K, spoil(V)), (spoil(K), spoil(V))):
         with pytest.raises(InvalidOption, match="pages of K and V"):
             unchecked(plan, *pair)

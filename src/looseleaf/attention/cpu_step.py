@@ -21,7 +21,7 @@ from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
-from looseleaf.ops.partial_attention.native import NativePlan, Phase
+from looseleaf.ops.partial_attention.native import NativePlan, PagesAt, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
@@ -60,6 +60,11 @@ class CpuAttention:
         ]
         self.heads = torch.arange(self.layout.num_kv_heads)
         self._storing = self._native_plan(self.rules[0], None) if self.native else None
+        # the pool stays where it is
+        self.pages_at: list[PagesAt] = []
+        if self._storing is not None:
+            layers = range(len(self.rules))
+            self.pages_at = [self._storing.find_pages(*self.pool.layer(n)) for n in layers]
 
     def step(
         self,
@@ -204,7 +209,7 @@ class _NativeStep:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, split = self.plans[layer], self.num_decode_rows
-        plan.point_pages(*self.owner.pool.layer(layer))
+        plan.point_pages(self.owner.pages_at[layer])
         out = torch.empty(q.shape, dtype=q.dtype)
         if self.readings[layer].selected:
             for selected in self.readings[layer].selected:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from enum import IntFlag
 from importlib import resources
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -79,6 +80,19 @@ class Phase(IntFlag):
     STORE = 1
     PARTIAL = 2
     MERGE = 4
+
+
+class PagesAt(NamedTuple):
+    """A layer's pages as the kernels find them: addresses, and how far pages and heads are apart,
+    in numbers."""
+
+    k_pages: int
+    v_pages: int
+    k_page: int
+    k_page_head: int
+    v_page: int
+    v_page_head: int
+    num_pages: int
 
 
 def _fields(names: Iterable[str], kind: type) -> list[tuple[str, type]]:
@@ -158,7 +172,7 @@ def partial_attention_native(
         rotation, rule, q.shape[1], k_pages, work=work, slot_positions=slot_positions,
         row_dtype=q.dtype,
     )  # fmt: skip
-    plan.point_pages(k_pages, v_pages)
+    plan.point_pages(plan.find_pages(k_pages, v_pages))
     plan.run(Phase.PARTIAL, q if q.stride(-1) == 1 else q.contiguous())
     return plan.states
 
@@ -249,14 +263,13 @@ class NativePlan:
         self._plan.slots, self._plan.frame_positions = slots.data_ptr(), frame_positions.data_ptr()
         self._plan.num_rows = len(slots)
 
-    def point_pages(
+    def find_pages(
         self,
         k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
         v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    ) -> None:
-        """Which layer's pages the next calls read and write, laid out alike; the keys of a page lie
+    ) -> PagesAt:
+        """Where a layer's pages are, for as long as they live: laid out alike, the keys of a page
         as far apart as in those that the plan was made with, the numbers of a key side by side."""
-        tensors = self._tensors
         shape = pages, heads, page_size, head_dim = k_pages.shape
         k_page, k_head, slot, step = k_pages.stride()
         form = heads, page_size, head_dim, slot, step, k_pages.dtype, k_pages.is_cpu
@@ -266,10 +279,17 @@ class NativePlan:
         if not (fits and alike and pages <= self._most_pages):
             most = "" if pages <= self._most_pages else f" {self._most_pages} at most:"
             raise _misfit(f"pages of K and V,{most}", self._page_form, k_pages, v_pages)
-        tensors.k_pages, tensors.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
-        tensors.k_page, tensors.k_page_head = k_page, k_head
-        tensors.v_page, tensors.v_page_head = v_page, v_head
-        tensors.num_pages = pages
+        return PagesAt(
+            k_pages.data_ptr(), v_pages.data_ptr(), k_page, k_head, v_page, v_head, pages
+        )
+
+    def point_pages(self, pages: PagesAt) -> None:
+        """Which layer's pages the next calls read and write."""
+        tensors = self._tensors
+        (
+            tensors.k_pages, tensors.v_pages, tensors.k_page, tensors.k_page_head,
+            tensors.v_page, tensors.v_page_head, tensors.num_pages,
+        ) = pages  # fmt: skip
 
     def run(
         self,
