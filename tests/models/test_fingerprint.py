@@ -10,19 +10,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from looseleaf.models import fingerprint, model_fingerprint
-from tests.checkpoints import make_checkpoint, make_model
+from tests.checkpoints import make_model
 
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("pristine"), "llama")
-
-
-@pytest.fixture
-def folder(pristine: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pristine, tmp_path / "copy"))
 
 
 @pytest.fixture(autouse=True)

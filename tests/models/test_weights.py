@@ -24,16 +24,6 @@ INDEX = "model.safetensors.index.json"
 FIRST_Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("pristine"), "llama")
-
-
-@pytest.fixture
-def folder(pristine: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pristine, tmp_path / "copy"))
-
-
 def load(folder: Path) -> DecoderWeights:
     return load_weights(folder, read_config(folder), torch.float32, packed=False)
 

@@ -1,6 +1,7 @@
 """A folder that others write to as well: other engines, other containers, and people."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -233,3 +234,15 @@ def test_a_file_is_its_owners_and_their_groups(tmp_path: Path) -> None:
         os.umask(before)
     (path,) = tmp_path.glob("*.segment")
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    now = time.time()
+    folder = tmp_path / "documents"
+    tier = DiskTier(folder, Ledger(LIMIT), clock=lambda: now)
+    put(tier, 1)
+    shutil.rmtree(folder)
+    now += 10
+    tier.tend()
+    assert (len(tier.ledger), tier.ledger.used) == (0, 0)
+    assert put(tier, 1) and read(tier, 1) is not None

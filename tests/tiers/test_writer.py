@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from looseleaf.config import TierConfig
-from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters, Tiers
+from looseleaf.tiers import (
+    DiskTier,
+    HostTier,
+    Ledger,
+    Record,
+    Tier,
+    TierCounters,
+    TierFault,
+    Tiers,
+)
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
 from looseleaf.tiers.guard import Guard
@@ -141,6 +150,27 @@ def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatc
         writer.close(30)
 
 
+def test_who_is_always_asked_for_something_tends_the_tiers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("looseleaf.tiers.writer._TEND_AFTER", 0.01)
+    tended = threading.Event()
+    copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
+    writer = Writer(copy, staging, None, [], tend=tended.set)
+
+    def again() -> None:
+        # there is always another job
+        if not tended.is_set():
+            writer.do(again)
+
+    writer.do(again)
+    try:
+        assert tended.wait(30)
+    finally:
+        tended.set()
+        writer.close(30)
+
+
 def test_what_is_past_its_time_goes_from_a_folder_that_nobody_uses(tmp_path: Path) -> None:
     put(DiskTier(tmp_path, Ledger(LIMIT)), 1)
     (path,) = tmp_path.glob("*.segment")
@@ -156,5 +186,24 @@ def test_what_is_past_its_time_goes_from_a_folder_that_nobody_uses(tmp_path: Pat
         tiers.tend()
         assert not path.exists() and disk.counters.expired == 1
         assert tiers.writer.thread is not None
+    finally:
+        tiers.close()
+
+
+def test_looking_after_a_folder_is_no_proof_that_it_can_be_written(tmp_path: Path) -> None:
+    config = TierConfig(disk_path=str(tmp_path), disk_gib=1)
+    tiers = Tiers.create(config, pool(torch.float32))
+    assert tiers is not None
+
+    def fail(tier: Tier) -> bool:
+        raise TierFault("unavailable", "read-only")
+
+    try:
+        (guard,) = tiers.guards
+        for _ in range(3):
+            assert not guard.writing.is_open
+            guard.call(fail, False, writes=True)
+            tiers.tend()
+        assert guard.writing.is_open
     finally:
         tiers.close()

@@ -72,10 +72,12 @@ class PromptBuilder:
                 parts.append(self._checked_ids(part))
         if given and isinstance(given[0], str | Document):
             first = parts[0]
-            parts[:1] = [self.begun(first)] if isinstance(first, list) else [self.begun([]), first]
+            parts[:1] = (
+                [self.with_bos(first)] if isinstance(first, list) else [self.with_bos([]), first]
+            )
         return self._assemble(parts, lead_length=None)
 
-    def begun(self, ids: list[int]) -> list[int]:
+    def with_bos(self, ids: list[int]) -> list[int]:
         """``ids`` of a text behind BOS, if the model's texts begin with it and this does not."""
         bos = self.tokenizer.bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]

@@ -124,7 +124,7 @@ class PromptMaker:
         tokenizer = self.builder.tokenizer
         if isinstance(prompt, str):
             ids = self.builder.known(tokenizer.encode(prompt, special=markers))
-            parts.append(ids if parts else self.builder.begun(ids))
+            parts.append(ids if parts else self.builder.with_bos(ids))
         else:
             parts.append([*prompt])
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))

@@ -282,7 +282,10 @@ class DiskTier:
 
     def _count(self) -> None:
         """Book what is in the folder and was not, and strike out what is no longer there."""
-        there = {path.name for path in self.folder.iterdir()}
+        there: set[str] = set()
+        # a folder that somebody has deleted is made again by who writes
+        with suppress(FileNotFoundError):
+            there = {path.name for path in self.folder.iterdir()}
         for name in there:
             if name.endswith(SIDECAR):
                 self._sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])

@@ -195,7 +195,7 @@ class Tiers:
         """Drop what is past its time, and count anew what others may have changed."""
         for guard in self.guards:
             if isinstance(guard.tier, HostTier | DiskTier):
-                guard.call(_tend, None, writes=True)
+                guard.call(_tend, None, proof=False, writes=True)
 
     def num_bytes(self, length: int) -> int:
         """Bytes of a segment of so many tokens, as this engine stores it."""

@@ -22,7 +22,7 @@ from looseleaf.tiers.pool_copy import Copied, PoolCopy
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 256
-# seconds without anything to write after which the tiers look after themselves
+# seconds after which the tiers look after themselves, whatever is to be written
 _TEND_AFTER = 30.0
 
 
@@ -55,7 +55,7 @@ class Writer:
     """Brings records to the host's memory and to the tiers below it.
 
     ``skipped`` counts records that were left out since too much was under way; ``tend`` is called
-    now and then while there is nothing to write."""
+    now and then, whatever there is to write."""
 
     copy: PoolCopy
     staging: Arena
@@ -121,17 +121,22 @@ class Writer:
         return True
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        due = time.monotonic() + _TEND_AFTER
+        while True:
+            job: Callable[[], None] | None = self.tend
+            if (wait := due - time.monotonic()) > 0:
+                try:
+                    job = self._jobs.get(timeout=wait)
+                except queue.Empty:
+                    continue
+            else:
+                due = time.monotonic() + _TEND_AFTER
+            if job is None:
+                return
             try:
                 job()
             except Exception:
                 _log.exception("a segment was not written to its tiers")
-
-    def _next(self) -> Callable[[], None] | None:
-        try:
-            return self._jobs.get(timeout=_TEND_AFTER)
-        except queue.Empty:
-            return self.tend
 
     def _bring(
         self,
