@@ -1,7 +1,7 @@
 """Engines with tiers under observation, and tiers that fail, lie or are slow as they are told."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from looseleaf import LLM
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers import Entry, Reader, Record, Tier, TierFault
+from looseleaf.tiers import Reader, Record, Tier, TierFault, WrappedTier
 from tests.engine.harness import document, drawn, make_llm, words
 
 DOCUMENTS = [document(seed, 20 + 17 * seed) for seed in range(1, 5)]
@@ -76,13 +76,12 @@ def give_no_layer_ahead(llm: LLM) -> None:
     llm.engine.runner.attention.step = watched  # type: ignore[method-assign]
 
 
-class Unruly:
+class Unruly(WrappedTier):
     """A tier that does as ``mood`` says before every call: of which method, and of which layer."""
 
     def __init__(self, tier: Tier, mood: Callable[[str, int], None]) -> None:
-        self.tier = tier
+        super().__init__(tier)
         self.mood = mood
-        self.name = tier.name
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
         self.mood("contains", -1)
@@ -101,9 +100,6 @@ class Unruly:
         self.mood("delete", -1)
         return self.tier.delete(keys)
 
-    def entries(self) -> Iterable[Entry]:
-        return self.tier.entries()
-
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
         self.mood("put_sidecar", -1)
         return self.tier.put_sidecar(key, name, arrays)
@@ -115,9 +111,6 @@ class Unruly:
     def pin(self, key: SegmentKey, pinned: bool) -> None:
         self.mood("pin", -1)
         self.tier.pin(key, pinned)
-
-    def close(self) -> None:
-        self.tier.close()
 
 
 class UnrulyReader:

@@ -179,7 +179,8 @@ def test_addresses_go_past_two_to_the_31() -> None:
     spans = span_list(scene, rows_of, spans_of, tile_rows=64)
     state = prefill_attention(scene.q, *pools, spans, scene.rotation, scene.rule, None, "triton")
     assert_state_within_budget(state, truth, plain, BF16)
-    far = replace(scene, k_pages=pools[0], v_pages=pools[1])
+    unread = scene.slot_positions.new_zeros(capacity, 16)
+    far = replace(scene, k_pages=pools[0], v_pages=pools[1], slot_positions=unread)
     assert_state_within_budget(attended(far, work_list(far)), truth, plain, BF16)
 
 

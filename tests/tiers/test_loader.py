@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters
+from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters, WrappedTier
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.loader import Loader
@@ -17,15 +17,12 @@ from looseleaf.tiers.pool_copy import PoolCopy
 from tests.tiers.records import key
 
 
-class _Held:
+class _Held(WrappedTier):
     """A disk whose records are read when the test says so."""
 
     def __init__(self, tier: DiskTier) -> None:
-        self.tier, self.name = tier, tier.name
+        super().__init__(tier)
         self.reading, self.go_on = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.tier, name)
 
     def open(self, key: SegmentKey) -> "_HeldReader":
         return _HeldReader(self, key)

@@ -145,7 +145,7 @@ class SpanBuffer:
         if self.capacity.units:
             # rows of padding have no states
             states = arrays["row_state_indptr"]
-            arrays["row_state_indptr"] = _padded(states, self.capacity.rows + 1, states[-1])
+            arrays["row_state_indptr"] = _padded(states, self.capacity.rows + 1, int(states[-1]))
         if self.capacity.gathered:
             slots = arrays["source_slots"]
             arrays["source_slots"] = _padded(slots, self.capacity.gathered, UNUSED)

@@ -2,33 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers import Entry, HostTier, Ledger, Reader, Record
+from looseleaf.tiers import HostTier, Ledger, Reader, Record, WrappedTier
 
 
-class ThrottledTier:
+class ThrottledTier(WrappedTier):
     """Gives ``rate`` bytes a second, whoever reads, after ``latency`` seconds for each record;
     writing is free."""
 
     def __init__(self, name: str, rate: float, latency: float, num_bytes: int) -> None:
-        self.name = name
+        super().__init__(HostTier(Ledger(num_bytes)), name)
         self.rate = rate
         self.latency = latency
-        self._held = HostTier(Ledger(num_bytes))
         self._due, self._lock = 0.0, threading.Lock()
-
-    def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
-        """Which of the records are there."""
-        return self._held.contains(keys)
 
     def open(self, key: SegmentKey) -> Reader | None:
         """The record, after the latency."""
-        reader = self._held.open(key)
+        reader = self.tier.open(key)
         if reader is None:
             return None
         time.sleep(self.latency)
@@ -39,34 +34,6 @@ class ThrottledTier:
         with self._lock:
             self._due = due = max(self._due, time.perf_counter()) + num_bytes / self.rate
         time.sleep(max(0.0, due - time.perf_counter()))
-
-    def put(self, record: Record, layers: Tensor) -> bool:
-        """Store a record."""
-        return self._held.put(record, layers)
-
-    def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Drop records."""
-        return self._held.delete(keys)
-
-    def entries(self) -> Iterable[Entry]:
-        """All records."""
-        return self._held.entries()
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Store a side-car."""
-        return self._held.put_sidecar(key, name, arrays)
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """A side-car."""
-        return self._held.get_sidecar(key, name)
-
-    def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """Keep a record, or let it go again."""
-        self._held.pin(key, pinned)
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._held.close()
 
 
 class _SlowReader:

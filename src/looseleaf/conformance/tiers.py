@@ -19,7 +19,8 @@ from looseleaf.conformance.subject import Answering, Asked, Subject
 from looseleaf.conformance.verdict import Finding
 from looseleaf.engine.pace import ComputePace
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.base import Fault, Reader, Tier
+from looseleaf.tiers.base import Fault, Reader
+from looseleaf.tiers.wrapping import WrappedTier
 
 _GIB = 1 << 30
 # seconds in which all that is on its way must have been written
@@ -113,17 +114,12 @@ def _too_late(engine: Answering, folder: Path) -> None:
         guard.tier = _Late(guard.tier)
 
 
-class _Late:
+class _Late(WrappedTier):
     """A tier whose records are read long after their time is over."""
 
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tier, name)
-
     def open(self, key: SegmentKey) -> Reader | None:
-        reader = self._tier.open(key)
+        """The record, too late."""
+        reader = super().open(key)
         time.sleep(2 * _TIMEOUT)
         return reader
 

@@ -19,6 +19,7 @@ from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import Load, LoadFailed
 from looseleaf.tiers.remote import RemoteTier
 from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
+from looseleaf.tiers.wrapping import WrappedTier
 from looseleaf.tiers.writer import Keeping
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "HostTier",
     "DiskTier",
     "RemoteTier",
+    "WrappedTier",
     "Ledger",
 ]
