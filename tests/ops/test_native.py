@@ -98,32 +98,54 @@ def test_half_precision_attends_within_the_budget(variant: str, dtype: torch.dty
     assert_right(attended(scene, work_list(scene)), scene)
 
 
-@pytest.mark.skipif(
-    native_build.vector_lanes() < 8, reason="vectors of four floats: a compiler may fuse some sums"
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sharing", [3, 5, 40])
-def test_who_reads_along_changes_no_bit(dtype: torch.dtype, sharing: int) -> None:
+def shared_states(sharing: int, dtype: torch.dtype, *, grouping: bool) -> AttnState:
+    """States of some rows that read a document together, or each alone, from a seed."""
     # two heads a key head: six packed rows are read as they are, ten and eighty from widened keys
+    generator = torch.Generator().manual_seed(sharing)
     rotation = build_rotation(RopeConfig(head_dim=64, rotary_dim=64), 512, torch.device("cpu"))
-    rule, document = ScoreRule(0.125), tuple(range(7))
-    q = torch.randn(sharing, 4, 64).to(dtype)
-    pages = torch.randn(2, 7 + sharing, 2, 16, 64).to(dtype)
+    document = tuple(range(7))
+    q = torch.randn(sharing, 4, 64, generator=generator).to(dtype)
+    pages = torch.randn(2, 7 + sharing, 2, 16, 64, generator=generator).to(dtype)
     rows = [
         DecodeRow(115 + n, (ReadSpan(document, n, 105, 7),), ReadSpan((7 + n,), 105 + n, 11, 0))
         for n in range(sharing)
     ]
+    groups = group_rows(rows, grouping=grouping)
+    assert len(groups.items) == (1 if grouping else sharing)
+    work = DecodeLists(rows, groups, page_size=16, split_keys=256).work
+    with poisoned():
+        return partial_attention_native(q, *pages, work, rotation, ScoreRule(0.125))
 
-    def states(*, grouping: bool) -> AttnState:
-        groups = group_rows(rows, grouping=grouping)
-        assert len(groups.items) == (1 if grouping else sharing)
-        work = DecodeLists(rows, groups, page_size=16, split_keys=256).work
-        with poisoned():
-            return partial_attention_native(q, *pages, work, rotation, rule)
 
-    together, alone = states(grouping=True), states(grouping=False)
+SHARING = pytest.mark.parametrize("sharing", [3, 5, 40])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@SHARING
+def test_who_reads_along_changes_no_bit(dtype: torch.dtype, sharing: int) -> None:
+    together = shared_states(sharing, dtype, grouping=True)
+    alone = shared_states(sharing, dtype, grouping=False)
     assert torch.equal(together.out, alone.out)
     assert torch.equal(together.lse, alone.lse)
+
+
+@SHARING
+def test_what_a_compiler_makes_of_them_changes_no_bit(
+    sharing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two copies of one loop may round differently, and so may rows by who reads along."""
+    usual = shared_states(sharing, torch.float32, grouping=True)
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {find_compiler()} "$@" -O1 -fno-tree-vectorize\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_library.cache_clear()
+    plainer = shared_states(sharing, torch.float32, grouping=True)
+    load_library.cache_clear()
+    assert list(cache_folder().iterdir())
+    assert torch.equal(usual.out, plainer.out)
+    assert torch.equal(usual.lse, plainer.lse)
 
 
 def test_no_items_are_empty_states() -> None:

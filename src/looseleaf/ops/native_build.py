@@ -24,13 +24,16 @@ _SECONDS = 120
 
 
 @cache
-def load_library(source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-    """The C ``source`` compiled with ``defines``, out of the cache if it is there.
+def load_library(
+    source: str, defines: tuple[tuple[str, int], ...], flags: tuple[str, ...] = ()
+) -> ctypes.CDLL:
+    """The C ``source`` compiled with ``defines`` and more ``flags``, out of the cache if it is
+    there.
 
     Raises NativeUnavailable if there is no C compiler, or it can't compile them.
     """
     compiler = find_compiler()
-    command = [compiler, "-std=gnu11", *_flags(), *(f"-D{name}={n}" for name, n in defines)]
+    command = [compiler, "-std=gnu11", *_flags(), *flags, *(f"-D{name}={n}" for name, n in defines)]
     libraries = ["-lm", *_openmp_libraries()]
     identity = [source, *command, *libraries, _compiler_version(compiler), _processor()]
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]

@@ -4,11 +4,19 @@
    of a page lie SLOT numbers apart), so that every loop over dims has a constant length and becomes vector
    instructions. Keys and values are read where they lie, once per item and block of four query rows; for many
    rows of an item they are widened once, a tile at a time, which changes no bit. All arithmetic is fp32, softmax
-   in base 2. The arrays are those of `WorkList`; the Python beside this file says what each means. */
+   in base 2. The arrays are those of `WorkList`; the Python beside this file says what each means.
+
+   A row has the same bits whoever is read with it, so no sum is left to the compiler: products are fused with
+   sums where it says so (`fused`) and nowhere else (-ffp-contract=off), and lanes are added in a fixed order. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 /* What a row comes in (queries, new keys and values, outputs), and what pages hold: the same, or e4m3. */
 #if ROW_TYPE == 0
@@ -52,6 +60,30 @@ static inline kv_t round_kv(float x) { return round_row(x); }
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 enum { VECS = HEAD_DIM / LANES };
+
+/* x * y + z, rounded once where the processor can */
+#if defined(__FMA__) || defined(__aarch64__)
+static inline float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+#else
+static inline float fused(float x, float y, float z) { return x * y + z; }
+#endif
+
+static inline __attribute__((always_inline)) vec fused_vec(vec x, vec y, vec z) {
+#if LANES == 16 && defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif LANES == 8 && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif LANES == 4 && defined(__FMA__)
+    return (vec)_mm_fmadd_ps((__m128)x, (__m128)y, (__m128)z);
+#elif LANES == 4 && defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+    for (int l = 0; l < LANES; l++) z[l] = fused(x[l], y[l], z[l]);
+    return z;
+#endif
+}
+
+static inline __attribute__((always_inline)) vec all_of(float x) { return x - (vec){0}; }
 
 #if KV_TYPE == 3
 /* The codes in the lowest bytes of words whose highest bit is that of the sign. */
@@ -138,12 +170,12 @@ static inline float exp2_fast(float x) {
     float clamped = x < -126.0f ? -126.0f : x;
     float whole = rintf(clamped), f = clamped - whole;
     float p = 1.5403530e-4f;
-    p = p * f + 1.3333558e-3f;
-    p = p * f + 9.6181291e-3f;
-    p = p * f + 5.5504109e-2f;
-    p = p * f + 2.4022651e-1f;
-    p = p * f + 6.9314718e-1f;
-    p = p * f + 1.0f;
+    p = fused(p, f, 1.3333558e-3f);
+    p = fused(p, f, 9.6181291e-3f);
+    p = fused(p, f, 5.5504109e-2f);
+    p = fused(p, f, 2.4022651e-1f);
+    p = fused(p, f, 6.9314718e-1f);
+    p = fused(p, f, 1.0f);
     union { int32_t bits; float value; } scale = {((int32_t)whole + 127) << 23};
     return x < -126.0f ? 0.0f : p * scale.value;
 }
@@ -182,6 +214,17 @@ static inline __attribute__((always_inline)) void sum_lanes(const vec *sums, flo
         out[n] = level[0];
     }
 #endif
+}
+
+/* the sum of the lanes, in the same order */
+static inline float add_lanes(vec level) {
+#ifdef SHUFFLES
+    for (int left = LANES / 2; left; left /= 2) level = PAIRS(level, level);
+#else
+    for (int left = LANES / 2; left; left /= 2)
+        for (int i = 0; i < left; i++) level[i] = level[2 * i] + level[2 * i + 1];
+#endif
+    return level[0];
 }
 
 #ifdef SHUFFLES
@@ -345,7 +388,7 @@ static inline __attribute__((always_inline)) void score_tile(
             vec sum[4];
             for (int i = 0; i < VECS; i++) {
                 vec wide = load_vec(key + i * LANES);
-                for (int m = 0; m < ROWS; m++) sum[m] = i ? sum[m] + q[m][i] * wide : q[m][i] * wide;
+                for (int m = 0; m < ROWS; m++) sum[m] = i ? fused_vec(q[m][i], wide, sum[m]) : q[m][i] * wide;
             }
             for (int m = 0; m < ROWS; m++) sums[m][n] = sum[m];
         }
@@ -374,8 +417,8 @@ static inline __attribute__((always_inline)) void score_widened(
                         int dim = i * LANES + part * SOME + lane;
                         vec keys = tile->keys[dim][first + w];
                         for (int m = 0; m < 4; m++) {
-                            float x = ((const float *)q[m])[dim];
-                            sum[m][w] = i ? sum[m][w] + x * keys : x * keys;
+                            vec x = all_of(((const float *)q[m])[dim]);
+                            sum[m][w] = i ? fused_vec(x, keys, sum[m][w]) : x * keys;
                         }
                     }
                 int level = 0;
@@ -412,7 +455,7 @@ static inline __attribute__((always_inline)) void weigh_tile(
             for (int i = 0; i < WIDTH; i++) {
                 if (VECS % WIDTH && i >= width) continue;
                 vec wide = WIDENED ? tile->values[n][first + i] : load_vec(tile->value[n] + (first + i) * LANES);
-                for (int m = 0; m < ROWS; m++) sum[m][i] += scores[m][n] * wide;
+                for (int m = 0; m < ROWS; m++) sum[m][i] = fused_vec(all_of(scores[m][n]), wide, sum[m][i]);
             }
         }
         for (int m = 0; m < ROWS; m++)
@@ -422,7 +465,7 @@ static inline __attribute__((always_inline)) void weigh_tile(
 }
 
 /* Scores to weights, in place; the running maximum, sum and output move on. Past the tile's last key
-   weights are 0, so that sums are of whole vectors: in one order, however many keys there are. */
+   weights are 0, so that sums are of whole vectors. `score` is as aligned as a vector. */
 static inline __attribute__((always_inline)) void soften(
     const Plan *plan, const PackedRow *row, const Tile *tile, float *score, int32_t *seen, float *peak,
     float *total, vec *acc) {
@@ -440,7 +483,7 @@ static inline __attribute__((always_inline)) void soften(
         }
     }
     for (int n = tile->count; n < count; n++) score[n] = -INFINITY;
-    float top = *peak, sum = 0.0f;
+    float top = *peak;
     /* a score that is not a number is no maximum, but has a weight that is none either */
 #pragma omp simd reduction(max : top)
     for (int n = 0; n < count; n++) top = score[n] > top ? score[n] : top;
@@ -450,14 +493,12 @@ static inline __attribute__((always_inline)) void soften(
         memset(score, 0, sizeof(float) * (size_t)count);
         return;
     }
-#pragma omp simd reduction(+ : sum)
-    for (int n = 0; n < count; n++) {
-        float weight = exp2_fast(score[n] - top);
-        score[n] = weight;
-        sum += weight;
-    }
+#pragma omp simd
+    for (int n = 0; n < count; n++) score[n] = exp2_fast(score[n] - top);
+    vec sums = *(const vec *)score;
+    for (int n = LANES; n < count; n += LANES) sums += *(const vec *)(score + n);
     float kept = exp2_fast(*peak - top);
-    *total = *total * kept + sum;
+    *total = fused(*total, kept, add_lanes(sums));
     *peak = top;
     if (kept != 1.0f)
         for (int i = 0; i < VECS; i++) acc[i] *= kept;
@@ -635,7 +676,7 @@ static Fault merge_row(const Plan *plan, const Tensors *t, int64_t row) {
             float weight = exp2_fast((lse - top) * LOG2_E);
             const float *out = plan->state_out + (state * heads + head) * HEAD_DIM;
             total += weight;
-            for (int d = 0; d < HEAD_DIM; d++) sum[d] += weight * out[d];
+            for (int d = 0; d < HEAD_DIM; d++) sum[d] = fused(weight, out[d], sum[d]);
         }
         float scale = total == 0.0f ? 0.0f : 1.0f / total;
         row_t *out = t->out + row * t->out_row + head * HEAD_DIM;

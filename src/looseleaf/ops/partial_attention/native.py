@@ -99,6 +99,10 @@ def _fields(names: Iterable[str], kind: type) -> list[tuple[str, type]]:
     return [(name, kind) for name in names]
 
 
+# the source says itself what is rounded once: two copies of a loop could differ in it
+_FLAGS = ("-ffp-contract=off",)
+
+
 class _Plan(ctypes.Structure):
     _fields_ = (
         _fields([*_LISTS, "slot_positions", *_ROWS, *_FLOATS], ctypes.c_void_p)
@@ -152,7 +156,7 @@ def load_attention(
         "LANES": math.gcd(head_dim, vector_lanes()),
     }
     source = resources.files("looseleaf.ops.partial_attention").joinpath("native.c").read_text()
-    return load_library(source, tuple(defines.items()))
+    return load_library(source, tuple(defines.items()), _FLAGS)
 
 
 def partial_attention_native(
