@@ -21,7 +21,8 @@ Update = tuple[int, RequestOutput]
 @dataclass(eq=False)
 class Generation:
     """The prompts of one API request. ``outputs`` has the latest state of each; one that
-    ``shortens`` has answers of fewer tokens than ``params`` says where more do not fit."""
+    ``shortens`` has answers of fewer tokens than ``params`` says where more do not fit, and one
+    without a limit of its own ends where the server's limit does."""
 
     service: Service
     request_id: str
@@ -106,11 +107,14 @@ class Generation:
     def _limit(self, prompt: MadePrompt) -> int | None:
         """Most tokens of the answers to a prompt."""
         limit, most = self.params.max_tokens, self.service.config.max_request_tokens
-        if limit is None or not self.shortens:
+        if limit is None and most is None:
+            # the engine goes on to the end of the context
+            return None
+        if limit is not None and not self.shortens:
             return limit
         context = self.service.llm.engine.max_model_len
         room = (context if most is None else min(context, most)) - prompt.num_tokens
-        return max(1, self.params.min_tokens, min(limit, room))
+        return max(1, self.params.min_tokens, room if limit is None else min(limit, room))
 
     def _check_sizes(self) -> None:
         config, context = self.service.config, self.service.llm.engine.max_model_len
@@ -127,7 +131,7 @@ class Generation:
             answer = self._limit(prompt)
             total = prompt.num_tokens + (answer or 1)
             if total > context:
-                wanted = "at least 1" if answer is None else str(answer)
+                wanted = "at least 1" if self.params.max_tokens is None else str(answer)
                 raise ApiError(
                     400,
                     f"the prompt has {prompt.num_tokens} tokens and its answer {wanted}, {total} "
@@ -140,7 +144,7 @@ class Generation:
                 raise ApiError(
                     400,
                     f"the prompt has {prompt.num_tokens} tokens and its answer may have "
-                    f"{answer or 'any number'}, but a request may have {most} in all: shorten it, "
+                    f"{answer}, but a request may have {most} in all: shorten it, "
                     "or set max_tokens",
                     code="too_many_tokens",
                 )
