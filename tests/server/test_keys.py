@@ -1,5 +1,7 @@
 """API keys, tenants and what each key may use."""
 
+from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,26 @@ def test_the_queue_refuses_for_now_what_may_fit_later_and_for_ever_what_never_wi
         pass
     assert (later.value.status_code, never.value.status_code) == (429, 400)
     assert queue.taken == 0
+
+
+def test_who_finds_the_queue_full_is_told_how_long_those_in_it_take_and_not_their_waits_twice() -> (
+    None
+):
+    now, seconds, running, waiting = 0.0, 4.0, 2, 6
+    queue = Queue(running, waiting, lambda: now)
+    held = deque[ExitStack]()
+    for _ in range(100):
+        while queue.taken < running + waiting:
+            held.append(ExitStack())
+            held[-1].enter_context(queue.places(1))
+        now += seconds
+        for _ in range(running):
+            held.popleft().close()
+    for _ in range(running):
+        held.append(ExitStack())
+        held[-1].enter_context(queue.places(1))
+    with pytest.raises(ApiError) as later, queue.places(1):
+        pass
+    assert later.value.headers is not None
+    taken = (running + waiting) / running * seconds
+    assert taken <= int(later.value.headers["Retry-After"]) < 1.25 * taken

@@ -68,8 +68,11 @@ class KeyLimits:
 class Queue:
     """Outputs accepted and not ended, bounded: as many as run at once and as may wait for that."""
 
-    def __init__(self, running: int, waiting: int) -> None:
-        self._running, self._most = running, running + waiting
+    def __init__(
+        self, running: int, waiting: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._running, self._most, self._clock = running, running + waiting, clock
+        # how long a place is held, but for the wait behind those that had one before
         self._seconds = 1.0
         self.taken = 0
 
@@ -86,17 +89,21 @@ class Queue:
                 code="too_many_outputs",
             )
         if self.taken + number > self._most:
-            ahead = self.taken / self._running
             raise busy(
                 f"the queue is full: {self.taken} outputs are under way or wait; try again later",
-                min(60.0, ahead * self._seconds),
+                min(60.0, self._rounds * self._seconds),
                 "queue_full",
             )
         self.taken += number
-        start = time.monotonic()
+        start, rounds = self._clock(), self._rounds
         try:
             yield
         finally:
             self.taken -= number
             # a moving mean tells the next one how long it is likely to last
-            self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
+            self._seconds += 0.1 * ((self._clock() - start) / rounds - self._seconds)
+
+    @property
+    def _rounds(self) -> float:
+        """How often as many outputs as run at once must end until all that have a place have."""
+        return max(1.0, self.taken / self._running)
