@@ -44,7 +44,7 @@ _LATE_SECONDS = 2.0
 
 class AsyncLLM:
     """An engine for concurrent callers on one event loop. Close it when done, or use ``async
-    with``.
+    with``. It belongs to its process: one that is forked later makes its own.
 
     ``system_prompt`` stands before every conversation that names no other; it is computed here and
     stays in the cache. ``on_step`` hears of every step, in the engine's thread. ``warm_up``: on a

@@ -19,6 +19,7 @@ from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
 from looseleaf.engine.eviction import Evictions
 from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.home import only_here
 from looseleaf.engine.hosting import Hosting, Indexing
 from looseleaf.engine.intake import Intake
 from looseleaf.engine.launched import Launched, still_running
@@ -108,7 +109,7 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        self.close = weakref.finalize(self, _close, self.hosting.indexing, self.tiering)
+        self.close = weakref.finalize(self, only_here(_close), self.hosting.indexing, self.tiering)
 
     @property
     def counters(self) -> EngineCounters:

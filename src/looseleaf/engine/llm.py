@@ -1,6 +1,5 @@
 """The offline face: prompts with documents in, answers out, in one call."""
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
@@ -10,6 +9,7 @@ from typing import Any, Unpack, cast
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.home import HomeLock
 from looseleaf.engine.keywords import require_policies, sampling_of_each
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
@@ -49,14 +49,15 @@ class LLM:
 
     ``system_prompt`` stands before every conversation; it is computed here and stays in the cache.
     It may be asked from several threads, whose requests then share steps; what is done with its
-    ``engine`` directly is for one thread at a time. `close` it when done, or use ``with``.
+    ``engine`` directly is for one thread at a time. It belongs to its process: one that is forked
+    later, as by multiprocessing's ``fork``, makes its own. `close` it when done, or use ``with``.
     """
 
     def __init__(
         self, model: str | Path | None = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
-        self._lock = threading.RLock()
+        self._lock = HomeLock()
         self._ids = count()
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
@@ -249,9 +250,10 @@ class LLM:
     def close(self) -> None:
         """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
 
-        Nothing may be asked after."""
-        with self._lock:
-            self.engine.close()
+        Nothing may be asked after. In a forked process it does nothing."""
+        if self._lock.home.is_here:
+            with self._lock:
+                self.engine.close()
 
     def _run(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.home import Home
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request
@@ -34,7 +35,7 @@ class Worker:
         self.snapshot: EngineSnapshot = engine.snapshot()
         self.fault: EngineFault | None = None
         self._busy_since: float | None = None
-        self._engine = engine
+        self._engine, self._home = engine, Home()
         self._on_step = on_step
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         engine.tiering.hurry = lambda: not self._commands.empty()
@@ -52,7 +53,7 @@ class Worker:
     @property
     def is_open(self) -> bool:
         """Whether new work is taken."""
-        return self._closed is None and not self._refusing
+        return self._closed is None and not self._refusing and self._home.is_here
 
     @property
     def busy_seconds(self) -> float:
@@ -67,8 +68,9 @@ class Worker:
 
     def put(self, command: Callable[[], None], *, new: bool = False) -> None:
         """Have ``command`` called between two steps. Raises EngineClosed; for ``new`` work also
-        once that is refused.
+        once that is refused, and in a forked process, in which the thread does not run.
         """
+        self._home.require()
         with self._lock:
             if self._closed is not None:
                 raise EngineClosed(self._closed)
@@ -106,6 +108,8 @@ class Worker:
     def close(self, timeout: float | None = None) -> bool:
         """Abort what runs and end the thread; whether it has ended within ``timeout`` seconds."""
         atexit.unregister(self.close)
+        if not self._home.is_here:
+            return True
         self._shut("this engine is closed: make a new one")
         self.thread.join(timeout)
         return not self.thread.is_alive()
