@@ -123,32 +123,61 @@ def _step_into(value: Any, step: str | int) -> Any:
 
 
 def _path(error: Any, body: Any) -> list[str]:
-    """Where in the body an error is. Pydantic mixes names of a union's members into its paths;
-    only what is in the body is kept, and the name of what should be there."""
-    path, value = [], body
+    """Where in the body an error is. Pydantic mixes names and tags of a union's members into its
+    paths; only what is in the body is kept, and the name of what should be there."""
     steps = error["loc"][1:]
-    for step in steps:
-        inner = _step_into(value, step)
-        if inner is not _NOTHING:
-            path.append(str(step)[:80])
-            value = inner
+    path = _found(body, steps)[1]
     if error["type"] == "missing" and steps:
         path.append(str(steps[-1]))
     return path
 
 
+def _found(value: Any, steps: Sequence[str | int]) -> tuple[bool, list[str]]:
+    """The steps that lead into ``value``, and whether the last is one of them; where a tag is the
+    name of a field, too, those that lead on."""
+    if not steps:
+        return False, []
+    step, later = steps[0], steps[1:]
+    without = _found(value, later)
+    inner = _step_into(value, step)
+    if inner is _NOTHING:
+        return without
+    last, path = _found(inner, later)
+    taken = last or not later, [str(step)[:80], *path]
+    return max(taken, without, key=lambda found: (found[0], len(found[1])))
+
+
 def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
     """What pydantic found wrong, as one sentence with the field's path; of several errors the one
-    that reaches deepest, which is that of the right member of a union. A list that is too long was
-    right in all that was looked at."""
-    error = max(errors, key=lambda one: (one["type"] == "too_long", len(_path(one, body))))
+    that reaches deepest, which is that of the right member of a union, and of those one that says
+    what is not here. A list that is too long was right in all that was looked at."""
+
+    def telling(one: Any) -> tuple[bool, int, bool]:
+        return one["type"] == "too_long", len(_path(one, body)), one["type"] == "value_error"
+
+    error = max(errors, key=telling)
     param = ".".join(_path(error, body)) or None
-    if error["type"] == "extra_forbidden":
-        message = f"unknown field {param!r}: leave it out, or check its spelling"
-    elif error["type"] == "missing":
-        message = f"{param or 'the body'} is missing: add it"
-    elif error["type"] == "value_error":
-        message = str(error["ctx"]["error"])
-    else:
-        message = f"{param or 'the body'}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    message = _sentence(error["type"], error.get("ctx", {}), param, error["msg"])
     return ApiError(400, message[:500], param=param, code="invalid_value")
+
+
+def _sentence(kind: str, context: Mapping[str, Any], param: str | None, message: str) -> str:
+    where = param or "the body"
+    if kind == "extra_forbidden":
+        return f"unknown field {param!r}: leave it out, or check its spelling"
+    if kind == "missing":
+        return f"{where} is missing: add it"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "none_required":
+        return f"{where} asks for what is not here: leave it out, or send null"
+    if kind == "literal_error":
+        # as JSON writes it
+        known = {"False": "false", "True": "true"}
+        expected = known.get(context["expected"], context["expected"])
+        return f"{where}: only {expected} is taken here"
+    if kind == "union_tag_invalid":
+        return f"{where}: only the types {context['expected_tags']} are taken here"
+    if kind == "union_tag_not_found":
+        return f"{where} has no field {context['discriminator']}: add it"
+    return f"{where}: {message[0].lower()}{message[1:]}"

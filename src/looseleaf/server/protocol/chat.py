@@ -58,10 +58,12 @@ class ChatRequest(GenerationRequest):
     modalities: Annotated[list[Literal["text"]], FIRST_ONLY] | None = None
     audio: None = None
     prediction: None = None
+    moderation: None = None
     web_search_options: None = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: None = None
     prompt_cache_key: None = None
+    prompt_cache_options: None = None
     prompt_cache_retention: None = None
     safety_identifier: None = None
 
