@@ -88,6 +88,18 @@ def test_a_deadline_ends_a_request_with_408(live: Live) -> None:
     live.wait_until_idle()
 
 
+def test_a_client_of_openais_asks_once_in_the_time_that_it_gives(live: Live) -> None:
+    openai = pytest.importorskip("openai")
+    requests = live.now().counters.requests
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=2)
+    with client, pytest.raises(openai.APIStatusError, match="deadline"):
+        client.chat.completions.create(
+            **chat_body(max_tokens=3000, extra_body={"deadline": 0.01, "ignore_eos": True})
+        )
+    live.wait_until_idle()
+    assert live.now().counters.requests == requests + 1
+
+
 def test_a_deadline_in_a_stream_is_its_last_event(live: Live) -> None:
     events = live.events("/v1/chat/completions", chat_body(stream=True, deadline=1.5, **LONG))
     assert events[-1]["error"]["code"] == "deadline_exceeded"

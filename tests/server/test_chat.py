@@ -1,5 +1,6 @@
 """Chat completions: answers, streams, documents, and the truth about reuse."""
 
+import json
 from typing import Any
 
 import pytest
@@ -161,12 +162,20 @@ def test_an_answer_follows_a_json_schema(live: Live) -> None:
     }
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     answer = live.chat(response_format=form, max_tokens=64).json()
-    import json
-
     value = json.loads(text_of(answer))
     assert set(value) == {"ok", "kind"}
     assert isinstance(value["ok"], bool)
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_no_character_of_an_answer_ends_a_line_of_a_stream(live: Live) -> None:
+    """Clients that split a stream as text take more than a line feed for an end of a line."""
+    text = "\x85a\u2028b\u2029c"
+    schema = {"name": "text", "schema": {"enum": [text]}}
+    asked = {"response_format": {"type": "json_schema", "json_schema": schema}, "max_tokens": 40}
+    events = live.events("/v1/chat/completions", chat_body(stream=True, **asked))
+    pieces = [event["choices"][0]["delta"].get("content", "") for event in events]
+    assert json.loads("".join(pieces)) == text
 
 
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:

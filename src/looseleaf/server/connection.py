@@ -13,6 +13,10 @@ from looseleaf.server.errors import ClientGone
 
 T = TypeVar("T")
 
+# ends of lines for whoever reads a stream as text, as Python's splitlines does; in JSON they stand
+# in strings only
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+
 Event = dict[str, Any]
 
 
@@ -77,4 +81,4 @@ def _body(event: Event) -> dict[str, Any]:
 def line(event: Event) -> bytes:
     """One event as it goes over the wire."""
     text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode("utf-8", "replace")
+    return f"data: {text.translate(_LINE_ENDS)}\n\n".encode("utf-8", "replace")

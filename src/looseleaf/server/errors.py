@@ -98,6 +98,10 @@ _STATUSES: Sequence[tuple[type[LooseleafError], int, str]] = (
     (DeadlineExceeded, 408, "deadline_exceeded"),
 )
 
+_ONCE = {status: {"x-should-retry": "false"} for status in (408, 409)}
+"""Headers that keep OpenAI's clients from asking again, which they do after these: the same request
+in the same time would end the same way."""
+
 
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
     """What a client is told about ``error``; whatever is not known to be its fault is a 500."""
@@ -107,7 +111,7 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return unavailable("the server is shutting down: ask again in a moment", "shutting_down")
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
-            return ApiError(status, str(error), code=code)
+            return ApiError(status, str(error), code=code, headers=_ONCE.get(status))
     return fault(request_id)
 
 
