@@ -70,6 +70,18 @@ def test_a_keyword_that_there_is_not_is_explained(checkpoint: Folder) -> None:
             llm.chat(turns, {})  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_stream_of_what_is_no_request_says_what_takes_it(checkpoint: Folder) -> None:
+    prompt: Any = "who?"
+    with engine(checkpoint) as llm:
+
+        async def ask() -> None:
+            with pytest.raises(InvalidRequest, match="`generate`"):
+                await anext(llm.stream(prompt))
+
+        run(ask)
+
+
 def test_concurrent_answers_are_those_of_one_at_a_time(checkpoint: Folder) -> None:
     outputs: list[RequestOutput] = []
 

@@ -128,6 +128,15 @@ def test_what_cannot_be_held_is_refused(checkpoint: Folder) -> None:
         make_llm(checkpoint(), system_prompt=words(1, 300))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_conversation_takes_one_that_is_held_and_no_text(llm: LLM) -> None:
+    text: Any = SERVICE
+    with pytest.raises(InvalidRequest, match="hold_system_prompt"):
+        llm.chat([user("who?")], GREEDY, system_prompt=text)
+    with pytest.raises(InvalidRequest, match="hold_system_prompt"):
+        llm.register(document(4), system_prompt=text)
+
+
 def test_one_that_would_fill_the_pool_is_refused_and_pins_nothing(checkpoint: Folder) -> None:
     prompts = make_llm(checkpoint()).engine.prompts
     size = next(n for n in range(60, 240) if len(prompts.system_prompt("x" * n).tokens) == 96)

@@ -33,7 +33,7 @@ from looseleaf.engine.request import (
 from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
 from looseleaf.engine.worker import Fail, Outcome, Worker
-from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault
+from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -170,6 +170,11 @@ class AsyncLLM:
 
         Raises EngineClosed if the engine takes no requests any more, and what ended the request.
         A deadline holds even if the engine's thread stands still."""
+        if not isinstance(request, Request):
+            raise InvalidRequest(
+                f"AsyncLLM.stream takes a Request, not {type(request).__name__}: `generate` gives "
+                "the growing output of a prompt, and `chat` that of a conversation"
+            )
         loop = asyncio.get_running_loop()
         limit = request.deadline
         due = None if limit is None else loop.time() + limit + _LATE_SECONDS

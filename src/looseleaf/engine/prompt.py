@@ -98,6 +98,7 @@ class PromptBuilder:
                 "a message is a dict with role and content, as in llm.chat([{'role': 'user', "
                 f"'content': 'Who?'}}]), not {type(other).__name__}"
             )
+        _check_system_prompt(system_prompt)
         if system_prompt is not None:
             whole = self.from_messages(_behind(system_prompt.text, messages))
             return _sharing(whole, system_prompt.tokens)
@@ -141,6 +142,7 @@ class PromptBuilder:
                 f"only a Document can be computed ahead, not {type(document).__name__}: make one "
                 "of the text, as in Document(text)"
             )
+        _check_system_prompt(system_prompt)
         if document.context == "prompt":
             raise InvalidRequest(
                 "a document with context='prompt' is part of one prompt and can't be computed "
@@ -260,6 +262,16 @@ class PromptBuilder:
                 "embeddings as its tokenizer has tokens"
             )
         return ids
+
+
+def _check_system_prompt(given: object) -> None:
+    """Raises InvalidRequest for a text: it is computed once, and not for each conversation."""
+    if not isinstance(given, SystemPrompt | None):
+        raise InvalidRequest(
+            "a conversation's system_prompt is what hold_system_prompt(text) returned, not "
+            f"{type(given).__name__}: call that once, or begin the conversation with a message "
+            "of role 'system'"
+        )
 
 
 def _behind(text: str, messages: Sequence[Message]) -> list[Message]:

@@ -216,7 +216,7 @@ class Request:
             isinstance(self.deadline, Real) and 0.0 < self.deadline < math.inf
         ):
             raise InvalidOption(
-                f"a deadline is a positive number of seconds, or None, not {self.deadline}"
+                f"a deadline is a positive number of seconds, or None, not {self.deadline!r}"
             )
         if self.revise is not None and (self.select is None or self.select.policy == "all"):
             raise InvalidOption(
