@@ -251,6 +251,18 @@ def test_token_ids_are_taken_as_they_are(live: Live) -> None:
         assert usage["prompt_tokens"] == count
 
 
+@pytest.mark.parametrize("top", [0, 2])
+def test_the_token_that_was_drawn_is_among_the_likeliest_of_a_completion(
+    live: Live, top: int
+) -> None:
+    body = {"model": REFERENCE_NAME, "prompt": "The archive", "temperature": 2.0, "seed": 3}
+    answer = live.post("/v1/completions", {**body, "max_tokens": 40, "logprobs": top}).json()
+    found = answer["choices"][0]["logprobs"]
+    drawn = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    assert all(shown[token] == logprob for token, logprob, shown in drawn)
+    assert {len(shown) for shown in found["top_logprobs"]} <= {top, top + 1}
+
+
 def test_completions_read_documents(live: Live) -> None:
     body = {"model": REFERENCE_NAME, "prompt": QUESTION, "documents": [{"text": DOCUMENT}]}
     told = live.post("/v1/completions", body).json()["looseleaf"]

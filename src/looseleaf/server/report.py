@@ -167,13 +167,15 @@ def completion_logprobs(
     def text(one: TokenLogprob) -> str:
         return tokenizer.token_bytes(one.token_id).decode("utf-8", "replace")
 
+    def shown(entry: Entry) -> dict[str, float]:
+        # the token that was drawn is always there, as the one more that OpenAI has
+        ordered = [*reversed(likeliest(entry, top)), entry[0]]
+        return {text(one): finite(one.logprob) for one in ordered}
+
     return {
         "tokens": [text(entry[0]) for entry in entries],
         "token_logprobs": [finite(entry[0].logprob) for entry in entries],
-        "top_logprobs": [
-            {text(one): finite(one.logprob) for one in reversed(likeliest(entry, top))}
-            for entry in entries
-        ],
+        "top_logprobs": [shown(entry) for entry in entries],
         "text_offset": offsets.follow(entries),
     }
 
