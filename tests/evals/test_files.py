@@ -57,6 +57,14 @@ def test_a_longbench_file_is_cut_at_passages_or_paragraphs(tmp_path: Path) -> No
     assert task.items(range(1, 5)) == (second,)
 
 
+def test_lines_of_a_file_end_at_line_feeds_only(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    lines = [json.dumps({**one, "context": text}, ensure_ascii=False) for one in LONG]
+    path = tmp_path / "separators.jsonl"
+    path.write_text("\r\n".join(lines) + "\n", encoding="utf-8")
+    assert [item.documents for item in read_task(path, Reading()).items(range(2))] == [(text,)] * 2
+
+
 def test_nothing_of_a_context_is_lost_by_cutting_it() -> None:
     text = "\n".join(f"paragraph {number} has words" for number in range(40))
     documents = split(text, 30)

@@ -95,7 +95,8 @@ def _entries(path: Path) -> list[Any]:
         if text.lstrip().startswith("["):
             whole: list[Any] = json.loads(text)
             return whole
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        # only a line feed ends a line: JSON may hold other characters that splitlines takes for one
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except json.JSONDecodeError as error:
         raise InvalidOption(f"{path} is no JSON: {error}") from error
 
