@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from looseleaf.server.body import parse_json
 from looseleaf.server.errors import ApiError, describe_invalid
@@ -12,6 +12,7 @@ from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.completion import CompletionRequest
 from looseleaf.server.protocol.documents import RegisterRequest
+from looseleaf.server.protocol.service import TokenizeRequest
 from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import Live, chat_body
 
@@ -96,6 +97,28 @@ def test_fields_that_are_null_ask_for_nothing(live: Live) -> None:
     for name in names:
         refused = live.post("/v1/chat/completions", {**body, name: "low"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("/v1/documents", RegisterRequest, {"text": "Null is no text."}),
+        ("/tokenize", TokenizeRequest, {"prompt": "Null is no text."}),
+        ("/v1/chat/completions", ChatRequest, chat_body(max_tokens=1)),
+        ("/v1/completions", CompletionRequest, {"model": REFERENCE_NAME, "prompt": "Null"}),
+    ],
+)
+def test_null_is_the_default_of_every_field_that_has_one(
+    live: Live, path: str, kind: type[BaseModel], body: dict[str, Any]
+) -> None:
+    optional = {n for n, field in kind.model_fields.items() if not field.is_required()}
+    answer = live.post(path, {**dict.fromkeys(optional - set(body)), **body})
+    assert answer.status_code in (200, 201), answer.text
+
+
+def test_a_text_that_must_be_there_is_not_null(live: Live) -> None:
+    refused = live.post("/v1/documents", {"text": None})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
 
 
 def test_a_long_prompt_without_a_limit_gets_what_the_context_leaves(live: Live) -> None:

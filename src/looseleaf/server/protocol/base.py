@@ -36,3 +36,15 @@ class Strict(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = next(name for name in given if name not in known)
         return {name: value for name, value in given.items() if name in known or name == unknown}
+
+
+class Defaulting(Strict):
+    """A body in which null says what leaving the field out says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {n: value for n, value in given.items() if value is not None or n not in optional}

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from looseleaf.config import IndexKind
-from looseleaf.server.protocol.base import FIRST_ONLY, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Defaulting, Strict
 from looseleaf.server.protocol.common import Context, DocumentId, Name
 
 
-class RegisterRequest(Strict):
+class RegisterRequest(Defaulting):
     """``POST /v1/documents``: compute a document and keep its text under an id."""
 
     id: DocumentId | None = Field(None, description="Without one, an id is made from the text.")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import Defaulting, Strict
 from looseleaf.server.protocol.chat import Messages
 from looseleaf.server.protocol.common import DocumentInputs, Name
 
@@ -27,7 +27,7 @@ class ModelList(Strict):
     data: list[ModelBody]
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Defaulting):
     """``POST /tokenize``: a raw prompt, or a conversation."""
 
     model: Name | None = None
