@@ -30,6 +30,17 @@ def request_bytes(live: Live, body: dict[str, Any]) -> bytes:
     return head.encode() + content
 
 
+def said_behind(live: Live, head: str, body: bytes) -> bytes:
+    """What a caller reads who looks for an answer when all is sent, as OpenAI's clients do."""
+    with connected(live) as caller:
+        caller.sendall(f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode())
+        caller.sendall(body)
+        received = b""
+        while part := caller.recv(65536):
+            received += part
+        return received
+
+
 def connected(live: Live) -> "closing[socket.socket]":
     return closing(socket.create_connection(("127.0.0.1", live.server.bound_port), timeout=60))
 
@@ -186,3 +197,27 @@ def test_a_reader_that_is_stuck_does_not_keep_others_out(monkeypatch: pytest.Mon
 def test_a_time_to_retry_is_never_too_short() -> None:
     assert busy("full", 1.2).headers == {"Retry-After": "2"}
     assert busy("full", 0.0).headers == {"Retry-After": "1"}
+
+
+def test_who_sends_too_much_and_looks_then_is_told_so(live: Live) -> None:
+    body = b" " * (2**24)
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    assert b" 413 " in said_behind(live, head, body).partition(b"\r\n")[0]
+
+
+def test_who_has_no_key_is_told_so_behind_a_large_body(tenants: Live) -> None:
+    body = b" " * (tenants.service.max_body - 1)
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    assert b" 401 " in said_behind(tenants, head, body).partition(b"\r\n")[0]
+
+
+def test_nobody_is_read_for_ever_who_was_refused(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(gate, "LINGER_BYTES", 2**20)
+    # one sends nothing of what it said that it would, another more than anybody reads
+    silent = "Content-Type: application/json\r\nContent-Length: 999999999\r\n"
+    assert b" 413 " in said_behind(live, silent, b"").partition(b"\r\n")[0]
+    with pytest.raises(OSError):
+        said_behind(live, silent, b" " * (2**26))

@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ BODY_SECONDS = 60.0
 
 STALL_SECONDS = 60.0
 """How long a piece of a response waits for a caller that does not read."""
+
+LINGER_SECONDS, LINGER_BYTES = 10.0, 2**26
+"""How much longer a body is read, and how much of it in all, after it was refused."""
 
 
 @dataclass(eq=False)
@@ -65,6 +68,17 @@ class _Passage:
         if self.size > self.most:
             raise too_large(self.most)
         return message
+
+    async def read_away(self) -> None:
+        """Read the rest of the body, as far as that is short: a connection that is closed with
+        something unread is reset, and a caller who looks for the answer only when all is sent would
+        never see it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while not self.complete and self.size <= LINGER_BYTES:
+                    message = await self.receive()
+                    self.size += len(message.get("body", b""))
+                    self.complete = not message.get("more_body", False)
 
     async def write(self, message: Message) -> None:
         """Pass on a piece of the response, with the request's id in its headers; raises ClientGone
@@ -219,9 +233,20 @@ class Gate:
             # the response has begun: all that is left is to break it off
             raise error
         response = error.response()
-        if not passage.complete:
-            response.headers["connection"] = "close"
-        await response(scope, passage.receive, passage.write)
+        if passage.complete:
+            await response(scope, passage.receive, passage.write)
+            return
+        response.headers["connection"] = "close"
+
+        async def write_on(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "more_body": True}
+            await passage.write(message)
+
+        await response(scope, passage.receive, write_on)
+        if error.code != "slow_body":
+            await passage.read_away()
+        await passage.write({"type": "http.response.body", "body": b""})
 
 
 def _needs_no_key(path: str) -> bool:
