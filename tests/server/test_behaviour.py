@@ -239,11 +239,13 @@ def test_a_template_places_titles_and_leaves_their_line_out_without_one() -> Non
 
 
 def test_nothing_of_a_request_is_kept_once_it_has_ended(live: Live) -> None:
-    live.wait_until_idle()
+    def kept() -> int:
+        live.wait_until_idle()
+        gc.collect()
+        return sum(type(one) is RequestProgress for one in gc.get_objects())
+
+    # an engine's thread may still have its last one at hand, that of another server, too
+    before = kept()
     for n in range(20):
         live.chat(messages=[{"role": "user", "content": f"Who signs request {n}?"}], max_tokens=2)
-    live.wait_until_idle()
-    gc.collect()
-    kept = [one for one in gc.get_objects() if type(one) is RequestProgress]
-    # the engine's thread may still have the last one at hand
-    assert len(kept) <= 1
+    assert kept() <= before + 1
