@@ -100,3 +100,13 @@ def test_the_process_and_the_build_are_in_the_metrics(live: Live) -> None:
     assert values["process_resident_memory_bytes"] > 2**20
     labels = f'dtype="float32",model="{REFERENCE_NAME}",version="{__version__}"'
     assert values[f"looseleaf_build_info{{{labels}}}"] == 1
+
+
+def test_what_is_not_here_of_openais_api_is_refused_by_its_path(live: Live) -> None:
+    for path in ("/v1/responses", "/v1/embeddings"):
+        refused = live.post(path, {"model": REFERENCE_NAME, "input": "Who signs?"})
+        assert refused.status_code == 404
+        assert path in refused.json()["error"]["message"]
+    refused = live.client.delete(f"/v1/models/{REFERENCE_NAME}")
+    assert refused.status_code == 405
+    assert REFERENCE_NAME in refused.json()["error"]["message"]

@@ -66,15 +66,15 @@ async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = describe_invalid(error.errors(), error.body)
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        error = _plain(error)
+        error = _plain(error, request.url.path[:80])
     return tell(request, error).response()
 
 
-def _plain(error: HTTPException) -> ApiError:
+def _plain(error: HTTPException, path: str) -> ApiError:
     """What the framework itself refuses: unknown paths and methods."""
     known = {
-        404: ("there is nothing at this path: GET /docs lists what there is", "not_found"),
-        405: ("this path does not take this method: GET /docs says which it takes", "wrong_method"),
+        404: (f"there is nothing at {path}: GET /docs lists what there is", "not_found"),
+        405: (f"{path} does not take this method: GET /docs says which it takes", "wrong_method"),
     }
     message, code = known.get(error.status_code, (str(error.detail), "invalid_request"))
     headers = error.headers or {}
