@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, Unpack
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.home import OfOneProcess
 from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
@@ -42,7 +43,7 @@ _LATE_SECONDS = 2.0
 """How long after a deadline the engine may say so, before its caller is told without it."""
 
 
-class AsyncLLM:
+class AsyncLLM(OfOneProcess):
     """An engine for concurrent callers on one event loop. Close it when done, or use ``async
     with``. It belongs to its process: one that is forked later makes its own.
 

@@ -7,7 +7,7 @@ that were held then are held for ever. So there an engine is refused in words, a
 import os
 import threading
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 from looseleaf.errors import EngineClosed
 
@@ -48,6 +48,16 @@ class HomeLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class OfOneProcess:
+    """What another process can't be sent; raises TypeError where it is pickled or copied."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} belongs to its process and can't be pickled or copied: make "
+            "one in each process; documents, parameters and outputs can be sent"
+        )
 
 
 def only_here(function: Callable[P, None]) -> Callable[P, None]:

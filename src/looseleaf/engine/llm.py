@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.home import HomeLock
+from looseleaf.engine.home import HomeLock, OfOneProcess
 from looseleaf.engine.keywords import require_policies, sampling_of_each
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
@@ -33,7 +33,7 @@ from looseleaf.sampling_params import SamplingParams
 _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 
 
-class LLM:
+class LLM(OfOneProcess):
     """A model with its engine and its cache of segments.
 
     ``model`` is a folder or a hub id. Two small models ship with the package: ``looseleaf-block``,
