@@ -11,9 +11,12 @@ def startup_bar() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        # rich before 15 writes an empty line for a bar that is disabled, and logs are of JSON lines
+        yield lambda stage, done, total: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         stages = {}
 
         def tell(stage: str, done: int, total: int) -> None:
