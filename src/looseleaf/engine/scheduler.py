@@ -112,8 +112,9 @@ class Scheduler:
         """The step behind one whose tokens are not there yet, without the sequences that end with
         it.
 
-        None if there is nothing to compute, or if an output could only grow at another's cost:
-        who makes room is decided once all tokens are known.
+        None if there is nothing to do, or if an output could only grow at another's cost: who makes
+        room is decided once all tokens are known. Who enters may have to wait, for a tier say, and
+        is to be booked all the same.
         """
         self._settle()
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
@@ -123,7 +124,7 @@ class Scheduler:
         admitted = self._admit_waiting(budget)
         choosing, budget = self._choosing(budget)
         work = StepWork(decode, self._fill_chunks(budget), admitted, [], [], choosing)
-        return None if work.empty else work
+        return None if work.empty and not admitted else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
         """Book a step that ran; returns the sequences whose prompt is now complete."""
