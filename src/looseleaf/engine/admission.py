@@ -49,18 +49,25 @@ class Admission:
         return total + self.pages_for(sequence.tail.num_tokens + num_new_tokens)
 
     def awaits_prefix(self, sequence: Sequence) -> bool:
-        """Whether another sequence is computing a page that this one would read next.
+        """Whether others are computing pages that this one would read next.
 
-        Then it is worth waiting: the sequence is admitted once the page is published.
+        Then it is worth waiting: the sequence is admitted once the last of them is published. Until
+        then `still_awaits` tells the same at no cost.
         """
-        for run in sequence.runs:
-            hits = self._hit_pages(sequence, run)
-            following = len(hits)
-            if following < self._reusable_pages(sequence, run):
-                key = run.page_key(following, sequence.keys, self.page_size)
-                if key in self._in_flight:
-                    return True
-        return False
+        return any(self._awaits(sequence, run) for run in sequence.runs)
+
+    def still_awaits(self, sequence: Sequence) -> bool:
+        """Whether a page that `awaits_prefix` found is on its way still."""
+        return any(run.awaits in self._in_flight for run in sequence.runs)
+
+    def _awaits(self, sequence: Sequence, run: TextRun) -> bool:
+        run.awaits = None
+        for page in range(len(self._hit_pages(sequence, run)), self._reusable_pages(sequence, run)):
+            key = run.page_key(page, sequence.keys, self.page_size)
+            if key not in self._in_flight:
+                break
+            run.awaits = key
+        return run.awaits is not None
 
     def pinned_pages_beside(self, sequence: Sequence) -> int:
         """Pages of pinned segments that ``sequence`` does not read: it can never have them."""

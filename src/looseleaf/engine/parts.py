@@ -20,7 +20,8 @@ class TextRun:
     ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
     ``scheduled`` runs ahead of ``computed`` during a step. The first ``num_shared`` tokens are the
     service's own; only the first run of a prompt has any. A ``fused`` run sees tokens that only its
-    own request computed again, so its pages are no prefix of another's."""
+    own request computed again, so its pages are no prefix of another's. While its sequence waits,
+    ``awaits`` is the last page that it was found to wait for, which another one computes."""
 
     start: int
     tokens: list[int]
@@ -31,6 +32,7 @@ class TextRun:
     segments: list[Segment | None] = field(default_factory=list)
     computed: int = 0
     scheduled: int = 0
+    awaits: SegmentKey | None = None
     _keys: list[SegmentKey] = field(default_factory=list)
     _shared: tuple[list[Segment | None], int] = field(default_factory=lambda: ([], 0))
 

@@ -61,6 +61,8 @@ class Scheduler:
     tiering: Tiering
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
+    # who found too few pages last, and at which turnover of the store
+    _blocked: tuple[Sequence, int] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -217,22 +219,27 @@ class Scheduler:
         skipped: list[Sequence] = []
         prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
         left, few = budget - sum(map(_num_pending, prefilling)), _AT_HAND - len(prefilling)
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
+        fresh, most = 0, self.config.max_num_seqs
+        # a line of thousands that want one beginning is not gone through at every step
+        while self.waiting and len(self.running) < most > len(skipped) and fresh < _AT_HAND:
             if left <= 0 and len(admitted) >= few:
                 break
             sequence = self.waiting.popleft()
             try:
-                awaits = self.admission.awaits_prefix(sequence)
-                report = None if awaits else self.admission.admit(sequence)
+                known, blocked = self.admission.still_awaits(sequence), self._is_blocked(sequence)
+                awaits = known or (not blocked and self.admission.awaits_prefix(sequence))
+                report = None if awaits or blocked else self.admission.admit(sequence)
             except BaseException:
                 # nothing of it stays booked, and who takes it out finds it
                 self._requeue([*skipped, sequence])
                 self._release(sequence)
                 raise
             if awaits:
+                fresh += not known
                 skipped.append(sequence)
                 continue
             if report is None:
+                self._blocked = sequence, self.admission.store.turnover
                 skipped.append(sequence)
                 break
             self.running.append(sequence)
@@ -240,6 +247,12 @@ class Scheduler:
             left -= _num_pending(sequence)
         self._requeue(skipped)
         return admitted
+
+    def _is_blocked(self, sequence: Sequence) -> bool:
+        """Whether it found too few pages, and none has become free since; to look again takes as
+        long as its prompt is long. With nobody running it is looked at all the same."""
+        found = sequence, self.admission.store.turnover
+        return bool(self.running) and self._blocked == found
 
     def _refuse_hopeless(self) -> list[Sequence]:
         """With nobody running, the first sequence in line could not be admitted and never will

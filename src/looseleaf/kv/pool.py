@@ -68,6 +68,8 @@ class PagePool:
         self._free_bytes = bytearray(b"\1" * num_pages)
         self._is_free = np.frombuffer(self._free_bytes, dtype=np.bool_)
         self._num_free = num_pages
+        # how many were given back so far
+        self.num_freed = 0
 
     @property
     def num_free(self) -> int:
@@ -131,6 +133,7 @@ class PagePool:
                 raise IntegrityError(f"page {page} was freed twice")
             self._is_free[page] = True
             self._num_free += 1
+            self.num_freed += 1
 
     def check(self, owned: Iterable[int]) -> None:
         """Raise IntegrityError unless ``owned``, each page once, and the free ones are the pool."""

@@ -95,6 +95,8 @@ class SegmentStore:
     _segment_pages: int = 0
     # pages of pinned segments that nobody refers to
     _resting_pages: int = 0
+    # how often a segment was let go of
+    _num_settled: int = 0
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -111,6 +113,12 @@ class SegmentStore:
     def num_available(self) -> int:
         """Pages that `reserve` could hand out now."""
         return self.pool.num_free + self._idle_pages
+
+    @property
+    def turnover(self) -> int:
+        """Grows whenever pages become free, or may be evicted: who found too few before may find
+        enough."""
+        return self.pool.num_freed + self._num_settled
 
     @property
     def page_counts(self) -> PageCounts:
@@ -245,6 +253,7 @@ class SegmentStore:
         return pages
 
     def _settle(self, segment: Segment) -> None:
+        self._num_settled += 1
         if segment.pinned:
             self._resting_pages += len(segment.pages)
         else:
