@@ -211,6 +211,29 @@ def test_an_unfinished_segment_is_dropped_with_its_last_reference() -> None:
     store.check([])
 
 
+def test_an_unfinished_segment_that_is_pinned_leaves_no_pinned_page_behind() -> None:
+    store, _ = filled_store([])
+    pages = store.reserve(2)
+    assert pages is not None
+    segment = store.insert(key(0), 20, pages, ready=False)
+    store.pin(segment)
+    store.release(segment)
+    assert store.find(segment.key) is None
+    assert store.pinned_pages == 0
+    store.check([])
+
+
+def test_who_found_too_few_pages_learns_when_there_may_be_more() -> None:
+    store, (a, b) = filled_store([3, 2])
+    grows = [lambda: store.release(store.acquire(a)), lambda: store.forget(b), store.evict_idle]
+    for free_some in grows:
+        before = store.turnover
+        assert store.reserve(NUM_PAGES + 1) is None
+        assert store.turnover == before
+        free_some()
+        assert store.turnover > before
+
+
 def test_a_pinned_segment_outlives_every_reservation() -> None:
     store, (a, _, _) = filled_store([3, 3, 3])
     store.pin(a)

@@ -277,6 +277,10 @@ class SegmentStore:
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment.key]
         self._segment_pages -= len(segment.pages)
+        if segment.pinned:
+            # one that was never finished goes all the same
+            segment.pinned = False
+            self.pinned_pages -= len(segment.pages)
         if segment.arriving is not None:
             segment.arriving.cancel()
         self.pool.free(segment.pages)
