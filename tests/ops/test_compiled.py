@@ -1,0 +1,44 @@
+"""Kernels are counted as they become ready, and looked for once."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from looseleaf.ops.compiled import num_compiled
+
+
+class Kernel:
+    """What triton keeps of a kernel, as far as it is counted."""
+
+    def __init__(self) -> None:
+        self.device_caches: dict[int, tuple[dict[str, object]]] = {}
+
+
+class Module(ModuleType):
+    """A module of kernels that counts how often it is looked through."""
+
+    looks = 0
+    kernel = Kernel()
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        self.looks += 1
+        return {"kernel": self.kernel, "other": 1}
+
+
+def test_what_becomes_ready_is_counted_and_modules_are_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, name = num_compiled(), "looseleaf.ops.made_up.kernel"
+    module = Module(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert num_compiled() == before
+    looks = module.looks
+    for count in range(1, 9):
+        module.kernel.device_caches.setdefault(count % 2, ({},))[0][str(count)] = object()
+        assert num_compiled() == before + count
+    assert module.looks == looks
+    monkeypatch.delitem(sys.modules, name)
+    assert num_compiled() == before
