@@ -29,7 +29,8 @@ class Worker:
     """Steps an engine as long as it has work. Its public methods may be called from any thread.
 
     ``on_step`` hears of every step, in the thread of the worker. ``snapshot`` is the engine's,
-    after the latest step or command. ``fault`` is what broke the engine, if anything has."""
+    after the latest step or the latest of the commands that came together. ``fault`` is what broke
+    the engine, if anything has."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepStats], None] | None = None) -> None:
         self.snapshot: EngineSnapshot = engine.snapshot()
@@ -95,8 +96,9 @@ class Worker:
             self.put(lambda: self._abort(name, deliver))
 
     def watch(self, done: Callable[[], bool], fail: Fail) -> None:
-        """Call ``done`` now and after every step until it is true; ``fail`` hears what it raises,
-        or that the engine was closed.
+        """Call ``done`` now and after every step until it is true, but not between commands that
+        came together: thousands may watch. ``fail`` hears what it raises, or that the engine was
+        closed.
         """
         self.put(lambda: self._watchers.append((done, fail)))
 
@@ -129,12 +131,16 @@ class Worker:
             except Empty:
                 command = self._step
             if command is None:
+                with contextlib.suppress(Exception):
+                    # what is done by now is so, though the end came along with it
+                    self._tell()
                 self._end(EngineClosed("the engine was closed: the answer is not complete"))
                 return
             self._busy_since = time.monotonic()
             try:
                 command()
-                self._tell()
+                if self._commands.empty():
+                    self._tell()
             except BaseException as error:
                 # whatever it is: a thread that ends without a word leaves its callers waiting
                 self._break(error)
