@@ -97,3 +97,25 @@ def test_a_failed_registration_takes_no_place_from_the_one_that_follows(
     assert llm.engine.documents.register(B, parts, "doc", most=1).state == "computing"
     with pytest.raises(TooManyDocuments):
         llm.engine.documents.register(A, llm.engine.prompts.from_document(A), "more", most=1)
+
+
+class Unread(dict[Any, Any]):
+    """Entries that are found by their key, and never gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("every document was looked at")
+
+    items = keys = values = __iter__
+
+
+def test_a_registration_looks_at_no_other_document(checkpoint: Folder) -> None:
+    llm = make_llm(checkpoint())
+    documents, prompts = llm.engine.documents, llm.engine.prompts
+    documents._entries = Unread()
+    for most, one in enumerate((A, B), 1):
+        documents.register(one, prompts.from_document(one), f"doc-{most}", most=most)
+    with pytest.raises(TooManyDocuments):
+        documents.register(A, prompts.from_document(A), "more", most=2)
+    documents.register(A, prompts.from_document(A), "more", "of another", most=1)
+    documents.delete("doc-1")
+    documents.register(A, prompts.from_document(A), "more", most=2)

@@ -4,6 +4,7 @@ Registering computes a document's segment ahead of any request. The segment is o
 it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
 document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -75,6 +76,8 @@ class Documents:
     tiers: Tiers | None = None
     hosting: Hosting | None = None
     _entries: dict[tuple[str, str], Registered] = field(default_factory=dict)
+    # by salt
+    _numbers: Counter[str] = field(default_factory=Counter)
     _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
     _by_content: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
 
@@ -128,11 +131,13 @@ class Documents:
                 entry.computed, entry.seconds = entry.computed + 1, known.seconds
             entry.hosting = job
         else:
-            self._check_pins(entry, pinned or entry.pinned, parts)
+            if pinned or entry.pinned:
+                self._check_pins(entry, parts)
             self._begin(entry, parts)
         entry.pinned = pinned or entry.pinned
         if fresh:
             self._entries[salt, name] = entry
+            self._numbers[salt] += 1
             self._by_content.setdefault(content, []).append(entry)
         self._pin_ready(entry)
         return self._info(entry)
@@ -159,7 +164,7 @@ class Documents:
 
         Raises PoolTooSmall if pinned documents would take more than half of the pool."""
         entry = self._entry(document_id, salt)
-        self._check_pins(entry, True)
+        self._check_pins(entry)
         for parts in list(entry.ahead.values()):
             self._begin(entry, parts)
         entry.pinned = True
@@ -188,6 +193,7 @@ class Documents:
         info = self.stat(document_id, salt)
         self.unpin(document_id, salt)
         entry = self._entries.pop((salt, document_id))
+        self._numbers.subtract([salt])
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
         self._unhost(entry)
@@ -235,7 +241,7 @@ class Documents:
             count_source(self._by_content.get(content, ()), sequence, source)
 
     def _check_number(self, salt: str, most: int | None) -> None:
-        held = 0 if most is None else sum(of == salt for of, _ in self._entries)
+        held = self._numbers[salt]
         if most is not None and held >= most:
             raise TooManyDocuments(
                 f"{held} documents are registered, but {most} are the most: delete some"
@@ -335,9 +341,7 @@ class Documents:
                     if self.tiers is not None:
                         self.tiers.pin(segment.key, True)
 
-    def _check_pins(
-        self, entry: Registered, pinned: bool, parts: PromptParts | None = None
-    ) -> None:
+    def _check_pins(self, entry: Registered, parts: PromptParts | None = None) -> None:
         contexts = [*entry.ahead.values()]
         if parts is not None and parts not in contexts:
             contexts.append(parts)
@@ -345,7 +349,7 @@ class Documents:
         pages = sum(len(e.ahead) * self._pages_for(len(e.tokens)) for e in others)
         pages += len(contexts) * self._pages_for(len(entry.tokens))
         most = self.store.pool.num_pages // 2
-        if pinned and pages > most:
+        if pages > most:
             raise PoolTooSmall(
                 f"with this one, pinned documents would take {pages} pages of the pool, but at "
                 f"most half of it, {most}, may be pinned: unpin another one or enlarge the cache"
