@@ -31,6 +31,7 @@ class OutputProgress:
     detokenizer: Detokenizer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    total_logprob: float = 0.0
     reuse: ReuseReport | None = None
 
     @property
@@ -47,6 +48,7 @@ class OutputProgress:
         self.token_ids.append(token)
         if logprobs is not None:
             self.logprobs.append(logprobs)
+            self.total_logprob += logprobs[0].logprob
         text = self.detokenizer.push(token)
         finish = self.stop.push(token, text)
         grammar = self.sampling.grammar
@@ -67,7 +69,7 @@ class OutputProgress:
             index=self.sequence.index,
             text=self.stop.visible_text,
             token_ids=tuple(self.token_ids),
-            cumulative_logprob=sum(entry[0].logprob for entry in self.logprobs) if asked else None,
+            cumulative_logprob=self.total_logprob if asked else None,
             logprobs=tuple(self.logprobs) if asked else None,
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop if finish else None,
