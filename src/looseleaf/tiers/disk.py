@@ -116,15 +116,15 @@ class DiskTier:
     ) -> bool:
         """Write a record, then give it its name. One that is deleted again at once need not make
         room."""
+        # what others have written takes room as well, and what they wrote may be past its time
+        if self.clock() - self._counted >= _COUNT_AFTER:
+            self._count()
         with self._lock, disk_faults():
             known = self._find(record.key)
             if known is not None and not self._path(record.key).exists():
                 # another process has deleted it
                 self.ledger.remove(record.key)
                 known = None
-            # what others have written takes room as well, and what they wrote may be past its time
-            if self.clock() - self._counted >= _COUNT_AFTER:
-                self._count()
             self._expire()
             if known is not None:
                 self.ledger.touch(record.key)
@@ -183,19 +183,24 @@ class DiskTier:
             entry = self._find(key)
             if entry is None:
                 return False
-            more = len(content) - (path.stat().st_size if path.exists() else 0)
             # whatever makes room, it is not the record itself
             entry.readers += 1
             try:
-                if not self._make_room(more, entry.tenant, key):
+                if not self._make_room(len(content) - _size(path), entry.tenant, key):
                     return False
             finally:
                 entry.readers -= 1
-            with self._unfinished() as (file, finish):
-                write_all(file, content)
+        # as with a record, the lock is not held while the file is written
+        with disk_faults(), self._unfinished() as (file, finish):
+            write_all(file, content)
+            with self._lock:
+                if self.ledger.find(key) is not entry:
+                    # the record went meanwhile
+                    return False
+                more = len(content) - _size(path)
                 finish(path)
-            self.ledger.grow(entry, more)
-            return True
+                self.ledger.grow(entry, more)
+                return True
 
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
         """The arrays of a file beside the segment's; a damaged one is dropped."""
@@ -276,34 +281,43 @@ class DiskTier:
 
     def tend(self) -> None:
         """Count anew what others may have changed, and drop what is past its time."""
+        self._count()
         with self._lock, disk_faults():
-            self._count()
             self._expire()
 
     def _count(self) -> None:
-        """Book what is in the folder and was not, and strike out what is no longer there."""
-        there: set[str] = set()
-        # a folder that somebody has deleted is made again by who writes
-        with suppress(FileNotFoundError):
-            there = {path.name for path in self.folder.iterdir()}
-        for name in there:
-            if name.endswith(SIDECAR):
-                self._sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])
-        booked = {self._path(entry.key).name: entry for entry in self.ledger}
-        for name, entry in booked.items():
-            if name not in there and not entry.readers:
-                self.ledger.remove(entry.key)
-        found = []
-        for path in (self.folder / name for name in there - booked.keys() if name.endswith(RECORD)):
-            # another process may be deleting it
-            with suppress(FileNotFoundError):
-                found.append((path.stat().st_atime, path))
-        for used, path in sorted(found):
-            for entry in self._entries([path]):
-                self.ledger.add(entry)
-                if used > entry.created:
-                    self.ledger.touch(entry.key)
+        """Book what is in the folder and was not, and strike out what is no longer there.
+
+        To be called without the lock: whoever asks for a record goes on while the folder is listed,
+        and what is stored or deleted meanwhile is as it was left."""
+        # other writers need not list it, too
         self._counted = self.clock()
+        there: set[str] = set()
+        with disk_faults():
+            # a folder that somebody has deleted is made again by who writes
+            with suppress(FileNotFoundError):
+                there = set(os.listdir(self.folder))
+            for name in there:
+                if name.endswith(SIDECAR):
+                    self._sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])
+            booked = {_file_name(entry.key): entry.key for entry in self.entries()}
+            found = []
+            for name in there - booked.keys():
+                # another process may be deleting it
+                with suppress(FileNotFoundError):
+                    if name.endswith(RECORD):
+                        path = self.folder / name
+                        found.append((path.stat().st_atime, path))
+            new = [(used, entry) for used, path in sorted(found) for entry in self._entries([path])]
+            with self._lock:
+                for name in booked.keys() - there:
+                    if not (self.folder / name).exists():
+                        self.ledger.remove(booked[name])
+                for used, entry in new:
+                    if not self.ledger.knows(entry.key) and self._path(entry.key).exists():
+                        self.ledger.add(entry)
+                        if used > entry.created:
+                            self.ledger.touch(entry.key)
 
     def _expire(self) -> None:
         for entry in self.ledger.expired():
@@ -335,8 +349,7 @@ class DiskTier:
         return there or entry is not None
 
     def _path(self, key: SegmentKey, sidecar: str | None = None) -> Path:
-        ending = RECORD if sidecar is None else f".{sidecar}{SIDECAR}"
-        return self.folder / f"{key.hex()}{ending}"
+        return self.folder / _file_name(key, sidecar)
 
     def _entries(self, paths: Iterable[Path]) -> Iterator[Entry]:
         for path in paths:
@@ -353,8 +366,7 @@ class DiskTier:
     def _sizes(self, key: SegmentKey) -> Iterator[int]:
         """Bytes of each side-car of a record."""
         for name in list(self._sidecars):
-            with suppress(FileNotFoundError):
-                yield self._path(key, name).stat().st_size
+            yield _size(self._path(key, name))
 
     @contextmanager
     def _unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
@@ -373,3 +385,15 @@ class DiskTier:
             # one that can't be deleted costs its bytes, not the tier
             with suppress(OSError):
                 remove_abandoned(path, self.clock())
+
+
+def _file_name(key: SegmentKey, sidecar: str | None = None) -> str:
+    return f"{key.hex()}{RECORD}" if sidecar is None else f"{key.hex()}.{sidecar}{SIDECAR}"
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, 0 if it is not there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
