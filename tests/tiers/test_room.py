@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -170,3 +170,29 @@ def test_on_a_disk_that_others_fill_new_records_take_the_place_of_fresh_ones(
     with pytest.raises(TierFault):
         put(tier, 9)
     assert sorted(numbers(tier)) == [0, 4, 5]
+
+
+class Watched(Entry):
+    """An entry that counts how often somebody asks whether it may go."""
+
+    asked: ClassVar[int] = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Watched.asked += name == "pinned"
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("ttl", [None, 3600.0])
+def test_of_many_records_only_those_that_go_first_are_looked_at_to_make_room(
+    monkeypatch: pytest.MonkeyPatch, ttl: float | None
+) -> None:
+    monkeypatch.setattr("looseleaf.tiers.host.Entry", Watched)
+    asked = []
+    for count in (8, 800):
+        tier = HostTier(Ledger(count * RECORD_BYTES, ttl))
+        for number in range(count):
+            assert put(tier, number)
+        Watched.asked = 0
+        assert put(tier, count) and tier.counters.evicted == 1
+        asked.append(Watched.asked)
+    assert asked[0] == asked[1]

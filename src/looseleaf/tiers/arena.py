@@ -41,14 +41,14 @@ class Arena:
             return sum(self._holes.values())
 
     @property
-    def taken(self) -> list[tuple[int, int]]:
-        """Where each run begins that was taken, and its bytes, in order."""
+    def holes(self) -> list[tuple[int, int]]:
+        """Where each hole begins, and its bytes, in no order."""
         with self._lock:
-            return sorted(self._taken.items())
+            return list(self._holes.items())
 
     def take(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"] | None:
         """A run of that many bytes, or None if no hole is large enough."""
-        size = max(1, -(-num_bytes // ALIGNMENT)) * ALIGNMENT
+        size = aligned(num_bytes)
         with self._lock:
             for start in sorted(self._holes):
                 if self._holes[start] >= size:
@@ -70,3 +70,8 @@ class Arena:
                 self._holes[start] = size + behind
             else:
                 self._holes[before] += size + behind
+
+
+def aligned(num_bytes: int) -> int:
+    """How many bytes a run of ``num_bytes`` takes."""
+    return max(1, -(-num_bytes // ALIGNMENT)) * ALIGNMENT

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.arena import ALIGNMENT, Arena
+from looseleaf.tiers.arena import Arena, aligned
 from looseleaf.tiers.base import Entry, Record, TierCounters, check_name
 from looseleaf.tiers.ledger import Ledger
 
@@ -204,24 +205,28 @@ class HostTier:
     def _hole(self, num_bytes: int, going: Sequence[Entry]) -> list[Entry] | None:
         """Those of ``going`` that leave a hole of ``num_bytes``, the fewest bytes that do; None if
         even all of them do not."""
-        places = {self._stored[e.key].slot.run.storage_offset(): e for e in going}
-        runs = [(start, size, places.get(start)) for start, size in self._arena.taken]
-        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        pieces: list[tuple[int, int, Entry | None]] = [(*hole, None) for hole in self._arena.holes]
+        for entry in going:
+            run = self._stored[entry.key].slot.run
+            pieces.append((int(run.storage_offset()), aligned(run.numel()), entry))
+        size = aligned(num_bytes)
         best: tuple[int, list[Entry]] | None = None
-        begin, cost, inside = 0, 0, deque[tuple[int, Entry]]()
-        for start, length, entry in [*runs, (self.ledger.limit, 0, None)]:
-            while inside and start - inside[0][0] >= size:
+        begin, end, cost, inside = 0, 0, 0, deque[tuple[int, Entry]]()
+        for start, length, leaving in sorted(pieces, key=itemgetter(0)):
+            if start != end:
+                # what lies between stays
+                begin, cost = start, 0
+                inside.clear()
+            end = start + length
+            if leaving is not None:
+                cost += leaving.num_bytes
+                inside.append((end, leaving))
+            while inside and end - inside[0][0] >= size:
                 # the hole is large enough without the first of those in it
                 begin, first = inside.popleft()
                 cost -= first.num_bytes
-            if start - begin >= size and (best is None or cost < best[0]):
+            if end - begin >= size and (best is None or cost < best[0]):
                 best = cost, [other for _, other in inside]
-            if entry is None:
-                begin, cost = start + length, 0
-                inside.clear()
-            else:
-                cost += entry.num_bytes
-                inside.append((start + length, entry))
         return None if best is None else best[1]
 
     def tend(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Entry
@@ -65,7 +66,13 @@ class Ledger:
         """Entries past their time that nobody reads."""
         if self.ttl is None:
             return []
-        return [entry for entry in self if self.is_expired(entry) and not entry.readers]
+        # one look at the clock for all of them
+        last, now = self.ttl, self.clock()
+        return [
+            entry
+            for entry in chain(self._fresh.values(), self._hot.values())
+            if now - entry.created > last and not entry.pinned and not entry.readers
+        ]
 
     def touch(self, key: SegmentKey) -> None:
         """``key`` was asked for again."""
@@ -91,18 +98,19 @@ class Ledger:
 
         The caller removes the entries. One that is not admitted has better luck the next time: its
         name is remembered."""
-        order = self.in_order(key)
+        known = key in self._gone
         excess = self._tenants.get(tenant, 0) + num_bytes - self._share
         excess -= sum(entry.num_bytes for entry in first if entry.tenant == tenant)
         limit = min(self.limit, self.used) if full else self.limit
         short = self.used + num_bytes - limit - sum(entry.num_bytes for entry in first)
         chosen = {entry.key for entry in first}
-        own = (entry for entry in order if entry.tenant == tenant and entry.key not in chosen)
-        going = _first(own, excess)
+        own = (e for e in self._in_order(known=known) if e.tenant == tenant)
+        going = _first((entry for entry in own if entry.key not in chosen), excess)
         if going is not None:
             short -= sum(entry.num_bytes for entry in going)
             chosen |= {entry.key for entry in going}
-            more = _first((entry for entry in order if entry.key not in chosen), short)
+            others = (e for e in self._in_order(known=known) if e.key not in chosen)
+            more = _first(others, short)
             if more is not None:
                 return [*first, *going, *more]
         self.remember(key)
@@ -125,7 +133,7 @@ class Ledger:
 
     def in_order(self, key: SegmentKey) -> list[Entry]:
         """Who may have to go for ``key``, those that go first first."""
-        return self._in_order(known=key in self._gone)
+        return list(self._in_order(known=key in self._gone))
 
     def book(self, tenant: str, num_bytes: int) -> None:
         """Count bytes of a record that is on its way, or no longer if they are negative."""
@@ -163,12 +171,15 @@ class Ledger:
                 self.remember(key)
         return entry
 
-    def _in_order(self, *, known: bool) -> list[Entry]:
-        """Who may have to go for a newcomer, in this order: hot ones only if its name is known."""
-        every = [*self._fresh.values(), *self._hot.values()]
-        late = [entry for entry in every if self.is_expired(entry)]
-        order = [*late, *(every if known else self._fresh.values())]
-        return [e for e in dict.fromkeys(order) if not e.pinned and not e.readers]
+    def _in_order(self, *, known: bool) -> Iterator[Entry]:
+        """Who may have to go for a newcomer, in this order: hot ones only if its name is known.
+
+        Most often the first few do: the others are not looked at."""
+        late = {entry.key: entry for entry in self.expired()}
+        yield from late.values()
+        for entry in chain(self._fresh.values(), self._hot.values() if known else ()):
+            if not entry.pinned and not entry.readers and entry.key not in late:
+                yield entry
 
     def _cool(self) -> None:
         """Hot records that are too many are fresh again."""
@@ -187,10 +198,11 @@ class Ledger:
 
 def _first(entries: Iterable[Entry], num_bytes: int) -> list[Entry] | None:
     """The first entries that have ``num_bytes`` together; None if all of them have fewer."""
-    taken: list[Entry] = []
-    for entry in entries:
-        if num_bytes <= 0:
-            break
+    taken, rest = list[Entry](), iter(entries)
+    while num_bytes > 0:
+        entry = next(rest, None)
+        if entry is None:
+            return None
         taken.append(entry)
         num_bytes -= entry.num_bytes
-    return taken if num_bytes <= 0 else None
+    return taken
