@@ -139,6 +139,14 @@ def test_of_equal_scores_the_earlier_token_is_chosen() -> None:
     assert chosen.tolist() == [0, 1, 2, 8, 9, 10]
 
 
+def test_a_score_that_is_no_number_is_the_lowest_alone_and_with_batch_mates() -> None:
+    scores = torch.tensor([torch.nan, 2.0, -torch.inf, 1.0])
+    one, _ = scene([[4]])
+    assert choose(scores, one, Budget(tokens=2)).tolist() == [1, 3]
+    two, _ = scene([[4], [4]])
+    assert choose(scores.repeat(2), two, Budget(tokens=2)).tolist() == [1, 3, 5, 7]
+
+
 @given(layout=layouts, threshold=st.floats(0, 3))
 def test_a_threshold_chooses_what_is_above_it(layout: list[list[int]], threshold: float) -> None:
     candidates, scores = scene(layout)

@@ -80,7 +80,8 @@ def choose_counts(
     if len(counts) == 1:
         # most often: on a GPU machine's many threads PyTorch's steps take longer to begin than this
         return torch.from_numpy(_highest(scores.cpu().numpy(), counts[0])).to(scores.device)
-    best_first = scores.argsort(descending=True, stable=True)
+    # to PyTorch what is no number is the highest
+    best_first = scores.where(~scores.isnan(), -torch.inf).argsort(descending=True, stable=True)
     # a stable second sort brings the requests together and keeps the order within each
     by_request = best_first[candidates.requests[best_first].argsort(stable=True)]
     slots = ranges(candidates.starts, counts, scores.device)

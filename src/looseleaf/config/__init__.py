@@ -14,7 +14,14 @@ from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
-from looseleaf.config.select import EVICTING, GroupRule, LayerBudgets, Select, SelectPolicy
+from looseleaf.config.select import (
+    EVICTING,
+    GroupRule,
+    LayerBudgets,
+    Select,
+    SelectPolicy,
+    share_of,
+)
 from looseleaf.config.server import ServerConfig
 from looseleaf.config.tiers import TierConfig, TierPacking
 
@@ -45,4 +52,5 @@ __all__ = [
     "ServerConfig",
     "TierConfig",
     "TierPacking",
+    "share_of",
 ]

@@ -37,6 +37,12 @@ _DEFAULT_DENSE_LAYERS = (0, 1)
 _NOTHING: dict[str, tuple[object, ...]] = {"dense_layers": ((),), "dense_below": (0,)}
 
 
+def share_of(ratio: float, number: int) -> int:
+    """The share ``ratio``, above 0, of so many tokens or pages, rounded up."""
+    # 0.07 * 100 is 7.000…1: what is a whole number but for rounding counts as one
+    return max(1, math.ceil(ratio * number - 1e-9))
+
+
 def _heedless(policy: SelectPolicy) -> tuple[str, ...]:
     """The fields that mean nothing to a policy."""
     pages = "sink", "recent", "group", "recall_every"

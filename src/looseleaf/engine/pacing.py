@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
+from looseleaf.blend import Budget
 from looseleaf.config import Fuse
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import is_exact
@@ -348,7 +349,7 @@ def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:
 def again(fuse: Fuse, lengths: Rows[int]) -> int:
     """How many tokens of documents of these lengths a policy computes again, at most."""
     if fuse.ratio is not None:
-        return int(fuse.ratio * sum(lengths))
+        return Budget(ratio=fuse.ratio).count(sum(lengths))
     tokens = fuse.tokens or 0
     if fuse.selector == "first":
         return sum(min(tokens, n) for n in lengths)

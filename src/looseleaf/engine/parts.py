@@ -1,11 +1,10 @@
 """The parts of one sequence with their pages: runs of text, and uses of documents."""
 
-import math
 from dataclasses import dataclass, field
 
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.hosted import HostedRead
-from looseleaf.config import Select
+from looseleaf.config import Select, share_of
 from looseleaf.engine.request import DocumentPart
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
@@ -112,7 +111,7 @@ class HostedUse:
         tokens = select.tokens
         if tokens is None:
             assert select.ratio is not None
-            tokens = math.ceil(select.ratio * self.num_tokens)
+            tokens = share_of(select.ratio, self.num_tokens)
         always = self.num_tokens - len(index.indexed)
         count = max(1, tokens - always)
         if select.layer_budgets == "flat":

@@ -1,9 +1,8 @@
 """How many pages a row reads for a KV head, in pages: what `Select` says in tokens and shares."""
 
-import math
 from dataclasses import dataclass
 
-from looseleaf.config import Select
+from looseleaf.config import Select, share_of
 
 
 @dataclass(frozen=True)
@@ -36,5 +35,5 @@ class Budget:
         if self.pages is not None:
             most = self.pages
         elif self.ratio is not None:
-            most = math.ceil(self.ratio * most)
+            most = share_of(self.ratio, most)
         return min(num_candidates, max(1, most - num_other))

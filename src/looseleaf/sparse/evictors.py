@@ -1,10 +1,9 @@
 """The policies that throw keys away, by name."""
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from looseleaf.config import Select
+from looseleaf.config import Select, share_of
 from looseleaf.sparse.evicting import Evictor
 from looseleaf.sparse.h2o import H2O
 from looseleaf.sparse.snapkv import SnapKV
@@ -23,5 +22,5 @@ def make_evictor(select: Select | None, num_tokens: int) -> Evictor | None:
     kept = select.tokens
     if kept is None:
         assert select.ratio is not None, "what is kept is a number of tokens or a share"
-        kept = math.ceil(select.ratio * num_tokens)
+        kept = share_of(select.ratio, num_tokens)
     return _EVICTORS[select.policy](kept)
