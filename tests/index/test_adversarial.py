@@ -113,6 +113,33 @@ def test_damaged_arrays_are_refused(kind: str) -> None:
         load_index(arrays, keys, CONFIG["flat"])
 
 
+@pytest.mark.parametrize("what", ["first start", "dims of means", "a member too few"])
+def test_clusters_that_would_be_read_past_their_end_are_refused(what: str) -> None:
+    keys = KeyVectors.create(normal(300, 16))
+    arrays = build_index(keys, CONFIG["ivf"]).arrays()
+    starts, means, members = (arrays[name].copy() for name in ("starts", "means", "members"))
+    if what == "first start":
+        starts[0] = -100
+    elif what == "dims of means":
+        means = means[:, :8]
+    else:
+        members, starts[-1] = members[:-1], starts[-1] - 1
+    with pytest.raises(InvalidOption, match="do not fit together"):
+        wrong = {"starts": starts, "means": means, "members": members}
+        load_index({**arrays, **wrong}, keys, CONFIG["ivf"])
+
+
+def test_where_no_index_over_narrow_keys_finds_enough_it_is_said() -> None:
+    # one dim is large in all keys, as it is in models: a byte leaves little for the others
+    keys = normal(500, 16)
+    keys[:, 3] += 500.0
+    config = IndexConfig(keys="int8", top=20, degree=8)
+    with pytest.raises(InvalidOption, match=r"int8 keys finds 0\.95 of the nearest, only 0\."):
+        choose_index(KeyVectors.create(keys, "int8"), normal(100, 16), config)
+    wide = choose_index(KeyVectors.create(keys), normal(100, 16), IndexConfig(top=20, degree=8))
+    assert max(trial.recall for trial in wide.trials) == 1.0
+
+
 @pytest.mark.parametrize(
     "options",
     [{"kind": "tree"}, {"per": "layer"}, {"keys": "int4"}, {"sample": 0.0}, {"degree": 0},

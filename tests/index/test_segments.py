@@ -6,7 +6,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,6 +126,35 @@ def test_a_part_that_can_not_be_read_is_told(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert part.name in caplog.text
     assert "built again" in caplog.text
+
+
+def test_a_part_that_can_not_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: BinaryIO, **arrays: object) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Listed(dict[str, "np.ndarray[Any, Any]"]):
+    """Arrays that count how often all of them are gone through."""
+
+    times = 0
+
+    def items(self) -> Any:
+        self.times += 1
+        return super().items()
+
+
+def test_all_arrays_are_gone_through_once_however_many_indexes_they_are() -> None:
+    arrays = Listed(build_segment(Made(400), 400, HEADS, CONFIG).arrays())
+    assert len(SegmentIndex.load(arrays, Made(400)).units) == 4
+    assert arrays.times == 1
 
 
 def test_threads_find_what_one_thread_finds() -> None:

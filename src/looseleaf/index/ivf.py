@@ -105,8 +105,9 @@ class IvfIndex(KVIndex):
         index.members = torch.from_numpy(np.array(arrays["members"], dtype=np.int32))
         starts, members = index.starts, index.members
         if (
-            int(starts[-1]) != len(members)
-            or len(starts) != len(index.means) + 1
+            (int(starts[0]), int(starts[-1])) != (0, len(members))
+            or len(members) != built
+            or index.means.shape != (len(starts) - 1, head_dim)
             or bool((starts.diff() < 0).any())
             or (len(members) and not 0 <= int(members.min()) <= int(members.max()) < built)
         ):

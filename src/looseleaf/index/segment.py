@@ -127,12 +127,14 @@ class SegmentIndex:
             num_tokens = int(header["num_tokens"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidOption(f"an index without a header ({error}): build it again") from error
+        named: dict[str, Arrays] = {}
+        for name, array in arrays.items():
+            place, _, own = name.rpartition(".")
+            named.setdefault(place, {})[own] = array
         units: dict[Place, KVIndex] = {}
         for layer, head in heads.units(config):
-            prefix = f"{layer}.{head}."
-            own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             keys = _keys(vectors, (layer, head), heads, config, num_tokens)
-            units[layer, head] = load_index(own, keys, config)
+            units[layer, head] = load_index(named.get(f"{layer}.{head}", {}), keys, config)
         return cls(config, heads, num_tokens, units)
 
 
@@ -274,5 +276,10 @@ def _read_part(part: Path, keys: KeyVectors, config: IndexConfig) -> KVIndex | N
 def _write_part(part: Path, arrays: Arrays) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=part.parent, suffix=".part", delete=False) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        try:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        except BaseException:
+            # a full disk must not stay so
+            os.unlink(file.name)
+            raise
     os.replace(file.name, part)
