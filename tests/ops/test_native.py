@@ -199,6 +199,39 @@ def test_a_source_that_does_not_compile_leaves_nothing_behind(
     assert not list(cache_folder().iterdir())
 
 
+def test_what_does_not_compile_is_not_tried_again_at_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, tried = tmp_path / "cc", tmp_path / "tried"
+    compiler.write_text(f"#!/bin/sh\necho once >> {tried}\necho 'no stdio.h' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", str(compiler))
+    source, times = "int answer(void) { return ANSWER; }", []
+    for _ in range(3):
+        with pytest.raises(NativeUnavailable, match=r"no stdio\.h"):
+            load_library(source, (("ANSWER", 43),))
+        times.append(tried.read_text().count("once"))
+    assert times[0] == times[-1]
+    # a compiler that works is heard of at once
+    monkeypatch.delenv("CC")
+    assert load_library(source, (("ANSWER", 43),)).answer() == 43
+
+
+def test_a_compiled_file_that_is_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def cut(command: object, libraries: object, source: str, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"half of it")
+
+    monkeypatch.setattr(native_build, "_compile", cut)
+    with pytest.raises(NativeUnavailable, match=r"delete .*\.so if it is damaged"):
+        load_library("int answer(void) { return ANSWER; }", (("ANSWER", 44),))
+
+
 def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = "int answer(void) { return ANSWER; }"

@@ -21,6 +21,7 @@ import torch
 from looseleaf.errors import NativeUnavailable
 
 _SECONDS = 120
+_failed: dict[tuple[object, ...], str] = {}
 
 
 @cache
@@ -30,8 +31,31 @@ def load_library(
     """The C ``source`` compiled with ``defines`` and more ``flags``, out of the cache if it is
     there.
 
-    Raises NativeUnavailable if there is no C compiler, or it can't compile them.
+    Raises NativeUnavailable if there is no C compiler, or it can't compile them; that is not tried
+    again for each of the calls that ask for them.
     """
+    # as it was tried: what somebody sets otherwise may succeed
+    tried = source, defines, *map(os.environ.get, ("CC", "PATH", "XDG_CACHE_HOME"))
+    if tried in _failed:
+        raise NativeUnavailable(_failed[tried])
+    try:
+        return _load(_find_or_compile(source, defines))
+    except NativeUnavailable as error:
+        _failed[tried] = str(error)
+        raise
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(
+            f"the compiled CPU kernels can't be loaded: {error}; delete {path} if it is damaged, "
+            "or set XDG_CACHE_HOME to a folder that programs may be run from"
+        ) from error
+
+
+def _find_or_compile(source: str, defines: tuple[tuple[str, int], ...]) -> Path:
     compiler = find_compiler()
     command = [compiler, "-std=gnu11", *_flags(), *flags, *(f"-D{name}={n}" for name, n in defines)]
     libraries = ["-lm", *_openmp_libraries()]
@@ -40,7 +64,7 @@ def load_library(
     path = cache_folder() / f"{name}.so"
     if not path.exists():
         _compile(command, libraries, source, path)
-    return ctypes.CDLL(str(path))
+    return path
 
 
 def vector_lanes() -> int:
