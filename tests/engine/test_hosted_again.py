@@ -1,6 +1,8 @@
-"""A hosted document that the disk has with another index, or with none."""
+"""A hosted document that the disk has with another index, or with none, or that is asked for again
+after a failure."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,29 @@ def test_a_hosted_document_whose_index_is_missing_leaves_no_file_open(
     files = [os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")]
     assert not [name for name in files if name.startswith(str(tmp_path)) and ".segment" in name]
     again.close()
+
+
+def test_a_document_that_no_thread_could_index_fails_and_is_hosted_when_asked_for_again(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"), tmp_path / "disk")
+    hosting, start = llm.engine.hosting, threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "looseleaf-indexing":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    parts = llm.engine.prompts.from_document(LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        job = hosting.add(parts, "", IVF)
+        while hosting.has_work:
+            hosting.step()
+    assert job.finished.is_set() and job.stage == "failed"
+    assert "new thread" in str(job.error)
+    again = hosting.add(parts, "", IVF)
+    while hosting.has_work:
+        hosting.step()
+    assert again.finished.wait(60) and again.error is None
+    assert hosting.find(again.segment.key) is again.segment

@@ -202,8 +202,13 @@ class Hosting:
         thread = threading.Thread(
             target=self._index, args=(job,), name="looseleaf-indexing", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # the system has no more threads
+            self._end(job, error)
+            return
         self._threads[:] = [*filter(threading.Thread.is_alive, self._threads), thread]
-        thread.start()
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config
