@@ -1,6 +1,7 @@
 """A hosted document that the disk has with another index, or with none, or that is asked for again
 after a failure."""
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from looseleaf import LLM
+from looseleaf import LLM, AsyncLLM
 from looseleaf.config import IndexConfig
+from looseleaf.engine import hosting as hosting_module
 from looseleaf.engine.hosted_pass import HostedPass
-from tests.engine.harness import Folder, document
+from tests.engine.harness import GREEDY, Folder, document
 
 LONG = document(0, 700, context="alone")
 GRAPH = IndexConfig("graph", sink=4, local=12, degree=8, top=20)
@@ -106,3 +108,64 @@ def test_a_document_that_no_thread_could_index_fails_and_is_hosted_when_asked_fo
         hosting.step()
     assert again.finished.wait(60) and again.error is None
     assert hosting.find(again.segment.key) is again.segment
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["sound", "damaged"])
+def test_requests_go_on_while_a_registered_document_is_read_from_disk(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    folder = checkpoint("llama", "dynamic")
+    make(folder, tmp_path).host(LONG, index=IVF)
+    answered, events, read = threading.Event(), list[str](), hosting_module._read
+
+    def slowly(*about: Any) -> bool:
+        answered.wait(20)
+        events.append("read")
+        return found and read(*about)
+
+    monkeypatch.setattr(hosting_module, "_read", slowly)
+
+    async def serve() -> tuple[int, int]:
+        options: dict[str, Any] = {"num_pages": 64, "max_model_len": 1024, "dtype": "float32"}
+        async with AsyncLLM(folder, device="cpu", disk_path=str(tmp_path), **options) as llm:
+
+            async def register() -> str:
+                states = [info.state async for info in llm.register(LONG, hosted=IVF)]
+                return states[-1]
+
+            async def ask() -> None:
+                async for _ in llm.generate("Who is there?", GREEDY):
+                    pass
+                events.append("answered")
+                answered.set()
+
+            state, _ = await asyncio.gather(register(), ask())
+            assert state == "ready"
+            return llm.engine.hosting.loaded, llm.engine.hosting.built
+
+    assert asyncio.run(serve()) == ((1, 0) if found else (0, 1))
+    assert events == ["answered", "read"]
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["sound", "damaged"])
+def test_what_is_deleted_while_it_is_read_from_disk_is_nowhere(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    folder = checkpoint("llama", "dynamic")
+    make(folder, tmp_path).host(LONG, index=IVF)
+    llm, go_on, read = make(folder, tmp_path), threading.Event(), hosting_module._read
+
+    def slowly(*about: Any) -> bool:
+        assert go_on.wait(20)
+        return found and read(*about)
+
+    monkeypatch.setattr(hosting_module, "_read", slowly)
+    hosting, parts = llm.engine.hosting, llm.engine.prompts.from_document(LONG)
+    job = hosting.add(parts, "", IVF, beside=True)
+    assert job.stage == "loading" and not hosting.has_work
+    hosting.forget(job.segment.key)
+    go_on.set()
+    hosting.indexing.close()
+    assert job.stage != "ready" and job.finished.is_set() and not hosting.has_work
+    assert hosting.find(job.segment.key) is None
+    assert not list(tmp_path.rglob("*.segment"))

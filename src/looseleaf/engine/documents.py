@@ -126,7 +126,7 @@ class Documents:
             )
         if hosted is not None:
             assert self.hosting is not None, "an engine has a place for hosted documents"
-            job, known = self.hosting.add(parts, salt, hosted), entry.hosting
+            job, known = self.hosting.add(parts, salt, hosted, beside=True), entry.hosting
             if known is not None and known is not job and known.seconds is not None:
                 entry.computed, entry.seconds = entry.computed + 1, known.seconds
             entry.hosting = job

@@ -51,7 +51,7 @@ class Indexing:
     def close(self) -> None:
         """End the threads, each behind the index that it is at; finished ones are kept on disk."""
         for job in list(self.jobs.values()):
-            if job.stage == "indexing":
+            if job.stage in ("loading", "indexing"):
                 job.stage = "forgotten"
         join_all(self.threads, _ENDING_SECONDS)
 
@@ -135,9 +135,11 @@ class Hosting:
         salt: str,
         config: IndexConfig,
         on_progress: OnProgress | None = None,
+        *,
+        beside: bool = False,
     ) -> HostingJob:
         """Host the document of ``parts`` (`PromptBuilder.from_document`); it is there already if
-        the tier has it. The job tells when it is.
+        the tier has it, or with ``beside`` soon, when a thread has read it. The job tells when.
 
         Raises InvalidRequest if it is longer than the positions that the model reads, if scores
         of the model are not plain inner products, or no kernels can read it."""
@@ -153,18 +155,48 @@ class Hosting:
             return self._jobs[key]
         segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
-        if segment.index is not None or (not segment.filled and self._load(segment, config)):
+        stored = segment.index is None and not segment.filled and self._is_stored(key)
+        if segment.index is not None or (stored and not beside and self._load(segment, config)):
             job.stage = "ready"
             self._segments[key] = segment
             job.finished.set()
             return job
         self._jobs[key] = job
-        if segment.ready:
+        if stored and beside:
+            job.stage = "loading"
+            self._begin(job, self._bring)
+        elif segment.ready:
             self._begin_index(job)
-            return job
+        else:
+            self._begin_pass(job)
+        return job
+
+    def _begin_pass(self, job: HostingJob) -> None:
         attention = self.attention
         job.pass_over = HostedPass(self.model.config, attention.rotation, attention.rules, job)
-        return job
+        # only now `step` may find it
+        job.stage = "computing"
+
+    def _bring(self, job: HostingJob) -> None:
+        """Load a document, and go on with what the tier does not have of it. Gigabytes are read:
+        requests go on meanwhile."""
+        try:
+            if self._load(job.segment, job.config):
+                self._end(job, None, loaded=True)
+                return
+        except Exception as error:
+            self._end(job, error)
+            return
+        with self._lock:
+            if self._jobs.get(job.segment.key) is not job or job.stage == "forgotten":
+                return
+            if job.segment.ready:
+                job.stage = "indexing"
+            else:
+                self._begin_pass(job)
+        if job.stage == "indexing":
+            self._index(job)
+        self.wake()
 
     def _room(self, key: SegmentKey, num_tokens: int, config: IndexConfig) -> HostedSegment:
         """The document with such an index, if it is here; its keys and values alone, if those are
@@ -199,9 +231,10 @@ class Hosting:
 
     def _begin_index(self, job: HostingJob) -> None:
         job.stage, job.pass_over = "indexing", None
-        thread = threading.Thread(
-            target=self._index, args=(job,), name="looseleaf-indexing", daemon=True
-        )
+        self._begin(job, self._index)
+
+    def _begin(self, job: HostingJob, act: Callable[[HostingJob], None]) -> None:
+        thread = threading.Thread(target=act, args=(job,), name="looseleaf-indexing", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -231,7 +264,7 @@ class Hosting:
             return
         self._end(job, None)
 
-    def _end(self, job: HostingJob, error: Exception | None) -> None:
+    def _end(self, job: HostingJob, error: Exception | None, *, loaded: bool = False) -> None:
         key = job.segment.key
         with self._lock:
             mine, wanted = self._jobs.get(key) is job, key in self._jobs or key in self._segments
@@ -240,7 +273,7 @@ class Hosting:
                 job.error, job.stage = error, "failed" if error else "ready"
                 if error is None:
                     self._segments[key] = job.segment
-                    job.seconds = time.perf_counter() - job.began
+                    job.seconds = None if loaded else time.perf_counter() - job.began
         if mine:
             job.finished.set()
             self.wake()
@@ -299,6 +332,13 @@ class Hosting:
         except TierFault:
             # a tier that fails costs the next start time, and nothing now
             return
+
+    def _is_stored(self, key: SegmentKey) -> bool:
+        """Whether the tier has something of a document."""
+        try:
+            return self.tier is not None and self.tier.contains([_stored(key)])[0]
+        except TierFault:
+            return False
 
     def _load(self, segment: HostedSegment, config: IndexConfig) -> bool:
         """Take keys, values and index from the tier; False if they are not all there and sound. Of
