@@ -169,3 +169,16 @@ def test_what_is_deleted_while_it_is_read_from_disk_is_nowhere(
     assert job.stage != "ready" and job.finished.is_set() and not hosting.has_work
     assert hosting.find(job.segment.key) is None
     assert not list(tmp_path.rglob("*.segment"))
+
+
+@pytest.mark.parametrize("kind", ["auto", "flat", "ivf", "graph"])
+def test_a_document_of_ends_alone_is_found_on_disk_with_its_empty_index(
+    checkpoint: Folder, tmp_path: Path, kind: Any
+) -> None:
+    short, index = document(0, 30, context="alone"), IndexConfig(kind)
+    for built in (1, 0):
+        llm = make(checkpoint("llama", "dynamic"), tmp_path)
+        hosted = llm.host(short, index=index)
+        assert hosted.index is not None and not len(hosted.index.indexed)
+        assert llm.engine.hosting.built == built
+        llm.close()

@@ -82,3 +82,19 @@ def test_keys_that_an_index_leaves_out_are_not_among_those_a_request_read(
     whole, few = (ask(llm, s).attention for s in (Select("retrieval", ratio=1.0), FEW))
     assert whole.decode_steps == few.decode_steps > 0
     assert whole.keys_read - few.keys_read == few.decode_steps * (segment.num_tokens - 40)
+
+
+@pytest.mark.parametrize("revise", [None, 3])
+def test_documents_whose_indexes_compare_other_dtypes_are_read_in_one_step(
+    checkpoint: Folder, revise: int | None
+) -> None:
+    """Each request as by itself, also one that reads both documents."""
+    llm = make(checkpoint("llama", "dynamic"))
+    documents = [document(n, LONG // 2, context="alone") for n in range(2)]
+    for text, keys in zip(documents, ("stored", "int8"), strict=True):
+        llm.host(text, index=IndexConfig("flat", sink=4, local=12, keys=keys))  # type: ignore[arg-type]
+    prompts = [["Read. ", *some, "What?"] for some in (documents, documents[:1], documents[1:])]
+    params, more = SamplingParams(max_tokens=12, seed=5, ignore_eos=True), {"revise": revise}
+    alone = [llm.generate([p], params, select=FEW, **more)[0].token_ids for p in prompts]  # type: ignore[arg-type]
+    together = llm.generate(prompts, params, select=FEW, **more)  # type: ignore[arg-type]
+    assert [output.token_ids for output in together] == alone

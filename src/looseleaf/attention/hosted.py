@@ -187,16 +187,33 @@ class HostedAttention:
         self, layer: int, q: Tensor, reads: Sequence[HostedRead], rule: ScoreRule
     ) -> dict[int, AttnState]:
         """What the indexes find, one state for each read that has one."""
+        alike: dict[str, list[int]] = {}
+        for number, read in enumerate(reads):
+            index = read.index_at(layer)
+            if index is not None and len(index.indexed):
+                # one call searches keys of one dtype
+                alike.setdefault(index.config.keys, []).append(number)
+        found: dict[int, AttnState] = {}
+        for asking in alike.values():
+            found |= self._search(layer, q, reads, asking, rule)
+        return found
+
+    def _search(
+        self,
+        layer: int,
+        q: Tensor,
+        reads: Sequence[HostedRead],
+        asking: Sequence[int],
+        rule: ScoreRule,
+    ) -> dict[int, AttnState]:
+        """What the indexes of the reads ``asking`` find, which compare keys of one dtype."""
         indexes: list[KVIndex] = []
         values: list[KeyVectors] = []
         counts: list[int] = []
         efforts: list[int] = []
-        asking = []
-        for number, read in enumerate(reads):
+        for read in (reads[number] for number in asking):
             index = read.index_at(layer)
-            if index is None or not len(index.indexed):
-                continue
-            asking.append(number)
+            assert index is not None
             for head in range(q.shape[1]):
                 indexes.append(index.at(layer, head))
                 values.append(read.segment.values(layer, head // index.heads.group))
@@ -204,10 +221,8 @@ class HostedAttention:
                 # an index is as thorough as it takes to find `top` keys
                 more = max(1.0, counts[-1] / index.config.top)
                 efforts.append(round(indexes[-1].effort * more))
-        if not asking:
-            return {}
         heads = q.shape[1]
-        queries = q[asking].reshape(-1, q.shape[2])
+        queries = q[list(asking)].reshape(-1, q.shape[2])
         hits, state = search_each(
             indexes,
             queries,

@@ -140,7 +140,7 @@ def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
 def encode_sidecar(key: SegmentKey, arrays: Mapping[str, Tensor]) -> bytes:
     """A side-car of the segment ``key``, all of it."""
     flat = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
-    plain = {name: array.reshape(-1).view(torch.uint8) for name, array in flat.items()}
+    plain = {name: _raw(array) for name, array in flat.items()}
     described = [
         (name, dtype_name(flat[name].dtype), list(flat[name].shape), plain[name].numel())
         for name in flat
@@ -148,6 +148,12 @@ def encode_sidecar(key: SegmentKey, arrays: Mapping[str, Tensor]) -> bytes:
     sums = json.dumps({name: checksum(array) for name, array in plain.items()})
     header = _header(_SIDECAR, described, {"key": key.hex(), "arrays": sums})
     return b"".join([header, *(array.numpy().tobytes() for array in plain.values())])
+
+
+def _raw(array: Tensor) -> Tensor:
+    """The bytes of an array, which may have none: then its strides are no bytes'."""
+    flat = array.reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
 def decode_sidecar(content: bytes, key: SegmentKey) -> dict[str, Tensor]:
