@@ -182,3 +182,14 @@ def test_a_document_of_ends_alone_is_found_on_disk_with_its_empty_index(
         assert hosted.index is not None and not len(hosted.index.indexed)
         assert llm.engine.hosting.built == built
         llm.close()
+
+
+def test_a_document_that_the_disk_has_no_room_for_is_told(
+    checkpoint: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"num_pages": 64, "max_model_len": 1024, "disk_gib": 1e-5}
+    llm = LLM(checkpoint("llama", "dynamic"), device="cpu", disk_path=str(tmp_path), **options)
+    llm.host(LONG, index=IVF)
+    (said,) = [record.getMessage() for record in caplog.records if "hosted" in record.getMessage()]
+    assert "MiB is not kept on disk" in said and "disk_gib" in said
+    llm.close()

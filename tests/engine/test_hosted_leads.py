@@ -2,7 +2,7 @@
 
 import pytest
 
-from looseleaf import Document, Select
+from looseleaf import LLM, Document, Select
 from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidRequest
 from tests.engine.harness import GREEDY, Folder, make_llm, words
@@ -33,3 +33,59 @@ def test_what_hosting_returns_is_shown_in_a_line(checkpoint: Folder) -> None:
     told = repr(segment)
     assert told.startswith(f"HostedSegment({segment.num_tokens} tokens, a flat index, ")
     assert len(told) < 100
+
+
+def hosted_in_vain(llm: LLM, text: Document) -> bool:
+    """Whether nobody can read a document by an index."""
+    try:
+        llm.chat([{"role": "user", "content": [text, "who?"]}], GREEDY, select=FEW)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def test_a_deleted_document_is_gone_behind_every_beginning_that_it_was_hosted_behind(
+    checkpoint: Folder,
+) -> None:
+    llm, text = make_llm(checkpoint(), num_pages=64), Document(words(3, 150))
+    documents, prompts = llm.engine.documents, llm.engine.prompts
+    for system in (None, "Be brief."):
+        parts = prompts.from_document(text, None, system)
+        documents.register(text, parts, "it", hosted=INDEX)
+        while documents.stat("it").state == "computing":
+            llm.engine.step()
+    info = documents.stat("it")
+    one = llm.host(text, index=INDEX).num_bytes
+    assert (info.state, info.computed, info.num_bytes) == ("ready", 2, 2 * one)
+    assert not hosted_in_vain(llm, text)
+    documents.delete("it")
+    assert hosted_in_vain(llm, text) and not llm.engine.hosting._segments
+
+
+def test_what_is_hosted_has_no_pages_to_pin(checkpoint: Folder) -> None:
+    llm, text = make_llm(checkpoint(), num_pages=64), Document(words(3, 150))
+    documents, parts = llm.engine.documents, llm.engine.prompts.from_document(text)
+    with pytest.raises(InvalidRequest, match="no pages to pin"):
+        documents.register(text, parts, "it", hosted=INDEX, pinned=True)
+    documents.register(text, parts, "it", hosted=INDEX)
+    with pytest.raises(InvalidRequest, match="no pages to pin"):
+        documents.pin("it")
+    assert not documents.stat("it").pinned
+    # in the pool as well there is something to pin
+    documents.register(text, parts, "it")
+    assert documents.pin("it").pinned
+
+
+def test_a_document_on_its_way_is_told_from_one_that_nobody_hosts(checkpoint: Folder) -> None:
+    """And has the index that was asked for first: another one is refused, and not forgotten."""
+    llm, text = make_llm(checkpoint(), num_pages=64), Document(words(3, 150), name="notes")
+    hosting, parts = llm.engine.hosting, llm.engine.prompts.from_document(text)
+    job = hosting.add(parts, "", INDEX)
+    assert hosting.add(parts, "", INDEX) is job
+    with pytest.raises(InvalidRequest, match="'notes' is still being hosted: ask again"):
+        llm.chat([{"role": "user", "content": [text, "who?"]}], GREEDY, select=FEW)
+    with pytest.raises(InvalidRequest, match=r"kind 'flat', not 'ivf'; sink 4, not 16.*: wait"):
+        hosting.add(parts, "", IndexConfig("ivf"))
+    assert llm.host(text, index=INDEX) is job.segment
+    other = llm.host(text, index=IndexConfig("ivf")).index
+    assert other is not None and other.config.kind == "ivf"

@@ -22,6 +22,7 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
     DocumentExists,
     DocumentNotFound,
+    InvalidRequest,
     LooseleafError,
     PoolTooSmall,
     TooManyDocuments,
@@ -126,10 +127,9 @@ class Documents:
             )
         if hosted is not None:
             assert self.hosting is not None, "an engine has a place for hosted documents"
-            job, known = self.hosting.add(parts, salt, hosted, beside=True), entry.hosting
-            if known is not None and known is not job and known.seconds is not None:
-                entry.computed, entry.seconds = entry.computed + 1, known.seconds
-            entry.hosting = job
+            if pinned:
+                raise InvalidRequest("a hosted document has no pages to pin: drop pinned or hosted")
+            entry.host(self.hosting.add(parts, salt, hosted, beside=True))
         else:
             if pinned or entry.pinned:
                 self._check_pins(entry, parts)
@@ -162,8 +162,14 @@ class Documents:
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document's segments in the cache, computing them again if they were evicted.
 
-        Raises PoolTooSmall if pinned documents would take more than half of the pool."""
+        Raises PoolTooSmall if pinned documents would take more than half of the pool, and
+        InvalidRequest if all of it is hosted."""
         entry = self._entry(document_id, salt)
+        if entry.hostings and not entry.ahead:
+            raise InvalidRequest(
+                f"document {document_id!r} is hosted and has no pages to pin: it stays as it is "
+                "until it is deleted"
+            )
         self._check_pins(entry)
         for parts in list(entry.ahead.values()):
             self._begin(entry, parts)
@@ -279,7 +285,7 @@ class Documents:
         """Whether a document's registration failed, and nothing of it is there or on its way."""
         if entry.failure is None or entry.warming:
             return False
-        hosted = entry.hosting is not None and entry.hosting.error is None
+        hosted = any(job.error is None for job in entry.hostings.values())
         return not hosted and not any(segment.ready for segment in self._segments(entry))
 
     def _given_back(self, entry: Registered, content: SegmentKey) -> Registered | None:
@@ -291,7 +297,7 @@ class Documents:
         for key in entry.ahead:
             self._detach(entry, key)
             self._departed.add(content, key)
-        entry.ahead, entry.error, entry.hosting = {}, None, None
+        entry.ahead, entry.error, entry.hostings = {}, None, {}
         return entry
 
     def _ended(self, entry: Registered, progress: RequestProgress) -> None:
@@ -305,12 +311,9 @@ class Documents:
 
     def _unhost(self, entry: Registered) -> None:
         """Drop what hosts a deleted document, unless it hosts the same text under another id."""
-        if entry.hosting is None or self.hosting is None:
-            return
-        key = entry.hosting.segment.key
-        others = [e.hosting.segment.key for e in self._entries.values() if e.hosting is not None]
-        if key not in others:
-            self.hosting.forget(key)
+        for key in entry.hostings:
+            if self.hosting and not any(key in e.hostings for e in self._entries.values()):
+                self.hosting.forget(key)
 
     def _attach(self, entry: Registered, key: SegmentKey) -> None:
         segment = self.store.find(key)
@@ -369,13 +372,13 @@ class Documents:
         ready = all(n == num_tokens for n in done)
         pages = sum(len(segment.pages) for segment in segments)
         num_bytes = pages * self.store.pool.bytes_per_page
-        hosting = entry.hosting
-        took = None if hosting is None else hosting.seconds
-        if hosting is not None:
-            done.append(hosting.segment.filled)
-            ready = ready and hosting.stage == "ready"
-            num_bytes += hosting.segment.num_bytes
-        waiting = entry.warming or (hosting is not None and not hosting.finished.is_set())
+        hostings = list(entry.hostings.values())
+        took = [job.seconds for job in hostings if job.seconds is not None]
+        for job in hostings:
+            done.append(job.segment.filled)
+            ready = ready and job.stage == "ready"
+            num_bytes += job.segment.num_bytes
+        waiting = entry.warming or not all(job.finished.is_set() for job in hostings)
         return DocumentInfo(
             id=entry.id,
             name=entry.document.name,
@@ -387,10 +390,10 @@ class Documents:
             pinned=entry.pinned,
             references=sum(segment.references for segment in segments),
             hits=entry.hits,
-            computed=entry.computed + (took is not None),
+            computed=entry.computed + len(took),
             created=entry.created,
-            seconds=entry.seconds if took is None else took,
-            hosted=hosting is not None,
+            seconds=took[-1] if took else entry.seconds,
+            hosted=bool(hostings),
         )
 
     def _done(self, key: SegmentKey, num_tokens: int) -> int:

@@ -96,7 +96,7 @@ class Engine:
         revisions = Revisions.of(parts.runner, page_size, scheduling.batch_invariant)
         evictions = Evictions(parts.runner.attention)
         about = parts.max_model_len, shape, evictions, revisions, parts.runner.break_even
-        made = self.grammars, self._admission, *about, self.hosting.find
+        made = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
         self._intake = Intake(parts.tokenizer, *made)
         self._scheduler = Scheduler(
             scheduling, self._admission, self.hosting.chunk_tokens, self.tiering

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,10 @@ class Hosting:
         """The document of ``key`` if it is computed and indexed."""
         return self._segments.get(key)
 
+    def is_coming(self, key: SegmentKey) -> bool:
+        """Whether the document of ``key`` is on its way, and was not there before."""
+        return key in self._jobs and key not in self._segments
+
     def forget(self, key: SegmentKey) -> bool:
         """Drop a document, there or on its way, from memory and from the tier; whoever reads it now
         goes on. Whether it was there."""
@@ -142,7 +146,8 @@ class Hosting:
         the tier has it, or with ``beside`` soon, when a thread has read it. The job tells when.
 
         Raises InvalidRequest if it is longer than the positions that the model reads, if scores
-        of the model are not plain inner products, or no kernels can read it."""
+        of the model are not plain inner products, if no kernels can read it, or while it is on its
+        way with another index."""
         page_size = self.attention.pool.page_size
         request = Request("(hosted)", parts, SamplingParams(max_tokens=1), salt, warms=True)
         sequence = Sequence(request, 0, self.keys, page_size)
@@ -151,8 +156,9 @@ class Hosting:
         lead = sequence.lead.tokens if sequence.lead else []
         context = tuple(lead[: use.part.context_length])
         self._require_readable(len(context) + len(tokens))
-        if key in self._jobs:
-            return self._jobs[key]
+        if (coming := self._jobs.get(key)) is not None:
+            _require_same(coming.config, config)
+            return coming
         segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
         stored = segment.index is None and not segment.filled and self._is_stored(key)
@@ -328,10 +334,17 @@ class Hosting:
         try:
             self.tier.put(record, kv.view(len(kv), -1).view(torch.uint8))
             arrays = {n: torch.from_numpy(a.copy()) for n, a in segment.index.arrays().items()}
-            self.tier.put_sidecar(record.key, _SIDECAR, arrays)
-        except TierFault:
+            kept = self.tier.put_sidecar(record.key, _SIDECAR, arrays)
+        except TierFault as error:
             # a tier that fails costs the next start time, and nothing now
+            _log.warning("a hosted document is not kept on disk: %s", error)
             return
+        if not kept:
+            _log.warning(
+                "a hosted document of %.1f MiB is not kept on disk, where there is no room for it: "
+                "it is computed and indexed again at the next start, unless disk_gib is raised",
+                segment.num_bytes / 2**20,
+            )
 
     def _is_stored(self, key: SegmentKey) -> bool:
         """Whether the tier has something of a document."""
@@ -361,6 +374,18 @@ class Hosting:
         segment.index = index
         self.loaded += 1
         return True
+
+
+def _require_same(coming: IndexConfig, wanted: IndexConfig) -> None:
+    """Raise InvalidRequest for another index than the one that is made already."""
+    if coming == wanted:
+        return
+    differ = {f.name: (getattr(coming, f.name), getattr(wanted, f.name)) for f in fields(coming)}
+    told = "; ".join(f"{name} {a!r}, not {b!r}" for name, (a, b) in differ.items() if a != b)
+    raise InvalidRequest(
+        f"the document is being hosted with another index ({told}): wait until that is there, "
+        "then host it with this one"
+    )
 
 
 def _read(tier: Tier, segment: HostedSegment) -> bool:

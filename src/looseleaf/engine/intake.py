@@ -1,5 +1,6 @@
 """From a request to the outputs it asks for; what can never be served is refused here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from looseleaf.config import Fuse, ModelConfig, Select
@@ -15,6 +16,7 @@ from looseleaf.engine.revision import Revisions
 from looseleaf.engine.sampling import SamplingState, StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
 from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
+from looseleaf.kv.keys import SegmentKey
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sparse import BreakEven, make_policy
 
@@ -32,6 +34,7 @@ class Intake:
     revisions: Revisions
     break_even: BreakEven | None = None
     find_hosted: FindHosted = lambda key: None
+    is_coming: Callable[[SegmentKey], bool] = lambda key: False
 
     def take(self, request: Request, seed: int) -> RequestProgress:
         """The request with its outputs, none of them begun; ``seed`` is for one that names none.
@@ -100,14 +103,23 @@ class Intake:
                 "would have to be hidden from the document's index; leave one of them out"
             )
         keys, page_size = self.admission.keys, self.admission.page_size
-        if not Sequence(request, 0, keys, page_size, self.find_hosted).hosted:
+        sequence = Sequence(request, 0, keys, page_size, self.find_hosted)
+        if sequence.hosted:
+            return
+        coming = [use.part.name for use in sequence.documents if self.is_coming(use.key)]
+        if coming:
             raise InvalidRequest(
-                "select='retrieval' reads hosted documents by their index, and none of this "
-                "request's documents is hosted (under its salt, behind this beginning): host it "
-                "first, or leave select out. llm.host keeps a document behind the beginning of a "
-                "chat, so ask about it with llm.chat; or host Document(text, context='alone'), "
-                "which is the same in every prompt"
+                f"select='retrieval' reads hosted documents by their index, and document "
+                f"{coming[0]!r} is still being hosted: ask again when it is ready, or leave select "
+                "out"
             )
+        raise InvalidRequest(
+            "select='retrieval' reads hosted documents by their index, and none of this "
+            "request's documents is hosted (under its salt, behind this beginning): host it "
+            "first, or leave select out. llm.host keeps a document behind the beginning of a "
+            "chat, so ask about it with llm.chat; or host Document(text, context='alone'), "
+            "which is the same in every prompt"
+        )
 
     def _output(
         self, progress: RequestProgress, index: int, room: int, seed: int

@@ -21,8 +21,8 @@ class Registered:
     """A registered document with the segments it has, by key: one for each context.
 
     ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
-    ``error`` why the latest of these failed, if it did; ``hosting`` what hosts it outside of the
-    pool, if it is hosted.
+    ``error`` why the latest of these failed, if it did; ``hostings`` what hosts it outside of the
+    pool, the latest last.
     """
 
     id: str
@@ -35,10 +35,22 @@ class Registered:
     created: float = field(default_factory=time.time)
     seconds: float | None = None
     error: LooseleafError | None = None
-    hosting: HostingJob | None = None
+    hostings: dict[SegmentKey, HostingJob] = field(default_factory=dict)
     ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
     others: set[SegmentKey] = field(default_factory=set)
     warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
+
+    @property
+    def hosting(self) -> HostingJob | None:
+        """The latest of what hosts it, None if it is not hosted."""
+        return next(reversed(self.hostings.values()), None)
+
+    def host(self, job: HostingJob) -> None:
+        """Have ``job`` host it; one before it that had the same context has been counted then."""
+        known = self.hostings.pop(job.segment.key, None)
+        if known is not None and known is not job and known.seconds is not None:
+            self.computed, self.seconds = self.computed + 1, known.seconds
+        self.hostings[job.segment.key] = job
 
     @property
     def failure(self) -> LooseleafError | None:
