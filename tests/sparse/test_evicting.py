@@ -232,3 +232,9 @@ def test_rows_read_what_was_kept_from_where_it_stood(
     expected = [plain.prefill(model, list(part.tokens))]
     expected += [plain.step(model, [*part.tokens, *tokens[:n]]) for n in range(1, 12)]
     assert worst(logits[:12], torch.stack(expected)) <= TOLERANCE
+
+
+@EVICTOR
+def test_a_report_does_not_say_that_everything_was_read(folder: Any, policy: Any) -> None:
+    (output,) = make_llm(folder).generate(PROMPT, PARAMS, select=Select(policy, tokens=32))
+    assert str(output.select).startswith(f"select: {policy}, tokens 32; keys are thrown away")

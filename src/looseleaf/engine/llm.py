@@ -181,7 +181,8 @@ class LLM(OfOneProcess):
         on_progress: OnProgress | None = None,
     ) -> HostedSegment:
         """Compute a document into the host's memory and index it, for requests with
-        ``select=Select("retrieval")``. It may be longer than the pool.
+        ``select=Select("retrieval")``. It may be longer than the pool, and is kept until
+        ``engine.hosting.forget(segment.key)``.
 
         Its context is as in `register`, so ask about it with `chat`. ``on_progress`` hears a stage,
         how much is done and of how much, from any thread. Raises InvalidOption for an index that is

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from looseleaf.config import Fuse, Revise, Select
+from looseleaf.config import EVICTING, Fuse, Revise, Select
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.retro import exposure_ratios
 
@@ -192,9 +192,10 @@ class SelectReport:
     Rows and tokens are counted one an output and step: in ``chosen_steps`` of them pages were
     chosen, in ``dense_steps`` all were read, because they fit the budget or were few. Pages are
     counted once a layer and KV head: ``pages_read`` of the ``pages_held``. Of hosted documents keys
-    are chosen, and counted once a layer and query head: ``keys_read`` of the ``keys_there``.
-    ``bytes_read`` are those of the keys and values read, and of what is kept of pages to choose by,
-    but not of what an index compared. ``recall`` is the share of the attention that the pages read
+    are chosen, and counted once a layer and query head: ``keys_read`` of the ``keys_there``. Where
+    keys are thrown away nothing is counted. ``bytes_read`` are those of the keys and values read,
+    and of what is kept of pages to choose by, but not of what an index compared. ``recall`` is the
+    share of the attention that the pages read
     held, on the rows that were measured; None without any."""
 
     select: Select
@@ -222,6 +223,8 @@ class SelectReport:
         return replace(self, recall=mean, recall_rows=self.recall_rows + 1)
 
     def __str__(self) -> str:
+        if self.select.policy in EVICTING:
+            return f"select: {self.select}; keys are thrown away, and all that are left are read"
         held = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
         what = "keys of hosted documents" if self.keys_there else "pages"
         return (
