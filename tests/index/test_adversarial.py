@@ -129,13 +129,16 @@ def test_clusters_that_would_be_read_past_their_end_are_refused(what: str) -> No
         load_index({**arrays, **wrong}, keys, CONFIG["ivf"])
 
 
-def test_where_no_index_over_narrow_keys_finds_enough_it_is_said() -> None:
+def test_where_no_index_over_narrow_keys_finds_enough_it_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     # one dim is large in all keys, as it is in models: a byte leaves little for the others
     keys = normal(500, 16)
     keys[:, 3] += 500.0
     config = IndexConfig(keys="int8", top=20, degree=8)
-    with pytest.raises(InvalidOption, match=r"int8 keys finds 0\.95 of the nearest, only 0\."):
-        choose_index(KeyVectors.create(keys, "int8"), normal(100, 16), config)
+    narrow = choose_index(KeyVectors.create(keys, "int8"), normal(100, 16), config)
+    assert "no index over int8 keys finds 0.95 of the nearest: the " in caplog.text
+    assert max(trial.recall for trial in narrow.trials) < 0.95
     wide = choose_index(KeyVectors.create(keys), normal(100, 16), IndexConfig(top=20, degree=8))
     assert max(trial.recall for trial in wide.trials) == 1.0
 
@@ -180,3 +183,15 @@ def test_any_effort_is_enough_for_a_hit_and_none_is_too_much(kind: str) -> None:
     # memory and time for as many as were asked for would end the test
     hits = search(index, queries[:9], 5, effort=1 << 40)
     assert recall_of(hits, nearest_keys(queries[:9], keys, 5)) == 1.0
+
+
+@pytest.mark.parametrize("recall", [0.95, 1.0])
+def test_keys_of_which_no_index_finds_enough_have_the_one_that_finds_most(recall: float) -> None:
+    """Eight bits say nothing of the dims that matter, beside a dim that is the same for all."""
+    keys, queries = normal(400, 16), normal(60, 16)
+    keys[:, 0], queries[:, 0] = 1e4, 0.0
+    config = IndexConfig(keys="int8", recall=recall, top=10)
+    choice = choose_index(KeyVectors.create(keys, "int8"), queries, config)
+    assert all(trial.recall < recall for trial in choice.trials)
+    most = max(choice.trials, key=lambda trial: trial.recall)
+    assert choice.index.config.kind == most.kind

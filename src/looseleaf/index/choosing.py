@@ -3,6 +3,7 @@
 Clustered keys favour clusters, keys without clusters the graph, few keys neither; nothing but a
 measurement tells. The effort that reaches the wanted recall stays with the index."""
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from looseleaf.ops.nearest_keys import NearestKeys, nearest_keys
 
 Cost = Literal["time", "scanned"]
 _HELD_OUT = 128
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def choose_index(
 ) -> Choice:
     """The cheapest index over ``keys`` that finds ``config.recall`` of the ``config.top`` nearest.
 
-    A part of ``queries`` is held out to measure with. Flat is always among the trials, and reaches
-    it unless the keys are too narrow a copy. Raises InvalidOption if none does, and with fewer than
+    Where none does, since they compare narrower copies or all are wanted, it is the one that finds
+    most. A part of ``queries`` is held out to measure with. Raises InvalidOption with fewer than
     two queries."""
     if len(queries) < 2:
         raise InvalidOption("to measure an index takes at least two queries")
@@ -68,8 +70,8 @@ def choose_index(
     held = torch.arange(len(queries)) % step == 0
     found = nearest_keys(queries[held].to(device), keys.source.wide(device), config.top)
     exact = NearestKeys(found.ids.cpu(), found.scores.cpu())
-    best: tuple[float, KVIndex] | None = None
-    trials = []
+    made: list[KVIndex] = []
+    trials: list[Trial] = []
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
     for kind in kinds:
         start = time.perf_counter()
@@ -78,16 +80,22 @@ def choose_index(
         trial = _least_effort(index, queries[held], exact, config.recall, seconds)
         trials.append(trial)
         index.effort = trial.effort
-        price = trial.milliseconds if cost == "time" else trial.scanned
-        if trial.recall >= config.recall and (best is None or price < best[0]):
-            best = price, index
-    if best is None:
-        most = max(trial.recall for trial in trials)
-        raise InvalidOption(
-            f"no index over {config.keys} keys finds {config.recall:.4g} of the nearest, only "
-            f"{most:.4g}: compare wider keys, or be content with a lower recall"
-        )
-    return Choice(best[1], tuple(trials))
+        made.append(index)
+    reached = [n for n, trial in enumerate(trials) if trial.recall >= config.recall]
+    if reached:
+        best = min(reached, key=lambda n: _price(trials[n], cost))
+    else:
+        best = max(range(len(trials)), key=lambda n: trials[n].recall)
+        _log.warning(
+            "no index over %s keys finds %.4g of the nearest: the %s index is taken, which finds "
+            "%.4g; compare wider keys, or ask for a lower recall",
+            config.keys, config.recall, kinds[best], trials[best].recall,
+        )  # fmt: skip
+    return Choice(made[best], tuple(trials))
+
+
+def _price(trial: Trial, cost: Cost) -> float:
+    return trial.milliseconds if cost == "time" else trial.scanned
 
 
 def recall_of(hits: Hits, exact: NearestKeys) -> float:
