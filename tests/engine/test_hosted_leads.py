@@ -16,8 +16,11 @@ def test_what_is_hosted_behind_the_lead_of_a_chat_is_asked_for_by_chat(checkpoin
     llm.host(report, index=INDEX)
     with pytest.raises(InvalidRequest, match=r"llm\.chat; or host Document\(text, context='alone'"):
         llm.generate([[report, "who?"]], GREEDY, select=FEW)
-    (answer,) = llm.chat([{"role": "user", "content": [report, "who?"]}], GREEDY, select=FEW)
+    asked = {"role": "user", "content": [report, "who?"]}
+    (answer,) = llm.chat([asked], GREEDY, select=FEW)
     assert answer.reuse.documents[0].hosted
+    with pytest.raises(InvalidRequest, match="its system text included"):
+        llm.chat([{"role": "system", "content": "Be brief."}, asked], GREEDY, select=FEW)
 
 
 def test_one_that_is_hosted_alone_is_asked_for_by_both(checkpoint: Folder) -> None:

@@ -116,9 +116,9 @@ class Intake:
         raise InvalidRequest(
             "select='retrieval' reads hosted documents by their index, and none of this "
             "request's documents is hosted (under its salt, behind this beginning): host it "
-            "first, or leave select out. llm.host keeps a document behind the beginning of a "
-            "chat, so ask about it with llm.chat; or host Document(text, context='alone'), "
-            "which is the same in every prompt"
+            "first, or leave select out. A document is hosted behind the beginning of a chat, its "
+            "system text included, so ask about it in a chat that begins so (llm.chat; or host "
+            "Document(text, context='alone'), which is the same in every prompt)"
         )
 
     def _output(
