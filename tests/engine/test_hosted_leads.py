@@ -92,3 +92,21 @@ def test_a_document_on_its_way_is_told_from_one_that_nobody_hosts(checkpoint: Fo
     assert llm.host(text, index=INDEX) is job.segment
     other = llm.host(text, index=IndexConfig("ivf")).index
     assert other is not None and other.config.kind == "ivf"
+
+
+@pytest.mark.parametrize("stage", ["computing", "indexing"])
+def test_who_hosts_a_document_that_is_deleted_meanwhile_is_told(
+    checkpoint: Folder, stage: str
+) -> None:
+    llm, text = make_llm(checkpoint(), num_pages=64), Document(words(3, 150))
+    hosting = llm.engine.hosting
+
+    def delete(at: str, done: int, total: int) -> None:
+        # in the step that ends the computing, too
+        if at == stage and done == (total if at == "computing" else done):
+            for key in list(hosting._jobs):
+                hosting.forget(key)
+
+    with pytest.raises(InvalidRequest, match="deleted while it was hosted"):
+        llm.host(text, index=IndexConfig("ivf", sink=4, local=12), on_progress=delete)
+    assert hosted_in_vain(llm, text)

@@ -232,7 +232,7 @@ class Hosting:
         except Exception as error:
             self._end(job, error)
             return
-        if job.segment.ready:
+        if job.segment.ready and job.stage == "computing":
             self._begin_index(job)
 
     def _begin_index(self, job: HostingJob) -> None:

@@ -186,8 +186,9 @@ class LLM(OfOneProcess):
 
         Its context is as in `register`, so ask about it with `chat`. ``on_progress`` hears a stage,
         how much is done and of how much, from any thread. Raises InvalidOption for an index that is
-        none, InvalidRequest for a document longer than the positions that the model reads or a
-        model whose scores are not plain inner products, and what ended the work."""
+        none, InvalidRequest for a document longer than the positions that the model reads, a model
+        whose scores are not plain inner products or a document that is deleted meanwhile, and what
+        ended the work. An interrupted call's document goes on to be hosted in later ones."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         if not isinstance(index, IndexConfig | None):
@@ -201,6 +202,8 @@ class LLM(OfOneProcess):
         job.finished.wait()
         if job.error is not None:
             raise job.error
+        if job.stage == "forgotten":
+            raise InvalidRequest("the document was deleted while it was hosted: host it again")
         return job.segment
 
     def stream(
