@@ -1,6 +1,8 @@
 """Kernels are counted as they become ready, and looked for once."""
 
+import gc
 import sys
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -42,3 +44,26 @@ def test_what_becomes_ready_is_counted_and_modules_are_looked_through_once(
     assert module.looks == looks
     monkeypatch.delitem(sys.modules, name)
     assert num_compiled() == before
+
+
+def test_modules_that_are_imported_meanwhile_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads import while an engine counts: it had broken an engine, and ended all answers."""
+    made, names = ModuleType("made_up"), count()
+    before = set(sys.modules)
+
+    def imports(phase: str, _: dict[str, int]) -> None:
+        sys.modules[f"made_up.{next(names)}"] = made
+
+    threshold = gc.get_threshold()
+    # wherever an object is made, somebody imports
+    gc.callbacks.append(imports)
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            num_compiled()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(imports)
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+    assert next(names) > 0

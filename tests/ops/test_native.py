@@ -239,6 +239,7 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load_library(source, (("ANSWER", 42),)).answer() == 42
     assert len(list(cache_folder().iterdir())) == 2
     load_library.cache_clear()
+    native_build._try_to_load.cache_clear()
     # from here on a compiler would fail, and none is asked
     monkeypatch.setattr(native_build, "_compile", None)
     assert load_library(source, (("ANSWER", 41),)).answer() == 41

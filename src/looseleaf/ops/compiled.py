@@ -23,7 +23,8 @@ def _kernels(num_modules: int) -> tuple[Any, ...]:
     """All kernels of the modules that are loaded, while these are so many: to look through
     thousands takes a tenth of a millisecond, and an engine counts at every step."""
     found = {}
-    for name, module in list(sys.modules.items()):
+    # a copy is made in one piece, where a list of pairs is not: other threads import meanwhile
+    for name, module in sys.modules.copy().items():
         if not (name.startswith("looseleaf.ops.") and name.endswith(".kernel")):
             continue
         for value in vars(module).values():

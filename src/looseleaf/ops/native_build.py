@@ -21,7 +21,8 @@ import torch
 from looseleaf.errors import NativeUnavailable
 
 _SECONDS = 120
-_failed: dict[tuple[object, ...], str] = {}
+# what decides, besides the source, whether it compiles
+_ENVIRONMENT = ("CC", "PATH", "XDG_CACHE_HOME")
 
 
 @cache
@@ -32,17 +33,26 @@ def load_library(
     there.
 
     Raises NativeUnavailable if there is no C compiler, or it can't compile them; that is not tried
-    again for each of the calls that ask for them.
+    again for each of the calls that ask for them, until somebody names another compiler.
     """
-    # as it was tried: what somebody sets otherwise may succeed
-    tried = source, defines, *map(os.environ.get, ("CC", "PATH", "XDG_CACHE_HOME"))
-    if tried in _failed:
-        raise NativeUnavailable(_failed[tried])
+    loaded = _try_to_load(source, defines, flags, tuple(map(os.environ.get, _ENVIRONMENT)))
+    if isinstance(loaded, str):
+        raise NativeUnavailable(loaded)
+    return loaded
+
+
+@cache
+def _try_to_load(
+    source: str,
+    defines: tuple[tuple[str, int], ...],
+    flags: tuple[str, ...],
+    environment: tuple[str | None, ...],
+) -> ctypes.CDLL | str:
+    """The library, or why there is none in this environment."""
     try:
-        return _load(_find_or_compile(source, defines))
+        return _load(_find_or_compile(source, defines, flags))
     except NativeUnavailable as error:
-        _failed[tried] = str(error)
-        raise
+        return str(error)
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -55,7 +65,9 @@ def _load(path: Path) -> ctypes.CDLL:
         ) from error
 
 
-def _find_or_compile(source: str, defines: tuple[tuple[str, int], ...]) -> Path:
+def _find_or_compile(
+    source: str, defines: tuple[tuple[str, int], ...], flags: tuple[str, ...]
+) -> Path:
     compiler = find_compiler()
     command = [compiler, "-std=gnu11", *_flags(), *flags, *(f"-D{name}={n}" for name, n in defines)]
     libraries = ["-lm", *_openmp_libraries()]
