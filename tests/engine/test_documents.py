@@ -8,7 +8,7 @@ import pytest
 
 from looseleaf import LLM, AsyncLLM, Document, Select
 from looseleaf.config import IndexConfig
-from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import Request
 from looseleaf.errors import (
     DocumentExists,

@@ -12,7 +12,7 @@ import torch
 
 from looseleaf import LLM, AsyncLLM
 from looseleaf.config import IndexConfig
-from looseleaf.engine import hosting as hosting_module
+from looseleaf.engine import hosted_records
 from looseleaf.engine.hosted_pass import HostedPass
 from tests.engine.harness import GREEDY, Folder, document
 
@@ -116,14 +116,14 @@ def test_requests_go_on_while_a_registered_document_is_read_from_disk(
 ) -> None:
     folder = checkpoint("llama", "dynamic")
     make(folder, tmp_path).host(LONG, index=IVF)
-    answered, events, read = threading.Event(), list[str](), hosting_module._read
+    answered, events, read = threading.Event(), list[str](), hosted_records._read
 
     def slowly(*about: Any) -> bool:
         answered.wait(20)
         events.append("read")
         return found and read(*about)
 
-    monkeypatch.setattr(hosting_module, "_read", slowly)
+    monkeypatch.setattr(hosted_records, "_read", slowly)
 
     async def serve() -> tuple[int, int]:
         options: dict[str, Any] = {"num_pages": 64, "max_model_len": 1024, "dtype": "float32"}
@@ -153,13 +153,13 @@ def test_what_is_deleted_while_it_is_read_from_disk_is_nowhere(
 ) -> None:
     folder = checkpoint("llama", "dynamic")
     make(folder, tmp_path).host(LONG, index=IVF)
-    llm, go_on, read = make(folder, tmp_path), threading.Event(), hosting_module._read
+    llm, go_on, read = make(folder, tmp_path), threading.Event(), hosted_records._read
 
     def slowly(*about: Any) -> bool:
         assert go_on.wait(20)
         return found and read(*about)
 
-    monkeypatch.setattr(hosting_module, "_read", slowly)
+    monkeypatch.setattr(hosted_records, "_read", slowly)
     hosting, parts = llm.engine.hosting, llm.engine.prompts.from_document(LONG)
     job = hosting.add(parts, "", IVF, beside=True)
     assert job.stage == "loading" and not hosting.has_work

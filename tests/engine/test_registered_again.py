@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf import LLM, Document
 from looseleaf.config import IndexConfig
-from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.errors import DocumentExists, EngineFault, TooManyDocuments
 from tests.engine.harness import Folder, assert_idle, document, make_llm
 

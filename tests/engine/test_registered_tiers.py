@@ -9,7 +9,7 @@ import pytest
 
 from looseleaf import LLM
 from looseleaf.engine import departed
-from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, words
 from tests.engine.tiered import (

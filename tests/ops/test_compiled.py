@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from itertools import count
+from itertools import count as numbered
 from types import ModuleType
 from typing import Any
 
@@ -47,8 +47,8 @@ def test_what_becomes_ready_is_counted_and_modules_are_looked_through_once(
 
 
 def test_modules_that_are_imported_meanwhile_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads import while an engine counts: it had broken an engine, and ended all answers."""
-    made, names = ModuleType("made_up"), count()
+    """Other threads import while an engine counts: that had ended an engine, and all answers."""
+    made, names = ModuleType("made_up"), numbered()
     before = set(sys.modules)
 
     def imports(phase: str, _: dict[str, int]) -> None:

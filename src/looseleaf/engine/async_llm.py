@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
 from looseleaf.config import IndexConfig
-from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine, drain
 from looseleaf.engine.home import OfOneProcess
 from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import (
     Document,
     GivenPolicies,

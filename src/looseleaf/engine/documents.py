@@ -7,7 +7,6 @@ document belongs to a salt; under another one it can be neither seen nor used no
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from looseleaf.config import IndexConfig
 from looseleaf.config.option import require_text
@@ -16,7 +15,12 @@ from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import Registered, content_key, count_source
+from looseleaf.engine.registered import (
+    DocumentInfo,
+    Registered,
+    content_key,
+    count_source,
+)
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -31,35 +35,7 @@ from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.tiers import Tiers
 
-DocumentState = Literal["computing", "ready", "evicted"]
 Warm = Callable[[PromptParts, str, Callable[[RequestProgress], None]], RequestProgress]
-
-
-@dataclass(frozen=True)
-class DocumentInfo:
-    """A registered document at one moment.
-
-    ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
-    and bytes are those held now. ``hits`` counts requests that found it there or on its way,
-    ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
-    is how long it took the last time it was computed ahead, None before; of a ``hosted`` one, which
-    has no pages, until its index was there.
-    """
-
-    id: str
-    name: str | None
-    num_tokens: int
-    tokens_done: int
-    state: DocumentState
-    num_pages: int
-    num_bytes: int
-    pinned: bool
-    references: int
-    hits: int
-    computed: int
-    created: float
-    seconds: float | None
-    hosted: bool = False
 
 
 @dataclass(eq=False)

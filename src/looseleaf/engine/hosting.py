@@ -4,7 +4,6 @@ A hosted document may be longer than the pool. It is computed chunk by chunk in 
 beside the requests; its index is built on a thread of its own, since that takes longest and no
 request must wait for it. With a tier both are stored, and a new process takes them from there."""
 
-import hashlib
 import logging
 import shutil
 import threading
@@ -13,27 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from looseleaf.attention.hosted import HostedCounters
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.engine.hosted_pass import LEARNING, HostedPass, HostingJob
+from looseleaf.engine.hosted_records import is_stored, load, store, stored_key
 from looseleaf.engine.request import PromptParts, Request
 from looseleaf.engine.runner import OnProgress, Runner
 from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import InvalidRequest, LooseleafError
-from looseleaf.index import Heads, SegmentIndex, build_segment
+from looseleaf.errors import InvalidRequest
+from looseleaf.index import Heads, build_segment
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers import HOSTED, DiskTier, Ledger, Record, Tier, TierFault
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, Tier, TierFault
 from looseleaf.tiers.ending import join_all
-from looseleaf.tiers.files import dtype_name
 
-_SIDECAR = "index"
 # indexes that are built at a time where a GPU compares: one is compared, others are joined up
 _WORKERS = 4
 _ENDING_SECONDS = 30.0
@@ -161,7 +156,7 @@ class Hosting:
             return coming
         segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
-        stored = segment.index is None and not segment.filled and self._is_stored(key)
+        stored = segment.index is None and not segment.filled and is_stored(self.tier, key)
         if segment.index is not None or (stored and not beside and self._load(segment, config)):
             job.stage = "ready"
             self._segments[key] = segment
@@ -262,7 +257,7 @@ class Hosting:
             )  # fmt: skip
             segment.queries_of = []
             self.built += 1
-            self._store(job)
+            store(self.tier, job)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
@@ -287,11 +282,16 @@ class Hosting:
             # forgotten while it was stored
             self._discard(key)
 
+    def _load(self, segment: HostedSegment, config: IndexConfig) -> bool:
+        found = load(self.tier, segment, config)
+        self.loaded += found
+        return found
+
     def _discard(self, key: SegmentKey) -> None:
         """Delete what the disk has of a document."""
         try:
             if self.tier is not None:
-                self.tier.delete([_stored(key)])
+                self.tier.delete([stored_key(key)])
         except TierFault as error:
             _log.warning("a hosted document was not deleted from disk: %s", error)
         if self.folder is not None:
@@ -316,65 +316,6 @@ class Hosting:
                 "scores or ALiBi can't read hosted documents"
             )
 
-    def _store(self, job: HostingJob) -> None:
-        segment = job.segment
-        if self.tier is None or segment.index is None:
-            return
-        kv = segment.kv
-        record = Record(
-            _stored(segment.key),
-            segment.num_tokens,
-            kv.shape[0],
-            # a page of its own for the whole of it
-            (2, 1, kv.shape[2], kv.shape[3], kv.shape[4]),
-            dtype_name(kv.dtype),
-            kv[0].numel() * kv.element_size(),
-            job.tenant,
-        )
-        try:
-            self.tier.put(record, kv.view(len(kv), -1).view(torch.uint8))
-            arrays = {n: torch.from_numpy(a.copy()) for n, a in segment.index.arrays().items()}
-            kept = self.tier.put_sidecar(record.key, _SIDECAR, arrays)
-        except TierFault as error:
-            # a tier that fails costs the next start time, and nothing now
-            _log.warning("a hosted document is not kept on disk: %s", error)
-            return
-        if not kept:
-            _log.warning(
-                "a hosted document of %.1f MiB is not kept on disk, where there is no room for it: "
-                "it is computed and indexed again at the next start, unless disk_gib is raised",
-                segment.num_bytes / 2**20,
-            )
-
-    def _is_stored(self, key: SegmentKey) -> bool:
-        """Whether the tier has something of a document."""
-        try:
-            return self.tier is not None and self.tier.contains([_stored(key)])[0]
-        except TierFault:
-            return False
-
-    def _load(self, segment: HostedSegment, config: IndexConfig) -> bool:
-        """Take keys, values and index from the tier; False if they are not all there and sound. Of
-        one with another index keys and values stay, where the new one learns from nothing else."""
-        if self.tier is None:
-            return False
-        index = None
-        try:
-            arrays = self.tier.get_sidecar(_stored(segment.key), _SIDECAR)
-            if arrays is None or not _read(self.tier, segment):
-                return False
-            named = {name: np.asarray(array) for name, array in arrays.items()}
-            index = SegmentIndex.load(named, segment)
-        except (TierFault, LooseleafError) as error:
-            _log.info("a hosted document is not taken from disk as it is: %s", error)
-        if index is None or index.config != config:
-            # the queries to learn from are nowhere: only computing the document yields them
-            segment.filled = 0 if config.kind in LEARNING else segment.filled
-            return False
-        segment.index = index
-        self.loaded += 1
-        return True
-
 
 def _require_same(coming: IndexConfig, wanted: IndexConfig) -> None:
     """Raise InvalidRequest for another index than the one that is made already."""
@@ -386,28 +327,3 @@ def _require_same(coming: IndexConfig, wanted: IndexConfig) -> None:
         f"the document is being hosted with another index ({told}): wait until that is there, "
         "then host it with this one"
     )
-
-
-def _read(tier: Tier, segment: HostedSegment) -> bool:
-    """Fill a segment with the keys and values that a tier has; False if it has none that fit."""
-    reader = tier.open(_stored(segment.key))
-    if reader is None:
-        return False
-    try:
-        wanted = (2, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
-        if (tuple(reader.record.layer_shape), reader.record.dtype) != wanted:
-            return False
-        for layer, memory in enumerate(segment.kv.view(len(segment.kv), -1)):
-            raw = memory.view(torch.uint8)
-            read = reader.read(layer, raw)
-            if read.data_ptr() != raw.data_ptr():
-                raw.copy_(read)
-    finally:
-        reader.close()
-    segment.filled = segment.num_tokens
-    return True
-
-
-def _stored(key: SegmentKey) -> SegmentKey:
-    """The name in a tier: not that of the same document in pages, which has another shape."""
-    return SegmentKey(hashlib.blake2b(b"hosted" + key, digest_size=32).digest())

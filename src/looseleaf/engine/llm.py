@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
-from looseleaf.engine.documents import DocumentInfo
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.home import HomeLock, OfOneProcess
 from looseleaf.engine.keywords import require_policies, sampling_of_each
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import (
     Document,
     GivenPolicies,

@@ -1,8 +1,9 @@
-"""One registered document: its text, what computes or hosts it, and what has been counted of it."""
+"""One registered document: its text, what computes or hosts it, what is counted and told of it."""
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,35 @@ from looseleaf.engine.request import Document, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import LooseleafError, as_looseleaf_error
 from looseleaf.kv.keys import KeySpace, SegmentKey
+
+DocumentState = Literal["computing", "ready", "evicted"]
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """A registered document at one moment.
+
+    ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
+    and bytes are those held now. ``hits`` counts requests that found it there or on its way,
+    ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
+    is how long it took the last time it was computed ahead, None before; of a ``hosted`` one, which
+    has no pages, until its index was there.
+    """
+
+    id: str
+    name: str | None
+    num_tokens: int
+    tokens_done: int
+    state: DocumentState
+    num_pages: int
+    num_bytes: int
+    pinned: bool
+    references: int
+    hits: int
+    computed: int
+    created: float
+    seconds: float | None
+    hosted: bool = False
 
 
 @dataclass(eq=False)

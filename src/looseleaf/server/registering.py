@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from looseleaf.config import IndexConfig
-from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.errors import DocumentNotFound, EngineClosed, InvalidRequest
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller

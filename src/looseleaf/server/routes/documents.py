@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from looseleaf.engine.documents import DocumentInfo
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone
 from looseleaf.server.keys import Caller
