@@ -313,7 +313,7 @@ def test_a_url_that_can_not_be_read_is_refused_with_advice(url: str, advice: str
 def test_a_url_may_say_how_to_reach_the_server() -> None:
     tier = RemoteTier("rediss://name:word@somewhere/3?ssl_cert_reqs=none&protocol=3", timeout=2.0)
     about = tier._redis.connection_pool.connection_kwargs
-    assert (about["socket_timeout"], about["protocol"], about["db"]) == (2.0, 3, 3)
+    assert (about["socket_timeout"], int(about["protocol"]), about["db"]) == (2.0, 3, 3)
     tier.close()
 
 

@@ -15,12 +15,7 @@ from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import (
-    DocumentInfo,
-    Registered,
-    content_key,
-    count_source,
-)
+from looseleaf.engine.registered import DocumentInfo, Registered, content_key, count_source
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -175,7 +170,9 @@ class Documents:
         info = self.stat(document_id, salt)
         self.unpin(document_id, salt)
         entry = self._entries.pop((salt, document_id))
-        self._numbers.subtract([salt])
+        self._numbers[salt] -= 1
+        if not self._numbers[salt]:
+            del self._numbers[salt]
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
         self._unhost(entry)
