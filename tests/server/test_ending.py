@@ -117,6 +117,15 @@ def test_a_second_signal_does_not_wait_and_the_last_line_says_so(
     assert not [entry for entry in log if entry["level"] == "error"]
 
 
+@pytest.fixture
+def heeding_hangups() -> Iterator[None]:
+    """Processes begun here heed SIGHUP, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeding_hangups")
 def test_a_terminal_that_goes_away_lets_answers_end() -> None:
     with running() as server:
         with server.streaming(300) as lines:
