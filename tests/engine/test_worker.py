@@ -1,7 +1,10 @@
 """What the thread of an engine does between two steps."""
 
 import threading
+import time
 
+from looseleaf import SamplingParams
+from looseleaf.engine.request import Request, TextPart
 from tests.engine.harness import Folder
 from tests.engine.test_async import PATIENCE, engine
 
@@ -60,3 +63,21 @@ def test_what_is_done_when_the_end_comes_is_told_as_done(checkpoint: Folder) -> 
         gate.open()
         assert done.asked.wait(PATIENCE)
     assert not done.errors
+
+
+def test_what_a_step_has_done_is_seen_by_whoever_asks_behind_it(checkpoint: Folder) -> None:
+    """Also by a command that came while the step was computed."""
+    with engine(checkpoint) as llm:
+        worker, seen, done = llm._worker, list[int](), threading.Event()
+
+        def look() -> None:
+            seen.append(worker.snapshot.counters.output_tokens)
+            done.set()
+
+        request = Request(
+            "asks", (TextPart((5, 6, 7)),), SamplingParams(max_tokens=1, ignore_eos=True)
+        )
+        # called in the step that has the token, behind which the command then stands in line
+        worker.open(request, time.perf_counter(), lambda _: worker.put(look))
+        assert done.wait(PATIENCE)
+        assert seen == [1]

@@ -126,10 +126,11 @@ class Worker:
 
     def _work(self) -> None:
         while True:
+            stepped = False
             try:
                 command = self._commands.get(block=not self._engine.has_work)
             except Empty:
-                command = self._step
+                command, stepped = self._step, True
             if command is None:
                 with contextlib.suppress(Exception):
                     # what is done by now is so, though the end came along with it
@@ -139,7 +140,8 @@ class Worker:
             self._busy_since = time.monotonic()
             try:
                 command()
-                if self._commands.empty():
+                # whoever asks next is to see what the step has done
+                if stepped or self._commands.empty():
                     self._tell()
             except BaseException as error:
                 # whatever it is: a thread that ends without a word leaves its callers waiting
