@@ -219,13 +219,13 @@ def test_rows_around_replaced_tokens_are_within_the_budget(head_dim: int, page_s
     spans = span_list(scene, rows_of, spans_of, tile_rows=32, slack=0)
     known = replace(spans, row_patch_bounds=bounds)
     # units cost nothing but their blocks, and there is room for many: all tiles are cut
-    cut = in_units(known, 2, UnitCosts(4096, 0.0, 1.0, 0.0, 0.0))
+    cut = in_units(known, 2, UnitCosts(4096, 0.0, 1.0, 0.0, 0.0, 0.0))
     assert cut.num_states > len(scene.q)
     # of programs of one computing group a tile has half as many rows
     fewer = span_list(scene, rows_of, spans_of, tile_rows=16, slack=0)
     one_group = in_units(replace(fewer, row_patch_bounds=bounds), 2, None, 1)
     cut_one = in_units(
-        replace(fewer, row_patch_bounds=bounds), 2, UnitCosts(4096, 0.0, 1.0, 0.0, 0.0), 1
+        replace(fewer, row_patch_bounds=bounds), 2, UnitCosts(4096, 0.0, 1.0, 0.0, 0.0, 0.0), 1
     )
     for told in (in_units(known, 2, None), cut, one_group, cut_one, spans):
         with poisoned():

@@ -242,7 +242,7 @@ def compiled_gated() -> Iterator[Compiled]:
 
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
-    two, over gathered keys too, and of rows with patches with one and with two."""
+    two, over gathered keys too, of rows with patches with one and with two, and in parts."""
     shape = Shape(dtype=torch.bfloat16, head_dim=head_dim, num_qo_heads=8)
     scene = SceneBuilder(0, shape).decode()
     pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
@@ -255,6 +255,9 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
             (8, Grid(1, 2)),
             (10, Grid(1, 1)),
             (10, Grid(1, 2)),
+            (8, Grid(1, 2, in_parts=True)),
+            (10, Grid(1, 1, in_parts=True)),
+            (10, Grid(1, 2, in_parts=True)),
         ):
             launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
         gathered = scene.k_pages.new_empty((1, shape.num_kv_heads, GATHERED_SIZE, head_dim))

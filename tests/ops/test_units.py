@@ -1,6 +1,8 @@
 """The units of a span list read every block of keys that a tile sees once, and leave states that
 are told apart."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +11,17 @@ from looseleaf.attention.chunks import host_spans, with_units
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.span_buffer import HostSpans
-from looseleaf.ops.prefill_attention.units import KEYS, UNIT_NUMBERS, UnitCosts, best_parts
+from looseleaf.ops.prefill_attention.units import (
+    KEYS,
+    UNIT_NUMBERS,
+    Part,
+    TileReads,
+    UnitCosts,
+    best_parts,
+)
 
 TILE_ROWS, PAGE_SIZE, NUM_HEADS = 32, 16, 8
-COSTS = UnitCosts(programs=132, start=8.0, per_block=1.7, launch=4.0, per_state=0.00025)
+COSTS = UnitCosts(132, start=8.0, per_block=1.7, border=1.7, launch=4.0, per_state=0.00025)
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=6)
 # documents, whether a document is replaced in part, and how many rows stand in each and behind all
 RECIPES = st.tuples(LENGTHS, st.booleans(), st.integers(0, 20), st.integers(1, 120))
@@ -82,15 +91,71 @@ def test_units_read_what_their_tiles_see_once_and_leave_a_state_for_each(
     assert cut or not spans.num_states
 
 
-@given(tiles=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 32)), min_size=1, max_size=60))
-def test_cuts_are_never_expected_to_take_longer_and_some_take_half(
-    tiles: list[tuple[int, int]],
+TILES = st.lists(st.lists(st.integers(1, 40), max_size=8), min_size=1, max_size=30)
+BORDERS = st.sampled_from([0.0, 0.6, 1.7, 5.0])
+
+
+def reads(blocks: list[list[int]], costs: UnitCosts) -> list[TileReads]:
+    return [TileReads(one, costs.border_steps) for one in blocks]
+
+
+@given(blocks=st.lists(st.integers(1, 40), max_size=8), border=BORDERS, length=st.integers(4, 900))
+def test_parts_of_a_tile_are_all_of_it_and_none_could_be_longer(
+    blocks: list[int], border: float, length: int
 ) -> None:
-    whole = [1] * len(tiles)
-    parts = best_parts(tiles, NUM_HEADS, COSTS)
-    assert COSTS.time(parts, tiles, NUM_HEADS) <= COSTS.time(whole, tiles, NUM_HEADS)
-    assert all(count <= max(1, blocks) for count, (blocks, _) in zip(parts, tiles, strict=True))
+    (tile,) = reads([blocks], replace(COSTS, border=border))
+    parts = tile.parts(length)
+    assert [part[0] for part in parts] == [0, *(part[1] for part in parts[:-1])]
+    assert parts[-1][1] == sum(blocks)
+    span_of = [span for span, count in enumerate(blocks) for _ in range(count)]
+    for part, behind in zip(parts, [*parts[1:], None], strict=True):
+        first, stop, begin, last = part
+        assert not blocks or (begin, last) == (span_of[first], span_of[stop - 1])
+        assert tile.length(part) <= length
+        if behind is not None:
+            assert tile.length((first, stop + 1, begin, behind[2])) > length
+
+
+@given(blocks=TILES, border=BORDERS)
+def test_parts_are_all_in_flight_and_about_as_short_as_they_can_be(
+    blocks: list[list[int]], border: float
+) -> None:
+    costs = replace(COSTS, border=border)
+    tiles, slots = reads(blocks, costs), costs.programs // NUM_HEADS
+    parts = best_parts(tiles, [32] * len(tiles), NUM_HEADS, costs)
+    if all(len(cut) == 1 for cut in parts):
+        return
+    assert sum(map(len, parts)) <= slots
+    longest = max(tile.length(one) for tile, cut in zip(tiles, parts, strict=True) for one in cut)
+    shorter = longest - costs.border_steps - 8
+    assert shorter < 4 or sum(len(tile.parts(shorter)) for tile in tiles) > slots
+
+
+def test_a_part_that_crosses_a_border_has_fewer_blocks_than_one_that_does_not() -> None:
+    """Two tiles of 64 new rows behind five documents of 4,096, on 132 processors: eight parts
+    each, of which five cross a border that takes as long as a block."""
+    tiles = reads([[32] * 5 + [1]] * 2, COSTS)
+    (parts, other) = best_parts(tiles, [32, 32], NUM_HEADS, COSTS)
+    assert parts == other
+    assert len(parts) == 8
+    for first, stop, begin, last in parts:
+        assert stop - first <= (20 if begin < last else 21)
+
+
+@given(blocks=TILES)
+def test_cuts_are_never_expected_to_take_longer_and_some_take_half(blocks: list[list[int]]) -> None:
+    def expected(tiles: list[TileReads], parts: list[list[Part]]) -> float:
+        every = [(tile, one) for tile, cut in zip(tiles, parts, strict=True) for one in cut]
+        states = 32 * len(every) if len(every) > len(tiles) else 0
+        return COSTS.time(max(tile.length(one) for tile, one in every), states, NUM_HEADS)
+
+    def whole(tiles: list[TileReads]) -> list[list[Part]]:
+        return [[tile.whole()] for tile in tiles]
+
+    tiles = reads(blocks, COSTS)
+    cut = best_parts(tiles, [32] * len(tiles), NUM_HEADS, COSTS)
+    assert expected(tiles, cut) <= expected(tiles, whole(tiles))
     # five tiles behind six documents of 512 tokens, on 132 processors
-    few = [(26, 32)] * 5
-    assert COSTS.time(best_parts(few, NUM_HEADS, COSTS), few, NUM_HEADS) < 33
-    assert COSTS.time([1] * 5, few, NUM_HEADS) > 50
+    few = reads([[4] * 6 + [2]] * 5, COSTS)
+    assert expected(few, best_parts(few, [32] * 5, NUM_HEADS, COSTS)) < 35
+    assert expected(few, whole(few)) > 60

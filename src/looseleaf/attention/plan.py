@@ -379,4 +379,5 @@ def unit_costs(costs: CostModel, groups: int = 2) -> UnitCosts:
     computing group, twice as many at a time."""
     wide = costs.wide
     programs, block = wide.programs * PROGRAMS[groups], KEYS * wide.per_key
-    return UnitCosts(programs, wide.start, block, costs.launch, costs.per_state)
+    border = costs.border if groups == 2 else costs.border_of_one
+    return UnitCosts(programs, wide.start, block, border, costs.launch, costs.per_state)

@@ -150,6 +150,7 @@ def _compute(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr, BY_HEADS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
@@ -196,7 +197,7 @@ def _compute(
                         q_tile, tiles, barriers, state, count, lists,
                         (first_page, 0, num_slots, plain_end, bound, last_bound, -1), (),
                         WORKER, DECODE, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
-                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS,
+                        GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS, False,
                     )  # fmt: skip
             else:
                 true = gl.load(lists[7] + row_s, mask=m_s, other=0)
@@ -204,7 +205,7 @@ def _compute(
                     data, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
                     WORKER, WORKERS, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, KEYS, STAGES, AWAITED, BY_HEADS, S_LAYOUT, O_LAYOUT,
+                    INTERLEAVED, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,
@@ -228,7 +229,7 @@ def _hopper_attention_kernel(
     DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr,
+    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype = k_desc.dtype
@@ -249,11 +250,11 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
                 )),
                 (_compute, (
                     data, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
@@ -271,7 +272,7 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
@@ -295,11 +296,13 @@ def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
 
 class Grid(NamedTuple):
     """How many programs with how many computing groups; ``awaited``: the kernel before this one is
-    of the same kind and has waited for whatever wrote the queries and the pages."""
+    of the same kind and has waited for whatever wrote the queries and the pages; ``in_parts``: the
+    tiles of a span list are cut."""
 
     programs: int
     num_groups: int
     awaited: bool = False
+    in_parts: bool = False
 
 
 def sizes(head_dim: int, num_groups: int, *, decode: bool) -> tuple[int, int, int | None]:
@@ -351,5 +354,6 @@ def launch(
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
         BY_HEADS=by_heads(q.shape[1] // num_kv_heads, rotation, head_dim),
+        AHEAD=len(lists) != 5 and not grid.in_parts,
         num_warps=4, maxnreg=registers, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

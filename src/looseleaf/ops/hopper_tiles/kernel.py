@@ -322,14 +322,14 @@ def fold_span(
     WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, WORKERS: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, WORKERS: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 rows with the keys of one span in it.
 
     The product of a tile's weights and values runs beside the next tile's exponentials, and the
-    values so far shrink while the next tile's scores are made. Beside the last product rows of a
-    span list turn to the next span, if ``ahead`` says so: their tile is free then. Two
-    groups of a span list read the same tiles, and begin their products one after the other.
+    values so far shrink while the next tile's scores are made. With ``AHEAD`` rows of a span list
+    turn to the next span beside the last product, if ``ahead`` says so: their tile is free then.
+    Two groups of a span list read the same tiles, and begin their products one after the other.
     """
     k_tiles, v_tiles = tiles
     ORDERED: gl.constexpr = WORKERS == 2 and not DECODE
@@ -388,7 +388,7 @@ def fold_span(
     _clear_tile(v_tiles.index(stage), lists, keys, last_tile, DECODE, PAGE_SIZE, KEYS)
     acc *= gl.convert_layout(shrink, O_ROW)[:, None]
     acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
-    if not DECODE:
+    if AHEAD:
         goes_on, unit, position, queries, table = ahead
         if goes_on:
             turn_unit(

@@ -249,7 +249,8 @@ def _by_units(
         state = AttnState(out, out.new_empty(out.shape[:2]))
     else:
         state = AttnState(*_room(spans, q.shape, q))
-    launch(q, pages, lists, spans.page_indices, state, rotation, rule, Grid(programs, spans.groups))
+    grid = Grid(programs, spans.groups, in_parts=spans.num_states > 0)
+    launch(q, pages, lists, spans.page_indices, state, rotation, rule, grid)
     if not spans.num_states:
         return state
     assert spans.row_state_indptr is not None

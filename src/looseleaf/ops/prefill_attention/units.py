@@ -8,7 +8,7 @@ end.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import itemgetter
@@ -29,49 +29,114 @@ read and the one before which its last, state of its first row, states from a ro
 _FEW_TILES = 16
 
 
+# a length is counted in so many steps a block, and a border of spans in whole steps
+_STEPS = 4
+
+
 @dataclass(frozen=True)
 class UnitCosts:
-    """What units cost, in microseconds: ``start`` each and ``per_block`` for a block of keys, while
-    ``programs`` are in flight; and a merge, ``launch`` and ``per_state`` for a row and KV head."""
+    """What units cost, in microseconds: ``start`` each, ``per_block`` for a block of keys and
+    ``border`` to go on from one span to the next, while ``programs`` are in flight; and a merge,
+    ``launch`` and ``per_state`` for a row and KV head."""
 
     programs: int
     start: float
     per_block: float
+    border: float
     launch: float
     per_state: float
 
-    def time(self, parts: Sequence[int], tiles: Sequence[tuple[int, int]], num_heads: int) -> float:
-        """How long ``tiles`` (blocks, rows) take in so many ``parts`` each, which are in flight at
-        the same time."""
-        longest = max(-(-blocks // count) for (blocks, _), count in zip(tiles, parts, strict=True))
-        time = self.start + self.per_block * longest
-        if max(parts) > 1:
-            states = sum(count * rows for count, (_, rows) in zip(parts, tiles, strict=True))
-            time += self.launch + self.per_state * states * num_heads
-        return time
+    @property
+    def border_steps(self) -> int:
+        """A border as a part of a unit's length."""
+        return round(_STEPS * self.border / self.per_block)
+
+    def time(self, steps: int, num_states: int, num_heads: int) -> float:
+        """How long units take that are in flight at the same time, of so many ``steps`` at most;
+        they leave ``num_states`` states that are to be merged, or none."""
+        time = self.start + self.per_block * steps / _STEPS
+        return time + self.launch + self.per_state * num_states * num_heads if num_states else time
 
 
-def best_parts(tiles: Sequence[tuple[int, int]], num_heads: int, costs: UnitCosts) -> list[int]:
-    """In how many parts ``tiles`` (blocks, rows) are read soonest: whole where they fill the
-    device, else cut to about one length, so that all parts are in flight at a time.
+Part = tuple[int, int, int, int]
+"""A stretch of what a tile reads: its first block and the one before which it ends, and which of
+the tile's spans these are in."""
 
-    Parts that wait for others cost more than they save (docs/log.md)."""
-    whole, slots = [1] * len(tiles), max(1, costs.programs // num_heads)
+
+class TileReads:
+    """What a tile reads: so many ``blocks`` of each span, one at least. A length is counted in
+    steps, in which a border of spans is ``border``."""
+
+    def __init__(self, blocks: Sequence[int], border: int) -> None:
+        self.border = border
+        self.ends = list(accumulate(blocks))
+        firsts = (0, *self.ends[:-1])
+        # what it takes from the tile's first block on to have read one of a span
+        self._reached = [_STEPS * (at + 1) + border * n for n, at in enumerate(firsts)]
+
+    @property
+    def num_blocks(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def steps(self) -> int:
+        """How long it is as a whole."""
+        return self.length(self.whole())
+
+    def length(self, part: Part) -> int:
+        """How long a part of it is."""
+        first, stop, begin, last = part
+        return _STEPS * (stop - first) + self.border * (last - begin)
+
+    def whole(self) -> Part:
+        """All of it."""
+        return 0, self.num_blocks, 0, max(0, len(self.ends) - 1)
+
+    def parts(self, length: int) -> list[Part]:
+        """All of it in parts as long as ``length`` lets them, which is that of a block or more."""
+        ends, reached, border = self.ends, self._reached, self.border
+        at, begin, total, parts = 0, 0, self.num_blocks, list[Part]()
+        while at < total:
+            most = _STEPS * at + border * begin + length
+            last = bisect_right(reached, most) - 1
+            stop = min(ends[last], (most - border * last) // _STEPS)
+            parts.append((at, stop, begin, last))
+            at, begin = stop, last + (stop == ends[last])
+        return parts or [self.whole()]
+
+
+def best_parts(
+    tiles: Sequence[TileReads], rows: Sequence[int], num_heads: int, costs: UnitCosts
+) -> list[list[Part]]:
+    """The parts of each tile, so that all are read soonest: whole where they fill the device, else
+    cut to one length, so that all parts are in flight at a time.
+
+    Parts that wait for others cost more than they save, and one that crosses a border of spans has
+    fewer blocks than one that does not (docs/log.md)."""
+    whole, slots = [[tile.whole()] for tile in tiles], max(1, costs.programs // num_heads)
     if not 0 < len(tiles) < slots:
         return whole
-    blocks = [max(1, one) for one, _ in tiles]
-    length = _shortest(blocks, slots)
-    cut = [-(-one // length) for one in blocks]
-    soonest = costs.time(cut, tiles, num_heads) < costs.time(whole, tiles, num_heads)
-    return cut if soonest else whole
+    steps = [tile.steps for tile in tiles]
+    length = _shortest(steps, slots)
+    cut = [tile.parts(length) for tile in tiles]
+    while sum(map(len, cut)) > slots:
+        # what a part leaves of its length, less than a block and a border, was not counted
+        length += _STEPS // 2
+        cut = [tile.parts(length) for tile in tiles]
+    if max(map(len, cut)) == 1:
+        return whole
+    states = sum(len(parts) * count for parts, count in zip(cut, rows, strict=True))
+    sooner = costs.time(length, states, num_heads) < costs.time(max(steps), 0, num_heads)
+    return cut if sooner else whole
 
 
-def _shortest(blocks: Sequence[int], most: int) -> int:
-    """The least number of blocks that parts may have for there to be ``most`` parts at most."""
-    low, high = max(1, sum(blocks) // most), max(blocks)
+def _shortest(steps: Sequence[int], most: int) -> int:
+    """The least length that parts may have for there to be ``most`` parts at most, if they could
+    end anywhere."""
+    low, high = max(_STEPS, sum(steps) // most), max(_STEPS, *steps)
     while low < high:
         middle = (low + high) // 2
-        if sum(-(-one // middle) for one in blocks) <= most:
+        if sum(-(-one // middle) for one in steps) <= most:
             high = middle
         else:
             low = middle + 1
@@ -95,8 +160,8 @@ def blocks_seen(arrays: Mapping[str, IntArray]) -> tuple[IntArray, IntArray, Int
 
 
 def _seen_by_few(arrays: Mapping[str, IntArray]) -> list[list[tuple[int, int]]]:
-    """The same of few tiles, for each its spans and blocks, one by one: before a first launch each
-    call of numpy costs as much as some dozens of numbers."""
+    """The same of few tiles, for each the spans of which it sees something and their blocks, one by
+    one: before a first launch each call of numpy costs as much as some dozens of numbers."""
     indptr, rows = arrays["request_span_indptr"].tolist(), arrays["tile_row_indptr"][1:] - 1
     offsets, lengths = arrays["span_offset"].tolist(), arrays["span_length"].tolist()
     lasts, of_patch = arrays["row_positions"][rows].tolist(), [0] * len(rows)
@@ -110,10 +175,22 @@ def _seen_by_few(arrays: Mapping[str, IntArray]) -> list[list[tuple[int, int]]]:
     for request, last, bound in zip(arrays["tile_request"].tolist(), lasts, of_patch, strict=True):
         of_tile = []
         for span in range(indptr[request], indptr[request + 1]):
-            slots = bound if patches[span] else min(max(last - offsets[span] + 1, 0), lengths[span])
-            of_tile.append((span, -(-slots // KEYS)))
+            slots = bound if patches[span] else min(last - offsets[span] + 1, lengths[span])
+            if slots > 0:
+                of_tile.append((span, -(-slots // KEYS)))
         seen.append(of_tile)
     return seen
+
+
+def _by_tile(
+    seen: tuple[IntArray, IntArray, IntArray], num_tiles: int
+) -> list[list[tuple[int, int]]]:
+    """What `blocks_seen` tells as `_seen_by_few` does."""
+    of_tiles: list[list[tuple[int, int]]] = [[] for _ in range(num_tiles)]
+    for tile, span, blocks in zip(*(column.tolist() for column in seen), strict=True):
+        if blocks:
+            of_tiles[tile].append((span, blocks))
+    return of_tiles
 
 
 def span_units(
@@ -125,93 +202,73 @@ def span_units(
     Without ``costs`` tiles are read whole."""
     indptr, num_tiles = arrays["tile_row_indptr"], len(arrays["tile_request"])
     rows = indptr[1:] - indptr[:-1]
-    parts = [1] * num_tiles
-    if num_tiles <= _FEW_TILES:
-        of_tiles = _seen_by_few(arrays)
-        if costs is not None and num_tiles <= costs.programs:
-            totals = [sum(blocks for _, blocks in of_tile) for of_tile in of_tiles]
-            parts = best_parts(list(zip(totals, rows.tolist(), strict=True)), num_heads, costs)
-        units = _listed(of_tiles, indptr.tolist(), parts)
-        of_rows = chain.from_iterable(map(repeat, parts, rows.tolist()))
+    few = num_tiles <= _FEW_TILES
+    may_be_cut = costs is not None and num_tiles * num_heads < costs.programs
+    if few or may_be_cut:
+        of_tiles = _seen_by_few(arrays) if few else _by_tile(blocks_seen(arrays), num_tiles)
+        border = costs.border_steps if costs is not None else 0
+        tiles = [TileReads([blocks for _, blocks in of_tile], border) for of_tile in of_tiles]
+        counts, parts = rows.tolist(), [[tile.whole()] for tile in tiles]
+        if costs is not None and may_be_cut:
+            parts = best_parts(tiles, counts, num_heads, costs)
+        units = _listed(of_tiles, tiles, indptr.tolist(), parts)
+        of_rows = chain.from_iterable(map(repeat, map(len, parts), counts))
         states = np.array([0, *accumulate(of_rows)], dtype=np.int32)
     else:
-        seen = blocks_seen(arrays)
-        total = np.bincount(seen[0], seen[2], num_tiles).astype(np.int64)
-        if costs is not None and num_tiles <= costs.programs:
-            tiles = list(zip(total.tolist(), rows.tolist(), strict=True))
-            parts = best_parts(tiles, num_heads, costs)
-        units = _listed_at_once(seen, indptr, total, np.array(parts, dtype=np.int64))
-        states = np.zeros(int(indptr[-1]) + 1, dtype=np.int32)
-        np.array(parts, dtype=np.int64).repeat(rows).cumsum(out=states[1:])
+        units = _listed_at_once(blocks_seen(arrays), indptr)
+        states = np.arange(int(indptr[-1]) + 1, dtype=np.int32)
     made = {
         "num_units": np.array([len(units)], dtype=np.int32),
         "unit_numbers": units.ravel(),
         "row_state_indptr": states,
     }
-    return made, int(states[-1]) if max(parts, default=1) > 1 else 0
+    return made, int(states[-1]) if len(units) > num_tiles else 0
 
 
 def _listed(
-    of_tiles: Sequence[Sequence[tuple[int, int]]], bounds: Sequence[int], parts: Sequence[int]
+    of_tiles: Sequence[Sequence[tuple[int, int]]],
+    tiles: Sequence[TileReads],
+    bounds: Sequence[int],
+    parts: Sequence[Sequence[Part]],
 ) -> npt.NDArray[np.int32]:
     """The units of few tiles (spans and blocks of each), the longest first, one by one."""
     units, state = list[tuple[int, tuple[int, ...]]](), 0
-    for of_tile, (first, end), cut in zip(of_tiles, pairwise(bounds), parts, strict=True):
-        spans = [span for span, _ in of_tile] or [0]
-        for nth, stretch in enumerate(_stretches([n for _, n in of_tile], cut)):
-            begin, last, start, stop, length = stretch
-            read = spans[begin], spans[last] + (length > 0), start * KEYS, stop * KEYS
-            units.append((-length, (first, end - first, *read, state + nth, cut)))
-        state += (end - first) * cut
+    for of_tile, tile, (first, end), cut in zip(
+        of_tiles, tiles, pairwise(bounds), parts, strict=True
+    ):
+        rows, ends, count = end - first, tile.ends, len(cut)
+        for nth, (start, stop, begin, last) in enumerate(cut):
+            read = 0, 0, 0, 0
+            if start < stop:
+                (span, blocks), (last_span, last_blocks) = of_tile[begin], of_tile[last]
+                skip, before = start - ends[begin] + blocks, stop - ends[last] + last_blocks
+                read = span, last_span + 1, skip * KEYS, before * KEYS
+            units.append((start - stop, (first, rows, *read, state + nth, count)))
+        state += rows * count
     units.sort(key=itemgetter(0))
     return np.array([numbers for _, numbers in units], dtype=np.int32)
 
 
-def _stretches(blocks: Sequence[int], parts: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """A tile that sees so many ``blocks`` of each span, in near-equal parts: the first and the last
-    span of each, the block from which on the first is read and that before which the last is, and
-    how many blocks it has."""
-    ends = list(accumulate(blocks))
-    total = ends[-1] if ends else 0
-    for nth in range(parts):
-        first, stop = total * nth // parts, total * (nth + 1) // parts
-        if first == stop:
-            yield 0, 0, 0, 0, 0
-            continue
-        begin, last = bisect_right(ends, first), bisect_right(ends, stop - 1)
-        start, end = first - ends[begin] + blocks[begin], stop - ends[last] + blocks[last]
-        yield begin, last, start, end, stop - first
-
-
 def _listed_at_once(
-    seen: tuple[IntArray, IntArray, IntArray],
-    indptr: IntArray,
-    total: npt.NDArray[np.int64],
-    parts: npt.NDArray[np.int64],
+    seen: tuple[IntArray, IntArray, IntArray], indptr: IntArray
 ) -> npt.NDArray[np.int32]:
-    """The same of many tiles, of ``total`` blocks each."""
-    _, span, blocks = seen
-    rows = indptr[1:] - indptr[:-1]
-    of = np.repeat(np.arange(len(parts)), parts)
-    nth = np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)
-    # blocks of all tiles in one row: where a unit begins and ends, and in which spans that is
-    base, ends = np.cumsum(total) - total, np.cumsum(blocks)
-    first = base[of] + total[of] * nth // parts[of]
-    stop = base[of] + total[of] * (nth + 1) // parts[of]
-    first_place, last_place = (
-        np.minimum(np.searchsorted(ends, block, "right"), len(ends) - 1)
-        for block in (first, stop - 1)
-    )
-    starts = ends - blocks
-    begin = span[first_place]
-    state = np.cumsum(rows * parts) - rows * parts
+    """The same of many tiles, all whole."""
+    tile, span, blocks = seen
+    num_tiles = len(indptr) - 1
+    total = np.bincount(tile, blocks, num_tiles).astype(np.int64)
+    read, place = blocks > 0, np.arange(len(tile))
+    # which are the first and the last span of which a tile sees something
+    begin, last = np.zeros(num_tiles, dtype=np.int64), np.full(num_tiles, -1, dtype=np.int64)
+    begin[tile[read][::-1]] = place[read][::-1]
+    last[tile[read]] = place[read]
+    some = total > 0
     numbers = np.stack(
         (
-            indptr[of], rows[of],
-            begin, np.where(stop > first, span[last_place] + 1, begin),
-            (first - starts[first_place]) * KEYS, (stop - starts[last_place]) * KEYS,
-            state[of] + nth, parts[of],
+            indptr[:-1], indptr[1:] - indptr[:-1],
+            np.where(some, span[begin], 0), np.where(some, span[last] + 1, 0),
+            np.zeros(num_tiles, dtype=np.int64), np.where(some, blocks[last] * KEYS, 0),
+            indptr[:-1], np.ones(num_tiles, dtype=np.int64),
         ),
         axis=1,
     )  # fmt: skip
-    return numbers[np.argsort(first - stop, kind="stable")].astype(np.int32)
+    return numbers[np.argsort(-total, kind="stable")].astype(np.int32)
