@@ -4,7 +4,7 @@ are told apart."""
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from looseleaf.attention.chunks import host_spans, with_units
@@ -20,11 +20,13 @@ from looseleaf.ops.prefill_attention.units import (
     best_parts,
 )
 
-TILE_ROWS, PAGE_SIZE, NUM_HEADS = 32, 16, 8
+PAGE_SIZE, NUM_HEADS = 16, 8
 COSTS = UnitCosts(132, start=8.0, per_block=1.7, border=1.7, launch=4.0, per_state=0.00025)
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=6)
 # documents, whether a document is replaced in part, and how many rows stand in each and behind all
 RECIPES = st.tuples(LENGTHS, st.booleans(), st.integers(0, 20), st.integers(1, 120))
+# ninety tiles of four rows: few enough to be cut if there is one head
+MANY_TILES = [([300, 700, 40], True, 20, 120), ([128, 9], False, 8, 120)]
 
 
 def chunk_of(lengths: list[int], patched: bool, rows_inside: int, rows_behind: int) -> PrefillChunk:
@@ -62,12 +64,19 @@ def slots_read(spans: HostSpans, unit: np.ndarray) -> list[tuple[int, int]]:
     return read
 
 
-@given(recipes=st.lists(RECIPES, min_size=1, max_size=3), cut=st.booleans())
+@given(
+    recipes=st.lists(RECIPES, min_size=1, max_size=3),
+    cut=st.booleans(),
+    tile_rows=st.sampled_from([4, 32]),
+    num_heads=st.sampled_from([1, NUM_HEADS]),
+)
+@example(recipes=MANY_TILES, cut=True, tile_rows=4, num_heads=1)
+@example(recipes=MANY_TILES, cut=True, tile_rows=4, num_heads=NUM_HEADS)
 def test_units_read_what_their_tiles_see_once_and_leave_a_state_for_each(
-    recipes: list[tuple[list[int], bool, int, int]], cut: bool
+    recipes: list[tuple[list[int], bool, int, int]], cut: bool, tile_rows: int, num_heads: int
 ) -> None:
-    whole = host_spans([chunk_of(*recipe) for recipe in recipes], TILE_ROWS)
-    spans = with_units(whole, NUM_HEADS, COSTS if cut else None)
+    whole = host_spans([chunk_of(*recipe) for recipe in recipes], tile_rows)
+    spans = with_units(whole, num_heads, COSTS if cut else None)
     a = spans.arrays
     units = a["unit_numbers"].reshape(-1, UNIT_NUMBERS)
     assert len(units) == a["num_units"][0] == spans.num_units
