@@ -25,7 +25,7 @@ COSTS = UnitCosts(132, start=8.0, per_block=1.7, border=1.7, launch=4.0, per_sta
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=6)
 # documents, whether a document is replaced in part, and how many rows stand in each and behind all
 RECIPES = st.tuples(LENGTHS, st.booleans(), st.integers(0, 20), st.integers(1, 120))
-# ninety tiles of four rows: few enough to be cut if there is one head
+# some eighty tiles of four rows: few enough to be cut if there is one head
 MANY_TILES = [([300, 700, 40], True, 20, 120), ([128, 9], False, 8, 120)]
 
 
