@@ -43,6 +43,7 @@ from looseleaf.types import Rotation, ScoreRule
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
+_MOST_ROWS_ASKED = 32
 
 
 @gluon.jit
@@ -150,7 +151,7 @@ def _compute(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr, BY_HEADS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    IN_PARTS: gl.constexpr,
 ):  # fmt: skip
     """A computing group: 64 packed rows of every unit."""
     queries, rotation, outputs, q_tiles, tiles, barriers, lists = data
@@ -205,7 +206,7 @@ def _compute(
                     data, (first, local, num_packed, kv_head),
                     (begin, end, skip, before, last), (m_s, place_s, true), state, count,
                     WORKER, WORKERS, MASKED, GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE,
-                    INTERLEAVED, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD, S_LAYOUT, O_LAYOUT,
+                    INTERLEAVED, KEYS, STAGES, AWAITED, BY_HEADS, IN_PARTS, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
             _store_states(
                 outputs, lists, state, unit, first, local, num_packed, kv_head,
@@ -215,7 +216,8 @@ def _compute(
 
 @gluon.jit
 def _filled(STAGES: gl.constexpr):
-    """Barriers of a ring of tiles, of which each says that a tile is there."""
+    """Barriers that one arrives at, as those of a ring of tiles, of which each says that a tile is
+    there."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
@@ -229,20 +231,20 @@ def _hopper_attention_kernel(
     DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr,
     INTERLEAVED: gl.constexpr, WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, AHEAD: gl.constexpr,
+    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, IN_PARTS: gl.constexpr, ANGLES: gl.constexpr,
 ):  # fmt: skip
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype = k_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, ROWS, HEAD_DIM], SHARED)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED)
-    k_full, v_full = _filled(STAGES), _filled(STAGES)
+    k_full, v_full, k_asked = _filled(STAGES), _filled(STAGES), _filled(1)
     fence_async_shared()
     wait_for_group()
     rotation = (cos, sin, stride_table)
     outputs = (out, lse, stride_out, stride_out_head, stride_lse)
-    k_side = (k_desc, k_tiles, k_full, page_indices, lists)
-    v_side = (v_desc, v_tiles, v_full, page_indices, lists)
+    k_side = (k_desc, k_tiles, k_full, k_asked, page_indices, lists, rotation)
+    v_side = (v_desc, v_tiles, v_full, k_asked, page_indices, lists, rotation)
     queries = (q, stride_row, stride_head, scale)
     data = (queries, rotation, outputs, q_tiles, (k_tiles, v_tiles), (k_full, v_full), lists)
     if WORKERS == 2:
@@ -250,19 +252,19 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, IN_PARTS,
                 )),
                 (_compute, (
                     data, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, IN_PARTS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
-                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED, IN_PARTS, ANGLES,
                 )),
                 (fetch, (
                     v_side, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
-                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED, IN_PARTS, ANGLES,
                 )),
             ],
             [4, 1, 1], [232, 40, 40],
@@ -272,15 +274,15 @@ def _hopper_attention_kernel(
             [
                 (_compute, (
                     data, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, ROTARY_DIM,
-                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, AHEAD,
+                    PAGE_SIZE, INTERLEAVED, WORKERS, KEYS, STAGES, AWAITED, BY_HEADS, IN_PARTS,
                 )),
                 (fetch, (
                     k_side, 0, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
-                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED, IN_PARTS, ANGLES,
                 )),
                 (fetch, (
                     v_side, 1, DECODE, MASKED, NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE,
-                    SHARED, WORKERS, KEYS, STAGES, AWAITED,
+                    SHARED, WORKERS, KEYS, STAGES, AWAITED, IN_PARTS, ANGLES,
                 )),
             ],
             [1, 1], [40, 40],
@@ -303,6 +305,14 @@ class Grid(NamedTuple):
     num_groups: int
     awaited: bool = False
     in_parts: bool = False
+
+
+def _angles_asked_for(rotation: Rotation, group: int, grid: Grid) -> int:
+    """How many angles of a row a fetching warp asks for: none of so many rows that it takes it as
+    long as a tile, nor of a table whose rows do not begin where 16 bytes do."""
+    angles, begins = rotation.rotary_dim // 2, rotation.cos.data_ptr() | rotation.sin.data_ptr()
+    fit = angles % 4 == 0 and rotation.cos.stride(0) % 4 == 0 and begins % 16 == 0
+    return angles if fit and ROWS.value * grid.num_groups <= _MOST_ROWS_ASKED * group else 0
 
 
 def sizes(head_dim: int, num_groups: int, *, decode: bool) -> tuple[int, int, int | None]:
@@ -342,6 +352,7 @@ def launch(
     k_pages, v_pages = pages
     out, lse = state
     num_kv_heads, page_size, head_dim = k_pages.shape[1:]
+    group = q.shape[1] // num_kv_heads
     keys, stages, registers = sizes(head_dim, grid.num_groups, decode=len(lists) == 5)
     # rows are read 16 bytes at a time
     assert q.stride(2) == 1 and q.stride(1) % 8 == 0, "heads begin anywhere"
@@ -350,10 +361,10 @@ def launch(
         *table(rotation), page_indices, lists, *q.stride()[:2], *out.stride()[:2], lse.stride(0),
         rotation.cos.stride(0), rule.softmax_scale * LOG2_E.value,
         DECODE=len(lists) == 5, MASKED=len(lists) == 10, NUM_KV_HEADS=num_kv_heads,
-        GROUP=q.shape[1] // num_kv_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
+        GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, WORKERS=grid.num_groups,
         KEYS=keys, STAGES=stages, AWAITED=grid.awaited,
-        BY_HEADS=by_heads(q.shape[1] // num_kv_heads, rotation, head_dim),
-        AHEAD=len(lists) != 5 and not grid.in_parts,
+        BY_HEADS=by_heads(group, rotation, head_dim),
+        IN_PARTS=grid.in_parts, ANGLES=_angles_asked_for(rotation, group, grid),
         num_warps=4, maxnreg=registers, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

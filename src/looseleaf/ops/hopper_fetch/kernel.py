@@ -161,15 +161,40 @@ def _waited(waiting, needed, SIDE: gl.constexpr):
 
 
 @gluon.jit
+def _ask_for_angles(
+    lists, first_row, last, span, table, ANGLES: gl.constexpr, COUNT: gl.constexpr
+):  # fmt: skip
+    """Have the second cache hold the ``ANGLES`` cosines and sines by which each of ``COUNT`` rows
+    turns to a span. Nobody waits for them here; who turns the rows would wait for the memory, since
+    the keys of all layers go through that cache between one turn to a position and the next."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    cos, sin, stride_table = table
+    offset = gl.load(lists[3] + span)
+    for n in gl.static_range((COUNT + 31) // 32):
+        row = gl.minimum(first_row + 32 * n + gl.arange(0, 32, layout=LAYOUT), last)
+        position = gl.maximum(gl.load(lists[7] + row) - offset, 0)
+        at = position.to(gl.int64) * stride_table * 4
+        for half in gl.static_range(2):
+            address = at + (sin if half else cos).to(gl.int64)
+            gl.inline_asm_elementwise(
+                "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+                [address, gl.full([32], 4 * ANGLES, gl.int32, layout=LAYOUT)],
+                dtype=gl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+
+@gluon.jit
 def fetch(
     data,
     SIDE: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_SIZE: gl.constexpr, SHARED: gl.constexpr,
     WORKERS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, AWAITED: gl.constexpr,
+    IN_PARTS: gl.constexpr, ANGLES: gl.constexpr,
 ):  # fmt: skip
     """A fetching warp: every tile of the keys (``SIDE`` 0) or the values (1) of every span of every
-    unit, in the order of the readers."""
-    desc, tiles, full, page_indices, lists = data
+    unit, in the order of the readers. Of tiles ``IN_PARTS`` a ring of keys is asked for before any
+    values are, and the ``ANGLES`` by which rows turn to a span with its values."""
+    desc, tiles, full, asked, page_indices, lists, table = data
     HALVES: gl.constexpr = HEAD_DIM // HALF
     RUN: gl.constexpr = KEYS // PAGE_SIZE
     pages = seen_as(tiles, STAGES * HALVES * RUN, PAGE_SIZE, SHARED)
@@ -195,6 +220,11 @@ def fetch(
                 )
                 start_slot = gl.where(span == begin, skip, 0)
                 num_slots = gl.where(span == end - 1, gl.minimum(num_slots, before), num_slots)
+                if SIDE == 1 and IN_PARTS and ANGLES and num_slots > start_slot:
+                    _ask_for_angles(
+                        lists, first + block // GROUP, last, span, table, ANGLES,
+                        (WORKERS * ROWS + GROUP - 1) // GROUP + (WORKERS * ROWS % GROUP != 0),
+                    )  # fmt: skip
                 for start in range(start_slot, num_slots, KEYS):
                     stage = count % STAGES
                     rows = _rows_of_tile(
@@ -204,12 +234,19 @@ def fetch(
                     if not AWAITED:
                         needed = written | (count == STAGES).to(gl.int32)
                         waiting = _waited(waiting, needed, SIDE)
+                    if IN_PARTS and SIDE == 1 and count == 0:
+                        # no value is needed before the scores of a tile of keys
+                        mbarrier.wait(asked.index(0), 0)
                     if count >= STAGES:
                         await_back(stage, SIDE, STAGES, WORKERS)
                     _fetch_pages(
                         desc, pages, full.index(stage), rows, stage, PAGE_SIZE, HALVES, RUN
                     )
+                    if IN_PARTS and SIDE == 0 and count == STAGES - 1:
+                        mbarrier.arrive(asked.index(0), count=1)
                     count += 1
+    if IN_PARTS and SIDE == 0 and count < STAGES:
+        mbarrier.arrive(asked.index(0), count=1)
     if not AWAITED:
         _waited(waiting, 1, SIDE)
     if AWAITED:

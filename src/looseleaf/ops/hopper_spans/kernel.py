@@ -41,7 +41,7 @@ def read_spans(
     data, unit, spans, rows, state, count, WORKER: gl.constexpr, WORKERS: gl.constexpr,
     MASKED: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr, INTERLEAVED: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, AHEAD: gl.constexpr,
+    AWAITED: gl.constexpr, BY_HEADS: gl.constexpr, IN_PARTS: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The running state of 64 packed rows with what their unit reads in it, and the tiles read so
@@ -78,7 +78,7 @@ def read_spans(
                 bound += explicit * (of_patch - bound)
                 plain_end += explicit * (least_patch - plain_end)
             plain_end = gl.minimum(plain_end, num_pages * PAGE_SIZE)
-            if not AHEAD or turned != span:
+            if IN_PARTS or turned != span:
                 turn_unit(
                     q_tile, unit, position - offset, queries, table,
                     GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
@@ -89,7 +89,7 @@ def read_spans(
                 q_tile, tiles, barriers, state, count, lists,
                 (first_page, start, num_slots, plain_end, bound, num_slots, first_word), ahead,
                 WORKER, False, MASKED, PAGE_SIZE, KEYS, STAGES, S_LAYOUT, O_LAYOUT,
-                GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS, AHEAD,
+                GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS, WORKERS, not IN_PARTS,
             )  # fmt: skip
             turned = gl.where(goes_on, span + 1, -1)
     return state, count
