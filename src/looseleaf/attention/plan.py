@@ -61,7 +61,7 @@ _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
 # keys from which on few new rows are read in parts of a span list
-_LONG_KEYS = 8192
+_LONG_KEYS = 4096
 # in how many parts the keys of a tile are read at most, and how many keys a part has at least
 _MOST_PARTS = 8
 _PART_KEYS = 512
