@@ -9,7 +9,8 @@ tokens; policies of blending, choosing, revising and throwing away, with their b
 drawn or not, with penalties, seeds and stop tokens; engines differ in pages, chunks, tiers, stored
 dtype and batch invariance; some requests are aborted, and files of tiers flipped, cut and deleted;
 tiers are slow or fail, and interrupts come inside calls to them and while requests are admitted,
-after which all that was asked is aborted, and the engine asked again. What is compared: tokens,
+after which all that was asked is aborted, and the engine asked again. Half of the engines host
+documents outside of the pool (`tools.fuzz_hosting`), are restarted, and host them again. What is compared: tokens,
 log-probabilities, reasons to end, errors, the number of documents that are reported, and that an
 engine holds nothing when all is done. A difference is printed with what was drawn; the same seed
 draws the same again, though threads of tiers in trouble may meet in another order. Exits with 1 if
@@ -36,6 +37,16 @@ from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
 from looseleaf.models import Decoder
 from looseleaf.tiers.disk import RECORD, DiskTier
 from tools.fuzz_drawing import VOCAB, Ask, Drawing, Kind
+from tools.fuzz_hosting import (
+    STILL_COMING,
+    Hosted,
+    Hosts,
+    host_all,
+    hosted_of,
+    is_coming,
+    read_of,
+    refusals,
+)
 from tools.fuzz_trouble import Interrupted, Trouble, quiet
 
 # how far rounding may move a log-probability, and how close two tokens have to be for a tie; where
@@ -54,17 +65,21 @@ class Fuzz:
         model = replace(MODEL_SHAPES["tiny"], num_layers=3, vocab_size=VOCAB)
         device = torch.device("cpu")
         self.decoder = Decoder(model, random_weights(model, torch.float32, device))
-        self.right: dict[tuple[str, bool], RequestOutput | Exception] = {}
+        self.right: dict[tuple[str, bool, tuple[Hosted, ...]], RequestOutput | Exception] = {}
+        self.hosted_of: dict[str, tuple[Hosted, ...]] = {}
         self.found: list[str] = []
         self.engines = self.asked = self.refused = self.aborted = self.damaged = 0
         self.interrupted, self.came = 0, ""
+        self.hosted = self.deleted = self.restarted = self.by_index = 0
         self.folder = ""
 
-    def engine(self, kind: Kind) -> Engine:
-        """An engine of a kind, over the model that all share."""
+    def engine(self, kind: Kind, disk: str | None = None) -> Engine:
+        """An engine of a kind, over the model that all share, and what it finds on a disk."""
+        if disk is None and "d" in kind.tiers:
+            disk = tempfile.mkdtemp(dir=self.folder)
         tiers = TierConfig(
             host_gib=0.002 if "h" in kind.tiers else 0.0,
-            disk_path=tempfile.mkdtemp(dir=self.folder) if "d" in kind.tiers else None,
+            disk_path=disk,
             tier_timeout=30.0,
             staging_gib=0.01,
         )
@@ -91,12 +106,15 @@ class Fuzz:
         request = Request(f"r{self.asked}", ask.parts, ask.params, salt=ask.salt, **ask.policies)
         return engine.add(request)
 
-    def answer(self, ask: Ask, fp8: bool) -> RequestOutput | Exception:
-        """What an engine says that is asked nothing else."""
-        key = f"{ask} {ask.salt} {ask.parts}", fp8
+    def answer(
+        self, ask: Ask, fp8: bool, hosted: tuple[Hosted, ...] = ()
+    ) -> RequestOutput | Exception:
+        """What an engine says that is asked nothing else, and hosts so much."""
+        key = f"{ask} {ask.salt} {ask.parts}", fp8, hosted
         if key not in self.right:
             engine = self.engine(Kind(fp8=fp8))
             try:
+                host_all(engine, hosted)
                 progress = self.add(engine, ask)
                 _run(engine)
                 engine.check()
@@ -112,29 +130,50 @@ class Fuzz:
         engine = self.engine(kind)
         self.engines, self.came = self.engines + 1, "not interrupted"
         trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
-        asks = [self.drawing.ask() for _ in range(draw.choice((2, 4, 6)))]
+        hosts = Hosts(draw.randrange(1 << 30)) if kind.hosts else None
+        asks = [self.drawing.ask(hosts=kind.hosts) for _ in range(draw.choice((2, 4, 6)))]
         try:
             for _ in range(draw.choice((1, 2, 4))):
                 asked = draw.choices(asks, k=draw.choice((1, 3, 6)))
-                for ask, progress in self._live(engine, kind, asked, trouble):
+                for ask, progress in self._live(engine, kind, asked, trouble, hosts):
                     self._compare(kind, ask, progress)
                 if draw.random() < 0.4:
                     self._forget(engine)
                 if draw.random() < 0.3:
                     self._damage(engine)
+                if hosts is not None and draw.random() < 0.4:
+                    engine = self._restart(engine, kind, hosts)
+                    trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
         except IntegrityError as error:
             self._say(kind, None, f"{error!r}")
         engine.close()
+        if hosts is not None:
+            self.hosted, self.deleted = self.hosted + hosts.hosted, self.deleted + hosts.deleted
+
+    def _restart(self, engine: Engine, kind: Kind, hosts: Hosts) -> Engine:
+        """Another engine in place of one, on the same disk if there is one, that hosts as much."""
+        self.restarted += 1
+        engine.close()
+        if "f" not in kind.trouble:
+            hosts.check_disk(engine)
+        made = self.engine(kind, engine.config.tiers.disk_path)
+        hosts.again(made)
+        return made
 
     def _live(
-        self, engine: Engine, kind: Kind, asked: Sequence[Ask], trouble: Trouble
+        self,
+        engine: Engine,
+        kind: Kind,
+        asked: Sequence[Ask],
+        trouble: Trouble,
+        hosts: Hosts | None,
     ) -> list[tuple[Ask, RequestProgress]]:
         """What is asked and neither refused nor aborted, when all of it has ended; nothing after an
         interrupt. The books balance then, and nobody holds a page."""
         live: list[tuple[Ask, RequestProgress]] = []
         try:
             with trouble:
-                self._run_all(engine, kind, asked, live)
+                self._run_all(engine, kind, asked, live, hosts)
         except Interrupted as interrupt:
             # as `LLM.generate` does: nothing of the call stays behind
             self.interrupted, self.came = self.interrupted + 1, str(interrupt)
@@ -143,6 +182,8 @@ class Fuzz:
             live = []
             _run(engine)
         engine.check()
+        if hosts is not None:
+            hosts.settle(engine)
         engine.tiering.release_pages()
         held = [segment for segment in engine.store.segments() if segment.references]
         if held:
@@ -155,11 +196,19 @@ class Fuzz:
         kind: Kind,
         asked: Sequence[Ask],
         live: list[tuple[Ask, RequestProgress]],
+        hosts: Hosts | None,
     ) -> None:
         """Run what is asked; ``live`` has what was not refused, less one that is aborted."""
         draw = self.drawing.draw
+        if hosts is not None:
+            hosts.change(engine, asked)
+            if draw.random() < 0.7:
+                _run(engine)
+                hosts.settle(engine)
         for pair in self._asked(engine, kind, asked):
             live.append(pair)
+            if hosts is not None and draw.random() < 0.3:
+                hosts.change(engine, asked)
             if draw.random() < 0.4:
                 _run(engine, draw.choice((1, 2, 5)))
         if live and draw.random() < 0.3:
@@ -174,14 +223,33 @@ class Fuzz:
         self, engine: Engine, kind: Kind, asks: Sequence[Ask]
     ) -> Iterator[tuple[Ask, RequestProgress]]:
         for ask in asks:
+            before, coming = hosted_of(engine, ask), is_coming(engine, ask)
             try:
-                yield ask, self.add(engine, ask)
+                progress = self.add(engine, ask)
             except (InvalidRequest, InvalidOption) as error:
                 self.refused += 1
-                # a small pool may have no room; whatever else is wrong is so everywhere
-                here = "page" in str(error) or "pool" in str(error)
-                if not here and not isinstance(self.answer(ask, kind.fp8), Exception):
-                    self._say(kind, ask, f"refused here only: {error}")
+                self._check_refusal(kind, ask, error, before, coming=coming)
+                continue
+            hosted = read_of(ask, progress)
+            if refusals(ask, hosted):
+                self._say(kind, ask, f"not refused, with {hosted}")
+            self.hosted_of[progress.request.request_id] = hosted
+            self.by_index += bool(hosted)
+            yield ask, progress
+
+    def _check_refusal(
+        self, kind: Kind, ask: Ask, error: Exception, hosted: tuple[Hosted, ...], *, coming: bool
+    ) -> None:
+        """Say so if a request should not have been refused, or for another reason."""
+        told, right = str(error), refusals(ask, hosted)
+        if any(reason in told for reason in right):
+            if STILL_COMING in told and not coming:
+                self._say(kind, ask, f"refused, though {coming=}: {error}")
+            return
+        # a small pool may have no room; whatever else is wrong is so everywhere
+        here = "page" in told or "pool" in told
+        if not here and not isinstance(self.answer(ask, kind.fp8, hosted), Exception):
+            self._say(kind, ask, f"refused here only: {error}")
 
     def _forget(self, engine: Engine) -> None:
         """Have documents only in the tiers, if they came there."""
@@ -192,15 +260,17 @@ class Fuzz:
 
     def _damage(self, engine: Engine) -> None:
         """Have some of the files of an engine's disk say something else, or nothing."""
-        disks = engine.tiers.guards if engine.tiers is not None else ()
-        for disk in (guard.tier for guard in disks if isinstance(guard.tier, DiskTier)):
-            for path in sorted(disk.folder.glob(f"*{RECORD}")):
+        guards = engine.tiers.guards if engine.tiers is not None else ()
+        tiers = [*(guard.tier for guard in guards), engine.hosting.tier]
+        for disk in (tier for tier in tiers if isinstance(tier, DiskTier)):
+            for path in sorted((*disk.folder.glob(f"*{RECORD}"), *disk.folder.glob("*.sidecar"))):
                 if self.drawing.draw.random() < 0.5:
                     damage(path, self.drawing.draw)
                     self.damaged += 1
 
     def _compare(self, kind: Kind, ask: Ask, progress: RequestProgress) -> None:
-        right = self.answer(ask, kind.fp8)
+        hosted = self.hosted_of.pop(progress.request.request_id)
+        right = self.answer(ask, kind.fp8, hosted)
         if progress.error is not None or isinstance(right, Exception):
             known = repr(right if isinstance(right, Exception) else None)
             if "EngineFault" in repr(progress.error) or repr(progress.error)[:60] != known[:60]:
@@ -229,7 +299,8 @@ class Fuzz:
         print(
             f"seed {self.options.seed}: {self.engines} engines, {self.asked} requests "
             f"({self.refused} refused, {self.aborted} aborted), {self.damaged} files damaged, "
-            f"{self.interrupted} interrupts, "
+            f"{self.interrupted} interrupts, {self.hosted} documents hosted "
+            f"({self.deleted} deleted, {self.restarted} restarts), {self.by_index} requests read them, "
             f"{len(self.right)} answers known, {len(self.found)} differ; {self._seconds:.0f} s"
         )
         return 1 if self.found else 0

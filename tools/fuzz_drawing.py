@@ -34,7 +34,8 @@ class Ask(NamedTuple):
 @dataclass(frozen=True)
 class Kind:
     """What is drawn of an engine; ``tiers`` has h for the host's memory and d for a disk,
-    ``trouble`` s for slow tiers, f for tiers that fail, i for interrupts."""
+    ``trouble`` s for slow tiers, f for tiers that fail, i for interrupts; one that ``hosts`` is to
+    have documents outside of its pool."""
 
     pages: int = 600
     chunk: int | None = None
@@ -43,6 +44,7 @@ class Kind:
     seqs: int = 8
     fp8: bool = False
     trouble: str = ""
+    hosts: bool = False
 
 
 class Drawing:
@@ -142,9 +144,29 @@ class Drawing:
             return {"select": select}
         return {"select": select, "revise": Revise(self.draw.choice((1, 2, 4)))}
 
-    def ask(self) -> Ask:
-        """A request."""
-        return Ask(self.prompt(), self.params(), self.policies(), self.draw.choice(("", "", "a")))
+    def _retrieval(self) -> Policies:
+        """How hosted documents are read, and what can't stand beside that now and then."""
+        draw = self.draw
+        budget: dict[str, Any] = draw.choice(({"tokens": 20}, {"tokens": 60}, {"ratio": 1.0}))
+        told: Policies = {
+            "select": Select(
+                "retrieval",
+                **budget,
+                dense_layers=draw.choice((None, (0,))),
+                dense_below=draw.choice((None, 0, 60)),
+                layer_budgets=draw.choice(("flat", "flat", "pyramid", (1.0, 3.0, 2.0))),
+            )
+        }
+        if draw.random() < 0.35:
+            told["revise"] = Revise(draw.choice((1, 2, 4)))
+        if draw.random() < 0.2:
+            told["fuse"] = self._fuse()
+        return told
+
+    def ask(self, *, hosts: bool = False) -> Ask:
+        """A request; of an engine that ``hosts`` often one for hosted documents."""
+        policies = self._retrieval() if hosts and self.draw.random() < 0.7 else self.policies()
+        return Ask(self.prompt(), self.params(), policies, self.draw.choice(("", "", "a")))
 
     def kind(self) -> Kind:
         """An engine."""
@@ -158,4 +180,5 @@ class Drawing:
             seqs=draw.choice((2, 8)),
             fp8=draw.random() < 0.2,
             trouble=draw.choice(("", "i", *(("s", "f", "si", "sfi") if tiers else ()))),
+            hosts=draw.random() < 0.5,
         )

@@ -13,7 +13,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from torch import Tensor
+
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.hosted_pass import HostingJob
+from looseleaf.engine.hosting import Hosting
 from looseleaf.tiers import TierFault
 from looseleaf.tiers.disk import DiskTier
 
@@ -22,6 +26,8 @@ _OF_TIERS = ("contains", "open", "put", "delete", "pin")
 # that book what they give are interrupted there
 _BEFORE = {"store": ("find", "acquire", "insert", "reserve"), "tiers": ("find", "load", "keep")}
 _AROUND = {"tiering": ("begin", "settle", "wait", "wake", "keep", "note_read")}
+# what the layers of a hosted document call
+_OF_PASSES = ("_keep",)
 _SECONDS = (0.0, 0.0, 0.0, 0.001, 0.01)
 _VERY_SLOW = 0.3
 _MOST_CALLS = 60
@@ -46,7 +52,13 @@ class Trouble:
             if isinstance(guard.tier, DiskTier):
                 opened = guard.tier.open
                 guard.tier.open = functools.partial(self._opened, opened)  # type: ignore[method-assign]
+        hosted = engine.hosting.tier
+        if hosted is not None:
+            self._wrap(
+                hosted, (*_OF_TIERS, "put_sidecar", "get_sidecar"), self._hosted_call, _nothing
+            )
         if "i" in kinds:
+            self._interrupt_passes(engine.hosting)
             for name, methods in {**_BEFORE, **_AROUND}.items():
                 owner = engine.tiers if name == "tiers" else getattr(engine, name)
                 around = self._interrupt if name in _AROUND else _nothing
@@ -83,6 +95,18 @@ class Trouble:
 
             setattr(owner, name, called)
 
+    def _interrupt_passes(self, hosting: Hosting) -> None:
+        """Have layers of documents that are hosted interrupted, in what they see and in them."""
+        begin = hosting._begin_pass
+
+        def began(job: HostingJob) -> None:
+            begin(job)
+            assert job.pass_over is not None
+            job.pass_over.context = _Watched(self._interrupt)
+            self._wrap(job.pass_over, _OF_PASSES, self._interrupt, self._interrupt)
+
+        hosting._begin_pass = began  # type: ignore[method-assign]
+
     def _opened(self, open_: Callable[..., Any], *args: Any) -> Any:
         reader = open_(*args)
         if reader is not None:
@@ -93,13 +117,21 @@ class Trouble:
         if not self._in:
             return
         self._interrupt(where)
+        self._fault(("unavailable", "damaged", "missing", None))
+
+    def _hosted_call(self, where: str) -> None:
+        # no guard stands between: such a tier raises nothing but its faults
+        if self._in:
+            self._fault(("unavailable", "damaged", "missing"))
+
+    def _fault(self, kinds: tuple[Any, ...]) -> None:
         with self._lock:
             chance, seconds = self._draw.random(), self._draw.choice(_SECONDS)
-            kind = self._draw.choice(("unavailable", "damaged", "missing", None))
+            kind = self._draw.choice(kinds)
         if "s" in self._kinds:
             time.sleep(_VERY_SLOW if chance > 0.995 else seconds)
         if "f" in self._kinds and chance < 0.1:
-            raise TierFault(kind, "planted") if kind is not None else RuntimeError("planted")  # type: ignore[arg-type]
+            raise TierFault(kind, "planted") if kind is not None else RuntimeError("planted")
 
     def _interrupt(self, where: str) -> None:
         if not self._in or "i" not in self._kinds or threading.current_thread() is not self._main:
@@ -109,10 +141,24 @@ class Trouble:
             raise Interrupted(where)
 
 
+class _Watched(list[Tensor]):
+    """A list of what layers keep, each of which may be interrupted."""
+
+    def __init__(self, interrupt: Callable[[str], None]) -> None:
+        super().__init__()
+        self._interrupt = interrupt
+
+    def append(self, layer: Tensor) -> None:
+        """Keep one more."""
+        self._interrupt("before a layer of what a document sees")
+        super().append(layer)
+
+
 def _nothing(where: str) -> None:
     """Where no interrupt comes."""
 
 
 def quiet() -> None:
     """Faults that are planted need not be told."""
-    logging.getLogger("looseleaf.tiers.guard").setLevel(logging.CRITICAL)
+    for name in ("tiers.guard", "tiers.loader", "engine.hosting", "engine.hosted_records"):
+        logging.getLogger(f"looseleaf.{name}").setLevel(logging.CRITICAL)

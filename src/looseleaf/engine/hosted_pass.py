@@ -84,6 +84,8 @@ class HostedPass:
         """Compute what it sees, or the next ``most`` tokens."""
         segment, context = self.job.segment, self.job.context
         if not self.context_done:
+            # an interrupt may have left the first layers of it
+            self.context.clear()
             model.forward(torch.tensor(context, device=model.device), self)
             self.context_done = True
             return

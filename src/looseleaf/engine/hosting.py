@@ -222,8 +222,10 @@ class Hosting:
         if job is None or job.pass_over is None:
             return
         try:
-            job.pass_over.advance(self.model, self.chunk_tokens)
-            job.tell(job.segment.filled, job.segment.num_tokens)
+            # all of it is there if who heard of its last chunk was interrupted
+            if not job.segment.ready:
+                job.pass_over.advance(self.model, self.chunk_tokens)
+                job.tell(job.segment.filled, job.segment.num_tokens)
         except Exception as error:
             self._end(job, error)
             return
@@ -258,7 +260,8 @@ class Hosting:
             segment.queries_of = []
             self.built += 1
             store(self.tier, job)
-            if folder is not None:
+            # deleted meanwhile, it may be hosted again by another job, whose parts these are
+            if folder is not None and self._jobs.get(segment.key) is job:
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
             self._end(job, error)
