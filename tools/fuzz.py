@@ -10,9 +10,10 @@ drawn or not, with penalties, seeds and stop tokens; engines differ in pages, ch
 dtype and batch invariance; some requests are aborted, and files of tiers flipped, cut and deleted;
 tiers are slow or fail, and interrupts come inside calls to them and while requests are admitted,
 after which all that was asked is aborted, and the engine asked again. Half of the engines host
-documents outside of the pool (`tools.fuzz_hosting`), are restarted, and host them again. What is compared: tokens,
-log-probabilities, reasons to end, errors, the number of documents that are reported, and that an
-engine holds nothing when all is done. A difference is printed with what was drawn; the same seed
+documents outside of the pool (`tools.fuzz_hosting`), are restarted, and host them again.
+
+What is compared: tokens, log-probabilities, reasons to end, errors, the number of documents that
+are reported, and that an engine holds nothing when all is done. A difference is printed with what was drawn; the same seed
 draws the same again, though threads of tiers in trouble may meet in another order. Exits with 1 if
 there is one."""
 
@@ -300,7 +301,8 @@ class Fuzz:
             f"seed {self.options.seed}: {self.engines} engines, {self.asked} requests "
             f"({self.refused} refused, {self.aborted} aborted), {self.damaged} files damaged, "
             f"{self.interrupted} interrupts, {self.hosted} documents hosted "
-            f"({self.deleted} deleted, {self.restarted} restarts), {self.by_index} requests read them, "
+            f"({self.deleted} deleted, {self.restarted} restarts), "
+            f"{self.by_index} requests read them, "
             f"{len(self.right)} answers known, {len(self.found)} differ; {self._seconds:.0f} s"
         )
         return 1 if self.found else 0

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.engine import Engine
@@ -32,7 +32,7 @@ class Hosted(NamedTuple):
 
     parts: PromptParts
     salt: str
-    index: IndexConfig
+    config: IndexConfig
 
 
 def is_retrieval(ask: Ask) -> bool:
@@ -100,7 +100,7 @@ def refusals(ask: Ask, hosted: Several[Hosted]) -> tuple[str, ...]:
         return ("fuse can't be combined with select='retrieval'",)
     if not hosted:
         return _NOT_HOSTED, STILL_COMING
-    if ask.policies.get("revise") is not None and any(one.index.estimate for one in hosted):
+    if ask.policies.get("revise") is not None and any(one.config.estimate for one in hosted):
         return ("revise can't be combined with an index that estimates",)
     return ()
 
@@ -179,10 +179,10 @@ class Hosts:
     def _register(self, engine: Engine, name: str, one: Hosted) -> None:
         (key,) = keys_of(engine, one.parts, one.salt)
         coming = engine.hosting._jobs.get(key)
-        other = coming is not None and coming.config != one.index
+        other = coming is not None and coming.config != one.config
         about = Document(name), one.parts, name, one.salt
         try:
-            engine.documents.register(*about, hosted=one.index)
+            engine.documents.register(*about, hosted=one.config)
         except InvalidRequest as error:
             if not other or "is being hosted with another index" not in str(error):
                 raise IntegrityError(f"{name} can't be hosted: {error!r}") from error
@@ -191,9 +191,9 @@ class Hosts:
             raise IntegrityError(f"{name} is hosted with two indexes at a time")
         self.hosted += 1
         self._known.setdefault((one.salt, name), {})[key] = one
-        self._latest[key] = one.index
+        self._latest[key] = one.config
         try:
-            engine.documents.register(*about, hosted=one.index, pinned=True)
+            engine.documents.register(*about, hosted=one.config, pinned=True)
         except InvalidRequest as error:
             if "has no pages to pin" in str(error):
                 return
@@ -220,7 +220,7 @@ class Hosts:
 
     def _index(self) -> IndexConfig:
         draw = self._draw
-        kind = draw.choice(("flat", "ivf", "graph"))
+        kind: Any = draw.choice(("flat", "ivf", "graph"))
         sink, local = draw.choice(((0, 0), (4, 12), (16, 64)))
         return IndexConfig(
             kind,
