@@ -13,9 +13,9 @@ after which all that was asked is aborted, and the engine asked again. Half of t
 documents outside of the pool (`tools.fuzz_hosting`), are restarted, and host them again.
 
 What is compared: tokens, log-probabilities, reasons to end, errors, the number of documents that
-are reported, and that an engine holds nothing when all is done. A difference is printed with what was drawn; the same seed
-draws the same again, though threads of tiers in trouble may meet in another order. Exits with 1 if
-there is one."""
+are reported, and that an engine holds nothing when all is done. A difference is printed with what
+was drawn; the same seed draws the same again, though threads of tiers in trouble may meet in
+another order. Exits with 1 if there is one."""
 
 import argparse
 import random
