@@ -278,8 +278,9 @@ class Hosting:
                 if error is None:
                     self._segments[key] = job.segment
                     job.seconds = None if loaded else time.perf_counter() - job.began
+                # who finds the document must not be told that it is on its way
+                job.finished.set()
         if mine:
-            job.finished.set()
             self.wake()
         elif not wanted:
             # forgotten while it was stored
