@@ -229,6 +229,24 @@ def test_books_that_do_not_balance_end_everything_and_close_the_engine(
     run(checkpoint, scenario)
 
 
+def test_requests_that_a_broken_engine_ends_are_counted_as_failed(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        endless = SamplingParams(max_tokens=150, ignore_eos=True)
+        streams = [llm.generate(prompt, endless) for prompt in PROMPTS]
+        for stream in streams:
+            await anext(stream)
+        monkeypatch.setattr(llm.engine, "step", raise_planted)
+        ends = await asyncio.gather(*map(last, streams), return_exceptions=True)
+        assert all(isinstance(end, EngineFault) for end in ends)
+        await asyncio.to_thread(llm.close)
+        told = llm.snapshot().counters
+        assert (told.failed, told.aborted) == (len(PROMPTS), 0)
+
+    run(checkpoint, scenario)
+
+
 def test_an_engine_that_can_not_be_looked_at_leaves_nobody_waiting(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

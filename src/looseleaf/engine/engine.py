@@ -40,6 +40,7 @@ from looseleaf.errors import (
     EngineClosed,
     InvalidOption,
     InvalidRequest,
+    LooseleafError,
     PoolTooSmall,
     as_looseleaf_error,
 )
@@ -191,11 +192,12 @@ class Engine:
 
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
-    def abort(self, request_id: str) -> None:
-        """End a request and free all that it holds; it is no error if there is none."""
+    def abort(self, request_id: str, error: LooseleafError | None = None) -> None:
+        """End a request that is there, failed if an ``error`` is given, and free what it holds."""
         progress = self._requests.get(request_id)
         for output in progress.outputs if progress else ():
             if not output.finished:
+                output.request.error = output.request.error or error
                 output.stop.close("abort")
                 self._retire(output)
 
@@ -312,9 +314,7 @@ class Engine:
         return [self._outputs[s].request for s in sequences if s in self._outputs]
 
     def check(self) -> None:
-        """Raise IntegrityError unless every page of the pool is accounted for. For tests, between
-        steps.
-        """
+        """Raise IntegrityError unless every page is accounted for. For tests, between steps."""
         running = self._scheduler.running
         self.store.check([page for sequence in running for page in sequence.private_pages()])
 

@@ -17,7 +17,7 @@ from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request
 from looseleaf.engine.stats import EngineSnapshot, StepStats
-from looseleaf.errors import EngineClosed, EngineFault
+from looseleaf.errors import EngineClosed, EngineFault, LooseleafError
 
 Outcome = RequestOutput | Exception
 Deliver = Callable[[Outcome], None]
@@ -204,11 +204,13 @@ class Worker:
         # last: who looks for it may take all callers to have been told
         self.fault = fault
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: LooseleafError) -> None:
+        # a request that a fault ends has failed; one whose engine is closed was given up
+        why = error if isinstance(error, EngineFault) else None
         for name, deliver in list(self._streams.items()):
             del self._streams[name]
             with contextlib.suppress(Exception):
-                self._engine.abort(name)
+                self._engine.abort(name, why)
             deliver(error)
         for _, fail in self._watchers:
             fail(error)
