@@ -132,8 +132,9 @@ class Hosts:
         self._draw = random.Random(seed)
         # by salt and id, then by key, as documents have it; the latest last
         self._known: dict[tuple[str, str], dict[SegmentKey, Hosted]] = {}
-        # what a key was hosted as last: two ids may have the same text
-        self._latest: dict[SegmentKey, IndexConfig] = {}
+        # what a key may be hosted as: two ids may have the same text, and a registration that was
+        # interrupted may have come as far as to host
+        self._latest: dict[SegmentKey, tuple[IndexConfig, ...]] = {}
         self.hosted = self.deleted = 0
 
     def change(self, engine: Engine, asks: Several[Ask]) -> None:
@@ -167,7 +168,7 @@ class Hosts:
                     _finish(engine, job)
                 segment = engine.hosting.find(key)
                 index = segment.index if segment is not None else None
-                if index is None or index.config != self._latest[key]:
+                if index is None or index.config not in self._latest[key]:
                     failure = engine.documents.failure(name, salt)
                     raise IntegrityError(
                         f"{name} is hosted as {index and index.config}, not as "
@@ -180,10 +181,12 @@ class Hosts:
         (key,) = keys_of(engine, one.parts, one.salt)
         coming = engine.hosting._jobs.get(key)
         other = coming is not None and coming.config != one.config
-        about = Document(name), one.parts, name, one.salt
+        about, before = (Document(name), one.parts, name, one.salt), self._latest.get(key, ())
+        self._latest[key] = *before, one.config
         try:
             engine.documents.register(*about, hosted=one.config)
         except InvalidRequest as error:
+            self._latest[key] = before
             if not other or "is being hosted with another index" not in str(error):
                 raise IntegrityError(f"{name} can't be hosted: {error!r}") from error
             return
@@ -191,7 +194,7 @@ class Hosts:
             raise IntegrityError(f"{name} is hosted with two indexes at a time")
         self.hosted += 1
         self._known.setdefault((one.salt, name), {})[key] = one
-        self._latest[key] = one.config
+        self._latest[key] = (one.config,)
         try:
             engine.documents.register(*about, hosted=one.config, pinned=True)
         except InvalidRequest as error:

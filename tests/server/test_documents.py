@@ -29,6 +29,32 @@ def test_a_registered_document_is_there_when_it_is_asked_about(live: Live) -> No
     assert live.chat(documents=[{"id": "book"}]).status_code == 404
 
 
+def test_a_list_comes_in_pages_that_are_together_all_of_it(live: Live) -> None:
+    for n in range(5):
+        assert live.post("/v1/documents", {"id": f"page-{n}", "text": f"{n}."}).status_code == 201
+    whole = live.client.get("/v1/documents").json()
+    ids = [document["id"] for document in whole["data"]]
+    assert whole["has_more"] is False
+    assert (whole["first_id"], whole["last_id"]) == (ids[0], ids[-1])
+    seen, after, more = list[str](), "", True
+    while more:
+        behind = {"after": after} if after else {}
+        page = live.client.get("/v1/documents", params={"limit": 2, **behind}).json()
+        assert 0 < len(page["data"]) <= 2
+        seen += [document["id"] for document in page["data"]]
+        after, more = page["last_id"], page["has_more"]
+    assert seen == ids
+    nothing = live.client.get("/v1/documents", params={"after": ids[-1]}).json()
+    assert nothing["data"] == [] and nothing["last_id"] is None and nothing["has_more"] is False
+    unknown = live.client.get("/v1/documents", params={"after": "nowhere"})
+    assert unknown.status_code == 404 and "nowhere" in unknown.json()["error"]["message"]
+    for limit in (0, 1001, "many"):
+        refused = live.client.get("/v1/documents", params={"limit": limit})
+        assert refused.status_code == 400 and "limit" in refused.json()["error"]["message"]
+    for n in range(5):
+        live.client.delete(f"/v1/documents/page-{n}")
+
+
 def test_a_stream_of_progress_grows_until_the_document_is_ready(live: Live) -> None:
     events = live.events("/v1/documents", {"text": TEXT + "Two.", "stream": True})
     done = [event["tokens_done"] for event in events]

@@ -259,9 +259,12 @@ class AsyncLLM(OfOneProcess):
         if error is not None:
             raise error
 
-    async def documents(self, salt: str = "") -> list[DocumentInfo]:
-        """The registered documents of a salt, oldest first."""
-        return await self.call(lambda engine: engine.documents.all(salt))
+    async def documents(
+        self, salt: str = "", *, after: str | None = None, limit: int | None = None
+    ) -> list[DocumentInfo]:
+        """The registered documents of a salt, oldest first: those behind ``after``, and no more
+        than ``limit``. Raises DocumentNotFound if ``after`` is not registered."""
+        return await self.call(lambda e: e.documents.all(salt, after=after, limit=limit))
 
     async def document(self, document_id: str, salt: str = "") -> DocumentInfo:
         """One registered document. Raises DocumentNotFound."""

@@ -5,8 +5,9 @@ it may be evicted, unless it is pinned, and is computed again by the request tha
 document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile, islice
 
 from looseleaf.config import IndexConfig
 from looseleaf.config.option import require_text
@@ -117,9 +118,16 @@ class Documents:
         """The document as registered, for use in prompts. Raises DocumentNotFound."""
         return self._entry(document_id, salt).document
 
-    def all(self, salt: str = "") -> list[DocumentInfo]:
-        """Every document of a salt, oldest first."""
-        return [self._info(entry) for entry in self._entries.values() if entry.salt == salt]
+    def all(
+        self, salt: str = "", *, after: str | None = None, limit: int | None = None
+    ) -> list[DocumentInfo]:
+        """The documents of a salt, oldest first: those registered behind ``after``, and no more
+        than ``limit``. Raises DocumentNotFound if ``after`` is not registered."""
+        found: Iterator[Registered] = (e for e in self._entries.values() if e.salt == salt)
+        if after is not None:
+            last = self._entry(after, salt)
+            found = islice(dropwhile(lambda entry: entry is not last, found), 1, None)
+        return [self._info(entry) for entry in islice(found, limit)]
 
     def stat(self, document_id: str, salt: str = "") -> DocumentInfo:
         """One document. Raises DocumentNotFound."""

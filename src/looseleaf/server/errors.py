@@ -127,9 +127,12 @@ def _step_into(value: Any, step: str | int) -> Any:
 
 
 def _path(error: Any, body: Any) -> list[str]:
-    """Where in the body an error is. Pydantic mixes names and tags of a union's members into its
-    paths; only what is in the body is kept, and the name of what should be there."""
+    """Where in the body an error is, or which part of the address is wrong. Pydantic mixes names
+    and tags of a union's members into its paths; only what is in the body is kept, and the name of
+    what should be there."""
     steps = error["loc"][1:]
+    if error["loc"][0] in ("path", "query"):
+        return [str(step) for step in steps]
     path = _found(body, steps)[1]
     if error["type"] == "missing" and steps:
         path.append(str(steps[-1]))

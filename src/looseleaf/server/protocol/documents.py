@@ -77,10 +77,14 @@ class DocumentBody(Strict):
 
 
 class DocumentList(Strict):
-    """All registered documents of a tenant."""
+    """Registered documents of a tenant, oldest first; ``last_id`` is the ``after`` of those that
+    follow if there are more."""
 
     object: Literal["list"] = "list"
     data: list[DocumentBody]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedDocument(Strict):

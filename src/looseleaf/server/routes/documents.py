@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
@@ -33,6 +33,11 @@ router = APIRouter(
 )
 
 Id = Annotated[str, Path(max_length=256, description="The id of a registered document.")]
+After = Annotated[
+    str | None, Query(max_length=256, description="The id behind which the list goes on.")
+]
+# each takes some microseconds of the engine's thread, for which all answers wait
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many documents at most.")]
 
 
 @router.post("", response_model=DocumentBody, status_code=201)
@@ -52,11 +57,17 @@ async def register_document(
 
 
 @router.get("", response_model=DocumentList)
-async def list_documents(service: TheService, caller: TheCaller) -> Response:
-    """All documents of the caller's tenant, oldest first."""
+async def list_documents(
+    service: TheService, caller: TheCaller, after: After = None, limit: Limit = 1000
+) -> Response:
+    """The documents of the caller's tenant, oldest first, from the one behind ``after`` on."""
     service.require_ready()
-    found = await service.in_time(service.llm.documents(caller.salt))
-    return JSONResponse({"object": "list", "data": [_body(info) for info in found]})
+    asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
+    with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
+        found = await service.in_time(asked)
+    data, ids = [_body(info) for info in found[:limit]], [info.id for info in found[:limit]]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
 
 
 @router.get("/{document_id}", response_model=DocumentBody)
