@@ -24,6 +24,36 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
     assert all(row["commit"] and row["setting"] == "2 documents" for row in rows)
 
 
+def test_answers_in_another_form_are_neither_taken_up_nor_counted_as_the_same(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOSELEAF_COMMIT", "0123456789ab")
+    output, answers = tmp_path / "evals.csv", tmp_path / "answers.jsonl"
+    asked = (
+        "eval",
+        "world",
+        "lookup",
+        "--checkpoint",
+        "causal",
+        "--questions",
+        2,
+        "--documents",
+        2,
+    )
+    kept = ("--arm", "full", "--arm", "map-rerank", "--answers", answers, "--output", output)
+    for form, lines in ((), 4), (("--form", "chat"), 4), (("--form", "bare"), 8):
+        result = run(*asked, *kept, *form)
+        assert result.code == 0, result.err
+        assert len(answers.read_text(encoding="utf-8").splitlines()) == lines
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    names = {(row["arm"], row["against"]) for row in rows if row["metric"] == "exact"}
+    plain = {("full attention", ""), ("map-rerank", "full attention")}
+    assert names == plain | {
+        ("bare: full attention", ""),
+        ("bare: map-rerank", "bare: full attention"),
+    }
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -38,6 +68,7 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
         (("--budget", "0.1"), "need a --select that they are for"),
         (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
         (("--layer-budgets", "pyramid"), "need a --select that they are for"),
+        (("--every-layer",), "--every-layer needs a --select"),
         (("--select", "tova", "--layer-budgets", "pyramid"), "a page holds all layers"),
         (("--select", "quest", "--stale"), "--stale needs a --revise"),
         (("--fuse", "links", "--check-layer", "1"), "--check-layer is for --fuse deviation"),

@@ -116,11 +116,28 @@ def test_the_command_prints_a_table_proposes_and_writes_rows(tmp_path: Path) -> 
     assert done.exit_code == 0
     assert 'proposed: {"selector": "question"' in done.output
     rows = output.read_text(encoding="utf-8").splitlines()
-    assert len(rows) - 1 == len(done.output.splitlines()) - 2
+    assert len(rows) - 1 == len(done.output.splitlines()) - 3
+    # it agreed in the one question there is, which says little of the next
+    assert "agrees in 1 of 1 questions" in done.output.splitlines()[-1]
+    assert "up to 79.3% of answers may differ: give more questions" in done.output
     assert "agreement" in rows[0] and "commit" in rows[0]
     assert ",causal,question," in rows[-1]
     both = CliRunner().invoke(calibrate, ["folder", *arguments])
     assert isinstance(both.exception, InvalidOption) and "not both" in str(both.exception)
+
+
+def test_questions_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    listed = tmp_path / "questions"
+    listed.write_bytes(b"caf\xe9?")
+    documents = ["-d", str(tmp_path / "0.txt"), "-d", str(tmp_path / "1.txt")]
+    for flags, reason in (
+        (["--questions", str(listed)], "can't be read"),
+        (["-q", " "], "-q needs a question"),
+    ):
+        done = CliRunner().invoke(calibrate, ["--checkpoint", "causal", *documents, *flags])
+        assert isinstance(done.exception, InvalidOption) and reason in str(done.exception)
 
 
 def test_a_selector_that_looks_at_no_layer_is_tried_at_the_ratios_asked_for_only(

@@ -79,6 +79,8 @@ def test_nothing_of_a_context_is_lost_by_cutting_it() -> None:
         ('[{"question": "a"}]', "entry 0 of .* has neither"),
         ("[3]", "entry 0 of .* has neither"),
         ("[]", "has no entries"),
+        ("[" * 100_000, "is no JSON: it is nested too deep"),
+        ('{"input": "a"}\n{oops', "line 2: .* a JSON list, or JSON lines"),
     ],
 )
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, content: str, reason: str) -> None:
@@ -86,6 +88,45 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path, content: str, reason
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidOption, match=reason):
         read_task(path, Reading())
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({**BLEND[0], "answers": []}, "entry 0 of .*: `answers` is \\[\\]"),
+        ({**BLEND[0], "answers": [[]]}, "`answers`"),
+        ({**BLEND[0], "answers": None}, "`answers` is None"),
+        ({**BLEND[0], "answers": [None]}, "`answers`"),
+        # SQuAD's shape, whose keys are no answers
+        ({**BLEND[0], "answers": {"text": ["Dana"], "answer_start": [1]}}, "`answers`"),
+        ({**BLEND[0], "question": None}, "`question` is None: give a text"),
+        ({**BLEND[0], "ctxs": [{"text": None}]}, "text of `ctxs` is None: give a text"),
+        ({**LONG[0], "input": ["Who?"]}, "`input` is .*: give a text"),
+        ({**LONG[0], "context": None}, "`context` is None: give a text"),
+    ],
+)
+def test_what_nothing_could_answer_rightly_is_refused_and_not_counted_as_wrong(
+    tmp_path: Path, entry: object, reason: str
+) -> None:
+    with pytest.raises(InvalidOption, match=reason):
+        read_task(_file(tmp_path, "x.json", [entry]), Reading())
+
+
+def test_answers_may_be_numbers_or_lists_of_other_wordings(tmp_path: Path) -> None:
+    # CacheBlend's own files have lists in the list
+    for answers, right in (
+        ([["Dana", "D. Veel"]], ("Dana", "D. Veel")),
+        (7, ("7",)),
+        ("a", ("a",)),
+    ):
+        task = read_task(_file(tmp_path, "x.json", [{**BLEND[0], "answers": answers}]), Reading())
+        assert task.items(range(1))[0].answers == right
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(BLEND), encoding="utf-8-sig")
+    assert len(read_task(path, Reading()).entries) == 1
 
 
 def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
@@ -102,6 +143,9 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
         (scores.exact, "mills", "mill", 0.0),
         (scores.contains, "It is 12, I think", "12", 1.0),
         (scores.contains, "It is 312", "12", 0.0),
+        # letters of a choice: an article alone is no word, and not one that is in every text
+        (scores.contains, "The answer is B", "A", 0.0),
+        (scores.contains, "A.", "A", 1.0),
         (scores.word_f1, "", "mill", 0.0),
         (scores.word_f1, "the", "a", 1.0),
         (scores.word_f1, "red red mill", "red mill", 0.8),

@@ -48,8 +48,28 @@ def test_bootstrap_and_paired_bounds_hold_the_truth_about_19_times_in_20(share: 
 
 
 def test_differences_of_shares_in_between_are_bootstrapped() -> None:
-    values = [0.25, -0.5, 0.0, 0.75]
+    values = [0.25, -0.5, 0.0, 0.75] * 2
     assert paired(values) == bootstrap(values)
+
+
+def test_few_or_equal_differences_leave_room_too() -> None:
+    """One question is no evidence that the next gains as much."""
+    for values in ([0.3], [0.3, 0.5], [-0.2] * 3, [0.25] * 20):
+        low, high = paired(values)
+        mean = sum(values) / len(values)
+        assert -1.0 <= low < mean - 0.1 and mean + 0.1 < high <= 1.0, values
+    few, many = paired([0.25] * 4), paired([0.25] * 400)
+    assert few[0] < many[0] < 0.25 < many[1] < few[1]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_interval_of_few_scores_holds_the_truth_about_19_times_in_20(size: int) -> None:
+    rng = random.Random(3)
+    rounds, held = 200, 0
+    for _ in range(rounds):
+        low, high = interval([sum(rng.random() < 0.6 for _ in range(7)) / 7 for _ in range(size)])
+        held += low <= 0.6 <= high
+    assert held >= 0.9 * rounds, held
 
 
 def test_no_observation_has_no_interval() -> None:

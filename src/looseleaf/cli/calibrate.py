@@ -64,8 +64,9 @@ def calibrate(
         raise InvalidOption("ratios are above 0 and at most 1, the tolerance from 0 to below 1")
     if model and checkpoint:
         raise InvalidOption("give MODEL or --checkpoint, not both")
-    lines = file.read_text(encoding="utf-8").splitlines() if file else []
-    asked = [*questions, *(line.strip() for line in lines if line.strip())]
+    if not all(question.strip() for question in questions):
+        raise InvalidOption("-q needs a question: one is empty")
+    asked = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
 
     from looseleaf.bench.origin import describe_origin
@@ -92,6 +93,30 @@ def calibrate(
         return
     fuse, row = chosen
     click.echo(f"proposed: {json.dumps(fuse.settings())}, at {row.cost:.1%} of the full prefill")
+    click.echo(_evidence(row, tolerance))
+
+
+def _questions(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{file} can't be read: {error}") from error
+    # only a line feed ends a line: splitlines would cut at other characters
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _evidence(row: Any, tolerance: float) -> str:
+    """How far the questions bear the proposal out."""
+    from looseleaf.evals.intervals import wilson
+
+    same = round(row.agreement * row.questions)
+    low, high = wilson(same, row.questions)
+    said = (
+        f"it agrees in {same} of {row.questions} questions, 95 % interval {low:.1%} to {high:.1%}"
+    )
+    if 1 - low > tolerance:
+        said += f"; up to {1 - low:.1%} of answers may differ: give more questions to be surer"
+    return said
 
 
 def _show(row: Any) -> None:

@@ -189,7 +189,13 @@ class Evaluation:
 
     def arms(self, llm: Any) -> list[Any]:
         """The ways of answering, over ``llm``."""
-        from looseleaf.evals.arms import EngineArm, EvictingArm, HostedArm, report_reading
+        from looseleaf.evals.arms import (
+            EngineArm,
+            EvictingArm,
+            HostedArm,
+            default_form,
+            report_reading,
+        )
         from looseleaf.evals.catalog import ARMS
 
         form = self.choices["form"]
@@ -215,7 +221,12 @@ class Evaluation:
             chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
             arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
             policies.append(arm)
-        return [*(ARMS[name](llm, form) for name in names), *policies]
+        arms = [*(ARMS[name](llm, form) for name in names), *policies]
+        if form is not None and form != default_form(llm):
+            # answers and rows are told apart by it
+            for arm in arms:
+                arm.name = f"{form}: {arm.name}"
+        return arms
 
     def _ask(self, runner: Any, asked: tuple[Any, Any], seeds: range, model: str) -> list[Any]:
         task, arm = asked

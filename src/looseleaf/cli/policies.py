@@ -223,6 +223,8 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
         raise InvalidOption(
             "--budget, --layer-budgets and --revise need a --select that they are for"
         )
+    if layers is not None and not policies:
+        raise InvalidOption("--every-layer needs a --select")
     if len(ways) > 1 and not (windows and any(policy in _PAGED for policy in policies)):
         raise InvalidOption(f"--stale needs a --revise of {', '.join(_PAGED)}")
     if windows and not any(policy in _REVISED for policy in policies):

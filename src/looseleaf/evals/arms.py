@@ -21,6 +21,11 @@ Report = Callable[[RequestOutput], Mapping[str, float]]
 _SINK, _LOCAL = 4, 16
 
 
+def default_form(llm: LLM) -> Form:
+    """Chat where the checkpoint has a template."""
+    return "chat" if llm.engine.tokenizer.has_chat_template else "bare"
+
+
 def report_reuse(output: RequestOutput) -> dict[str, float]:
     """The share of the documents' tokens that the request computed again in their place."""
     reuse = output.reuse
@@ -85,8 +90,7 @@ class EngineArm:
         self.llm = llm
         self.name = name
         self.context = context
-        has_template = llm.engine.tokenizer.has_chat_template
-        self.form: Form = form or ("chat" if has_template else "bare")
+        self.form: Form = form or default_form(llm)
         self.report = report
         self.policies = policies
 

@@ -61,10 +61,13 @@ class Reading:
 
 
 def read_task(path: Path, reading: Reading) -> FileTask:
-    """The task of a file. Raises InvalidOption if it has neither of the two shapes."""
+    """The task of a file. Raises InvalidOption if it has neither of the two shapes, or an entry
+    that no answer could be right for."""
     unknown = [name for name in reading.metrics if name not in METRICS]
     if unknown or not reading.metrics:
         raise InvalidOption(f"unknown metric {unknown}: there are {', '.join(METRICS)}")
+    if reading.page_words < 1:
+        raise InvalidOption(f"--page-words must be at least 1, not {reading.page_words}")
     summary = reading.metrics[0] == "rouge-l"
     instruction = reading.instruction
     if instruction is None:
@@ -73,6 +76,8 @@ def read_task(path: Path, reading: Reading) -> FileTask:
     for number, entry in enumerate(_entries(path)):
         try:
             documents, question, answers = _parts(entry, reading.page_words)
+        except InvalidOption as error:
+            raise InvalidOption(f"entry {number} of {path}: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidOption(
                 f"entry {number} of {path} has neither question, answers and ctxs nor input, "
@@ -88,30 +93,65 @@ def read_task(path: Path, reading: Reading) -> FileTask:
 
 def _entries(path: Path) -> list[Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        # what Windows writes begins with a byte order mark
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidOption(f"{path} can't be read: {error}") from error
+    if text.lstrip().startswith("["):
+        whole: list[Any] = _parsed(text, str(path))
+        return whole
+    # only a line feed ends a line: JSON may hold other characters that splitlines takes for one
+    lines = enumerate(text.split("\n"), 1)
+    return [_parsed(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def _parsed(text: str, where: str) -> Any:
     try:
-        if text.lstrip().startswith("["):
-            whole: list[Any] = json.loads(text)
-            return whole
-        # only a line feed ends a line: JSON may hold other characters that splitlines takes for one
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidOption(f"{path} is no JSON: {error}") from error
+        wanted = "a file holds a JSON list, or JSON lines: one object a line"
+        raise InvalidOption(f"{where}: this is no JSON: {error} ({wanted})") from error
+    except RecursionError as error:
+        raise InvalidOption(f"{where}: this is no JSON: it is nested too deep") from error
 
 
 def _parts(entry: Any, page_words: int) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Documents, question and right answers of an entry of either shape."""
-    answers = entry["answers"]
-    right = (answers,) if isinstance(answers, str) else tuple(str(one) for one in answers)
+    right = _right(entry["answers"])
     if "ctxs" in entry:
-        texts = [
-            f"{one['title']}\n\n{one['text']}" if one.get("title") else one["text"]
-            for one in entry["ctxs"]
+        question = _text(entry["question"], "`question`")
+        titled = [
+            (one.get("title"), _text(one["text"], "a text of `ctxs`")) for one in entry["ctxs"]
         ]
-        return tuple(t for t in texts if t.strip()), str(entry["question"]), right
-    return split(str(entry["context"]), page_words), str(entry["input"]), right
+        texts = [f"{title}\n\n{text}" if title else text for title, text in titled]
+        return tuple(t for t in texts if t.strip()), question, right
+    context, question = _text(entry["context"], "`context`"), _text(entry["input"], "`input`")
+    return split(context, page_words), question, right
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(f"{name} is {_shown(value)}: give a text")
+    return value
+
+
+def _right(answers: Any) -> tuple[str, ...]:
+    """All right answers. What is none would be counted as a wrong answer of every arm."""
+    listed = answers if isinstance(answers, list) else [answers]
+    # CacheBlend's own files have a list of wordings for each answer
+    flat = [one for many in listed for one in (many if isinstance(many, list) else [many])]
+    if not flat or any(
+        isinstance(one, bool) or not isinstance(one, str | int | float) for one in flat
+    ):
+        raise InvalidOption(
+            f"`answers` is {_shown(answers)}: give a text, or a list of texts with one at least"
+        )
+    return tuple(str(one) for one in flat)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def split(context: str, page_words: int) -> tuple[str, ...]:

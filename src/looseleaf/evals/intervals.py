@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 Z = 1.96
 _RESAMPLES = 2_000
+_FEW = 8
+"""Of fewer values drawing again finds too little: of two, bounds that hold the truth in half of the
+cases."""
 
 
 def wilson(right: float, total: int) -> tuple[float, float]:
@@ -36,26 +39,35 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Bounds of the mean of scores: Wilson's where each is 0 or 1, by bootstrap otherwise.
 
     Each value is one item; lines of one answer are not independent, so they count as one value.
-    Drawing again says nothing where all are alike: shares get Wilson's bounds there, which are at
-    least as wide as those of any scores from 0 to 1 with this mean.
+    Drawing again says too little where there are few, and nothing where all are alike: shares get
+    Wilson's bounds there, which are at least as wide as those of any scores from 0 to 1 with this
+    mean.
     """
-    if len({*values}) == 1 and 0.0 < values[0] < 1.0:
-        return wilson(sum(values), len(values))
     if all(value in (0.0, 1.0) for value in values):
         return wilson(round(sum(values)), len(values))
+    if _says_little(values):
+        return wilson(sum(values), len(values))
     return bootstrap(values)
+
+
+def _says_little(values: Sequence[float]) -> bool:
+    return len(values) < _FEW or len({*values}) == 1
 
 
 def paired(differences: Sequence[float]) -> tuple[float, float]:
     """Bounds of the mean of differences between two answers to each item.
 
     Where every difference is -1, 0 or 1, by Agresti and Min (2005), half an item added to each of
-    the four cells, so that no difference seen is not taken for none there is; else by bootstrap.
+    the four cells, so that no difference seen is not taken for none there is; else by bootstrap, or
+    where `interval` would not do that, by Wilson's bounds, from -1 to 1.
     """
     if not differences:
         raise ValueError("an interval needs at least one observation")
     if any(value not in (-1.0, 0.0, 1.0) for value in differences):
-        return bootstrap(differences)
+        if not _says_little(differences):
+            return bootstrap(differences)
+        low, high = wilson(sum((1 + one) / 2 for one in differences), len(differences))
+        return 2 * low - 1, 2 * high - 1
     total = len(differences) + 2.0
     gained = differences.count(1.0) + 0.5
     lost = differences.count(-1.0) + 0.5

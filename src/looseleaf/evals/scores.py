@@ -29,9 +29,12 @@ def exact(text: str, answers: Sequence[str]) -> float:
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """1 if an answer's words stand in the text, next to each other."""
-    said = " ".join(["", *normalize(text), ""])
-    return float(any(" ".join(["", *normalize(answer), ""]) in said for answer in answers))
+    """1 if an answer's words stand in the text, next to each other. An answer without words that
+    count ("A", as a choice) is in a text without any, not in all of them."""
+    words = normalize(text)
+    said = " ".join(["", *words, ""])
+    wanted = [normalize(answer) for answer in answers]
+    return float(any(" ".join(["", *one, ""]) in said if one else not words for one in wanted))
 
 
 def word_f1(text: str, answers: Sequence[str]) -> float:
