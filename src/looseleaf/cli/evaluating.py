@@ -221,7 +221,7 @@ class Evaluation:
             chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
             arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
             policies.append(arm)
-        arms = [*(ARMS[name](llm, form) for name in names), *policies]
+        arms: list[Any] = [*(ARMS[name](llm, form) for name in names), *policies]
         if form is not None and form != default_form(llm):
             # answers and rows are told apart by it
             for arm in arms:
