@@ -1,11 +1,13 @@
 """A file or a field that is not what was stored is found out, dropped, and never read as if it
 were."""
 
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -203,3 +205,45 @@ def test_writers_killed_at_any_moment_leave_a_folder_that_verify_calls_clean(
     assert done.returncode == 0, done.stderr
     # if no kill ever met a file in the making, this has tested nothing
     assert int(done.stdout) > 0
+
+
+WHOLE: dict[str, dict[str, object]] = {
+    "a shape of words": {"shape": ["a", 2, 4, 8]},
+    "a shape of fractions": {"shape": [1.5, 2, 4, 8]},
+    "a shape below zero": {"shape": [-2, -2, 4, 8]},
+    "a tenant that is a list": {"tenant": ["a"]},
+    "a tenant that is an object": {"tenant": {"a": 1}},
+    "a length below zero": {"length": "-7"},
+    "half of a surrogate pair": {"header": "\ud800"},
+}
+
+
+@pytest.mark.parametrize("lie", WHOLE)
+def test_a_header_that_was_forged_is_a_fault_and_keeps_no_tier_from_starting(
+    lie: str, tmp_path: Path
+) -> None:
+    put(DiskTier(tmp_path, Ledger(1 << 20)), 1)
+    (path,) = tmp_path.glob("*.segment")
+    path.write_bytes(forged(path.read_bytes(), WHOLE[lie]))
+    tier = DiskTier(tmp_path, Ledger(1 << 20))
+    with pytest.raises(TierFault) as caught:
+        read(tier, 1)
+    assert caught.value.kind == "damaged"
+    assert not path.exists()
+
+
+def forged(file: bytes, lies: dict[str, object]) -> bytes:
+    """A record's file that says something else, with a checksum that is right."""
+    size = 8 + int.from_bytes(file[:8], "little")
+    told = json.loads(file[8:size])
+    about = told["__metadata__"]
+    about["header"] = "0" * 8
+    about |= {name: value for name, value in lies.items() if name != "shape"}
+    for name, array in told.items():
+        if name != "__metadata__" and "shape" in lies:
+            array["shape"] = lies["shape"]
+    text = json.dumps(told, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    sum_of = f'"header":"{zlib.crc32(text):08x}"'.encode()
+    signed = text.replace(b'"header":"00000000"', sum_of, 1)
+    return len(signed).to_bytes(8, "little") + signed + file[size:]

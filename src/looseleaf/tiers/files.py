@@ -128,12 +128,16 @@ def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
             (size,) = content["packed.0"]["shape"]
         same = about["key"] == key.hex() and len(shape) == 4
         same = same and len(content) == (1 if packed else 2) * len(sums)
+        # who reads on allocates, slices and books by these: no words, fractions or signs
+        counts, length = (*shape, size), int(about["length"])
+        same = same and all(type(count) is int and count > 0 for count in (*counts, length))
+        same = same and isinstance(about["tenant"], str)
         whole = (2, *shape), dtype, size, about["tenant"], packed
-        record = Record(key, int(about["length"]), len(sums), *whole)
+        record = Record(key, length, len(sums), *whole)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header is incomplete") from error
     if not same:
-        raise TierFault("damaged", "the header is of another segment")
+        raise TierFault("damaged", "the header is of another segment, or of none that can be")
     return RecordHeader(record, len(header), sums)
 
 
@@ -316,11 +320,12 @@ def _decode(header: bytes, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
         about = content.pop("__metadata__")
         told = about["header"]
         version = about["version"]
+        signed = _mark(str(told))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header can't be read") from error
     if about.get("format") != kind or version != VERSION:
         raise TierFault("damaged", f"this is no {kind} of version {VERSION}")
-    blank = header[8:].replace(_mark(str(told)), _mark(_BLANK), 1)
+    blank = header[8:].replace(signed, _mark(_BLANK), 1)
     if f"{zlib.crc32(blank):08x}" != told:
         raise TierFault("damaged", "the header is not what was stored")
     return content, about
