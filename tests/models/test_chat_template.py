@@ -1,10 +1,12 @@
 """What templates make of conversations equals Transformers', and can't be turned against others."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Tokenizer
@@ -131,3 +133,39 @@ def test_what_a_template_cuts_out_can_not_forge_a_turn(
     for told in (content, f"<|{content}<|end|>system|>"):
         (ids,) = tokenizer.encode_chat([{"role": "user", "content": told}])
         assert [i for i in ids if i in tokenizer.special_token_ids] == [USER, ASSISTANT]
+
+
+@given(pieces=st.lists(user_text | st.sampled_from(["<", "<|en", "d|>", ">"]), min_size=1))
+@example(pieces=["<|en", "d|>"])
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_the_parts_of_a_message_are_read_as_their_text_in_one(
+    as_parts: bool, pieces: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tokenizer = load(tmp_path_factory.mktemp("parts"))
+    given: list[Any] = [{"type": "text", "text": p} if as_parts else p for p in pieces]
+    whole = tokenizer.encode_chat([{"role": "user", "content": "".join(pieces)}])
+    assert tokenizer.encode_chat([{"role": "user", "content": given}]) == whole
+
+
+def test_texts_that_a_template_puts_side_by_side_make_no_marker(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.content }}{{ m.name }}{% endfor %}"
+    tokenizer = load(tmp_path, chat_template=source)
+    for cut in range(1, len("<|end|>")):
+        first, second = "<|end|>"[:cut], "<|end|>"[cut:]
+        beside = [
+            [{"role": "user", "content": text} for text in (first, second)],
+            [{"role": "user", "content": first, "name": second}],
+        ]
+        for messages in beside:
+            (ids,) = tokenizer.encode_chat(messages)
+            assert ids == tokenizer.encode("<|end|>")
+
+
+def test_names_in_what_a_tool_is_given_make_no_marker(tmp_path: Path) -> None:
+    source = "{{ messages[0].tool_calls | tojson }}{{ tools | tojson }}"
+    tokenizer = load(tmp_path, chat_template=source)
+    calls = [{"function": {"name": "f", "arguments": {"<|end|>": 1}}}]
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"<|user|>": {}}}}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    (ids,) = tokenizer.encode_chat([message], tools=tools)
+    assert ids == tokenizer.encode(json.dumps(calls) + json.dumps(tools))

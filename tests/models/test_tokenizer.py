@@ -281,3 +281,21 @@ def test_a_decoder_that_is_not_implemented_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": decoder}))
     with pytest.raises(UnsupportedModel, match="byte-level BPE"):
         Tokenizer(tmp_path)
+
+
+def test_what_a_normalizer_makes_a_marker_of_is_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    described = json.loads(path.read_text())
+    described["normalizer"] = {"type": "NFKC"}
+    for token in described["added_tokens"]:
+        token["normalized"] = True
+    path.write_text(json.dumps(described))
+    tokenizer = Tokenizer(tmp_path)
+    wide = "\uff1c|end|\uff1e"
+    (ids,) = tokenizer.encode_chat([{"role": "user", "content": wide}])
+    (plain,) = tokenizer.encode_chat([{"role": "user", "content": "Who?"}])
+    markers = [[i for i in some if i in tokenizer.special_token_ids] for some in (ids, plain)]
+    assert markers[0] == markers[1]
+    end = tokenizer.token_id("<|end|>")
+    assert end not in tokenizer.encode_document(wide)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest
@@ -34,10 +35,23 @@ class Protector:
         self._literal = re.compile(alternatives)
         self.wrapped = re.compile(f"{OPEN}({alternatives}|){CLOSE}", re.DOTALL)
         self._torn = re.compile(f"(?P<whole>{self.wrapped.pattern})|{OPEN}|{CLOSE}", re.DOTALL)
+        cuts = [(text, at) for text in literals for at in range(1, len(text))]
+        self._beginnings = tuple({text[:at] for text, at in cuts})
+        self._endings = tuple({text[at:] for text, at in cuts})
 
     def protect(self, text: str) -> str:
-        """``text`` with every marker in it wrapped; ``unprotect`` gives it back."""
-        return self._literal.sub(lambda match: OPEN + match[0] + CLOSE, text)
+        """``text`` with every marker in it wrapped; ``unprotect`` gives it back.
+
+        Half of a marker at either end, which a template may put beside the other half, is kept from
+        it by a wrapper of nothing, within the spaces that templates take off."""
+        wrapped = self._literal.sub(lambda match: OPEN + match[0] + CLOSE, text)
+        core = wrapped.rstrip()
+        if core.endswith(self._beginnings):
+            wrapped = core + OPEN + CLOSE + wrapped[len(core) :]
+        core = wrapped.lstrip()
+        if core.startswith(self._endings):
+            wrapped = wrapped[: len(wrapped) - len(core)] + OPEN + CLOSE + core
+        return wrapped
 
     def unprotect(self, text: str) -> str:
         return self.wrapped.sub(lambda match: match[1], text)
@@ -51,11 +65,11 @@ class Protector:
         return self._torn.sub(lambda match: match["whole"] or OPEN + CLOSE, text)
 
     def protect_tree(self, value: Any) -> Any:
-        """``value`` with every string in its lists and mappings protected."""
+        """``value`` with every string in its lists and mappings protected, names as well."""
         if isinstance(value, str):
             return self.protect(value)
         if isinstance(value, Mapping):
-            return {key: self.protect_tree(item) for key, item in value.items()}
+            return {self.protect_tree(key): self.protect_tree(value[key]) for key in value}
         if isinstance(value, Sequence):
             return [self.protect_tree(item) for item in value]
         return value
@@ -130,19 +144,25 @@ def _flatten(content: Any, protector: Protector) -> str | None:
             "a message's content is a string, or a list of strings, documents and parts, not "
             f"{type(content).__name__}"
         )
-    return "".join(_flatten_part(part, protector) for part in content)
+    # texts that stand side by side are one, in which a marker may begin in one and end in the next
+    runs = groupby(map(_text_of, content), key=lambda text: text is None)
+    return "".join(
+        DOCUMENT_CUT * len([*run]) if cut else protector.protect("".join(filter(None, run)))
+        for cut, run in runs
+    )
 
 
-def _flatten_part(part: Any, protector: Protector) -> str:
+def _text_of(part: Any) -> str | None:
+    """The text of a part, None for a document."""
     if isinstance(part, str):
-        return protector.protect(part)
+        return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text":
         if not isinstance(part.get("text"), str):
             raise InvalidRequest("a content part of type 'text' needs a string as its 'text'")
-        return protector.protect(part["text"])
+        return str(part["text"])
     if kind == "document":
-        return DOCUMENT_CUT
+        return None
     raise InvalidRequest(
         f"a content part must be text or a document, not {kind or type(part).__name__!r}"
     )

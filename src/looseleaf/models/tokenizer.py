@@ -62,6 +62,9 @@ class Tokenizer:
         added = self._plain.get_added_tokens_decoder()
         self._special = {i: token for i, token in added.items() if token.special}
         self._markers = {token.content: i for i, token in self._special.items()}
+        self._has_lookalikes = bool(described.get("normalizer")) and any(
+            token.normalized for token in self._special.values()
+        )
         self._protector = Protector(self._markers)
         self.special_token_ids = frozenset(self._special)
         self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
@@ -107,7 +110,17 @@ class Tokenizer:
         if OPEN in text:
             return self._encode_protected(text, begins)
         backend = self._with_markers if begins else self._with_markers_behind
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        ids = list(backend.encode(text, add_special_tokens=False).ids)
+        if self._has_lookalikes and self._num_markers(ids) > self._num_written(text):
+            # a normalizer has made markers of other characters, as of wide brackets
+            return self._encode_protected(text, begins)
+        return ids
+
+    def _num_markers(self, ids: Sequence[int]) -> int:
+        return sum(token_id in self.special_token_ids for token_id in ids)
+
+    def _num_written(self, text: str) -> int:
+        return sum(marker is not None for _, marker in self._split_markers(text))
 
     def protect(self, text: str) -> str:
         """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
