@@ -13,7 +13,10 @@ is found again.
 What joins the graph is named anew, in the order in which a search meets it, and has a code: a
 search walks by codes, a quarter of a key's bytes, and reads the keys of the best that it met."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -125,7 +128,7 @@ class GraphIndex(KVIndex):
         if "links" in arrays and "codes" not in arrays:
             raise InvalidOption("a graph index of an earlier version has no codes: build it again")
         built, effort, head_dim = (int(n) for n in arrays["sizes"])
-        links = np.array(arrays["links"])
+        links: npt.NDArray[Any] = np.array(arrays["links"])
         if links.dtype == np.uint16:
             links = np.where(links == np.iinfo(np.uint16).max, -1, links.astype(np.int32))
         index = cls(keys, built, config, effort)
