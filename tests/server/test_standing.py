@@ -67,7 +67,7 @@ def test_probes_fail_and_a_gauge_falls_while_a_step_stands_still_and_rise_after_
 def test_a_question_about_documents_does_not_wait_longer_than_a_request_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def never(*_: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
     with live_server(config={"deadline": 0.05}) as live:

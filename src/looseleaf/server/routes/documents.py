@@ -62,8 +62,8 @@ async def list_documents(
 ) -> Response:
     """The documents of the caller's tenant, oldest first, from the one behind ``after`` on."""
     service.require_ready()
-    asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
     with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
+        asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
         found = await service.in_time(asked)
     data, ids = [_body(info) for info in found[:limit]], [info.id for info in found[:limit]]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
