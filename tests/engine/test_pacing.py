@@ -210,6 +210,7 @@ def test_steps_of_a_gpu_are_known_without_what_they_waited_for() -> None:
         pace = ComputePace()
         events = [(Event(since), Event(until)) for since, until in waits]
         pace.pending.append(Launched(Event(1.0), Event(2.0), 100, 100, False, events))
+        pace.collect()
         return pace.predict(100, 100)
 
     assert seconds([]) == pytest.approx(1.0)

@@ -11,14 +11,9 @@ from looseleaf.attention.chunks import host_spans, with_units
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.span_buffer import HostSpans
-from looseleaf.ops.prefill_attention.units import (
-    KEYS,
-    UNIT_NUMBERS,
-    Part,
-    TileReads,
-    UnitCosts,
-    best_parts,
-)
+from looseleaf.ops.prefill_attention import units_reference
+from looseleaf.ops.prefill_attention.units import KEYS, UNIT_NUMBERS, UnitCosts, span_units
+from looseleaf.ops.prefill_attention.units_reference import Part, TileReads, best_parts
 
 PAGE_SIZE, NUM_HEADS = 16, 8
 COSTS = UnitCosts(132, start=8.0, per_block=1.7, border=1.7, launch=4.0, per_state=0.00025)
@@ -98,6 +93,44 @@ def test_units_read_what_their_tiles_see_once_and_leave_a_state_for_each(
     # without cuts a row's state is its answer
     assert spans.num_states == (indptr[-1] if len(units) > len(tiles) else 0)
     assert cut or not spans.num_states
+
+
+@given(
+    recipes=st.lists(RECIPES, min_size=1, max_size=3),
+    tile_rows=st.sampled_from([4, 16, 32]),
+    num_heads=st.sampled_from([1, NUM_HEADS]),
+    border=st.sampled_from([0.0, 0.6, 1.7, 5.0]),
+    programs=st.sampled_from([0, 8, 132, 264]),
+)
+@example(recipes=MANY_TILES, tile_rows=4, num_heads=1, border=1.7, programs=132)
+def test_units_are_those_of_the_reference(
+    recipes: list[tuple[list[int], bool, int, int]],
+    tile_rows: int,
+    num_heads: int,
+    border: float,
+    programs: int,
+) -> None:
+    arrays = host_spans([chunk_of(*recipe) for recipe in recipes], tile_rows).arrays
+    costs = replace(COSTS, border=border, programs=programs) if programs else None
+    told, num_states = span_units(arrays, num_heads, costs)
+    expected, expected_states = units_reference.span_units(arrays, num_heads, costs)
+    assert num_states == expected_states
+    assert told.keys() == expected.keys()
+    for name, array in told.items():
+        assert array.dtype == np.int32
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def test_a_tile_that_sees_nothing_has_a_unit_that_reads_nothing() -> None:
+    behind = PrefillChunk([0, 1], (ReadSpan(range(1), 5, 3, 0),))
+    arrays = host_spans([behind, chunk_of([300], False, 0, 9)], 32).arrays
+    for costs in (None, COSTS):
+        told, _ = span_units(arrays, NUM_HEADS, costs)
+        expected, _ = units_reference.span_units(arrays, NUM_HEADS, costs)
+        for name, array in told.items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+        units = told["unit_numbers"].reshape(-1, UNIT_NUMBERS)
+        assert units[units[:, 0] == 0].tolist() == [[0, 2, 0, 0, 0, 0, 0, 1]]
 
 
 TILES = st.lists(st.lists(st.integers(1, 40), max_size=8), min_size=1, max_size=30)

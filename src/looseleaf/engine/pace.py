@@ -65,17 +65,15 @@ class ComputePace:
         x = _terms(rows, pairs, blends) / seconds
         self._products = _MEMORY * self._products + np.outer(x, x)
         self._targets = _MEMORY * self._targets + x
-        self._fit = None
+        # fitted here and not when it is asked for, which is in front of a launch
+        self._fit = _nonnegative(self._products, self._targets)
 
     def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
         """How many seconds a step of so many rows and pairs takes, or a pass that ``blends``; None
         if nothing is known.
         """
-        self._collect()
-        if not self._products.any():
-            return None
         if self._fit is None:
-            self._fit = _nonnegative(self._products, self._targets)
+            return None
         knows = bool(self._products[3, 3]) or not blends
         return float(self._fit @ _terms(rows, pairs, blends and knows))
 
@@ -104,9 +102,11 @@ class ComputePace:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self.pending.append(Launched(begun, event, rows, pairs, blends, waits))
-        self._collect()
+        self.collect()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Observe the steps that were launched and have been computed; `end` does so behind each
+        launch."""
         while self.pending and self.pending[0].ended.query():
             step = self.pending.pop(0)
             seconds = step.begun.elapsed_time(step.ended) / 1e3

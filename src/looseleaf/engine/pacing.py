@@ -127,8 +127,9 @@ class LoadingController:
         """How long documents of these lengths take to load, each from its tier; tiers load side by
         side. None if nothing is known of one."""
         slowest = 0.0
+        size = {n: self.tiers.num_bytes(n) for n in set(lengths.values())}
         for tier in set(chosen.values()):
-            num_bytes = [self.tiers.num_bytes(n) for k, n in lengths.items() if chosen[k] == tier]
+            num_bytes = [size[n] for k, n in lengths.items() if chosen[k] == tier]
             predicted = self.tiers.predict(tier, num_bytes)
             if predicted is None:
                 return None
