@@ -34,7 +34,13 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
 )
 
-HEADS = {"mha": (8, 8), "gqa-4": (32, 8), "gqa-8": (32, 4)}
+HEADS = {
+    "mha": (8, 8),
+    "gqa-3": (24, 8),
+    "gqa-4": (32, 8),
+    "gqa-7": (28, 4),
+    "gqa-8": (32, 4),
+}
 
 
 def attention_shape(heads: str, head_dim: int, page_size: int = 16) -> AttentionShape:

@@ -240,6 +240,19 @@ def compiled_gated() -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_groups(num_qo_heads: int) -> Iterator[Compiled]:
+    """The same of heads of 128 in groups that are no power of two, which are turned another way."""
+    shape = Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=num_qo_heads, num_kv_heads=2)
+    scene = SceneBuilder(0, shape).decode()
+    pages, numbers = (scene.k_pages, scene.v_pages), torch.zeros(8, dtype=torch.int32)
+    state = torch.empty_like(scene.q), torch.zeros(scene.q.shape[:2])
+    rest = numbers, state, scene.rotation, scene.rule
+    with compiling(_hopper_attention_kernel) as kernels:
+        for num_lists, grid in ((5, Grid(1, 1)), (8, Grid(1, 2, in_parts=True))):
+            launch(scene.q, pages, (numbers,) * num_lists, *rest, grid)
+    yield from kernels
+
+
 def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     """The kernel of the generation: decode with one computing group and with two, prefill with
     two, over gathered keys too, of rows with patches with one and with two, and in parts."""
@@ -274,5 +287,5 @@ if __name__ == "__main__":
             print(json.dumps({"shape": f"{name}, fp8"} | asdict(kernel)), flush=True)
     for kernel in compiled_gated():
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
-    for kernel in compiled_hopper(64):
+    for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

@@ -74,11 +74,11 @@ def turn_rows(
         # what is aligned must be said: a group of its own is not told of the arguments
         p_x = vector[:, None] + o_d[None, :]
         p_angle = position.to(gl.int64)[:, None] * stride_table + o_d[None, :]
-        m_x, at_16 = m_row[:, None], [1, 16]
-        b_low = gl.load(gl.multiple_of(p_x, at_16), mask=m_x, other=0.0)
-        b_high = gl.load(gl.multiple_of(p_x + HALF, at_16), mask=m_x, other=0.0)
-        b_cos = gl.load(gl.multiple_of(cos + p_angle, at_16), mask=m_x, other=1.0) * scale
-        b_sin = gl.load(gl.multiple_of(sin + p_angle, at_16), mask=m_x, other=0.0) * scale
+        m_x = m_row[:, None]
+        b_low = gl.load(gl.multiple_of(p_x, [1, 16]), mask=m_x, other=0.0)
+        b_high = gl.load(gl.multiple_of(p_x + HALF, [1, 16]), mask=m_x, other=0.0)
+        b_cos = gl.load(gl.multiple_of(cos + p_angle, [1, 16]), mask=m_x, other=1.0) * scale
+        b_sin = gl.load(gl.multiple_of(sin + p_angle, [1, 16]), mask=m_x, other=0.0) * scale
         b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
         store_halves(q_tile, low, high)
