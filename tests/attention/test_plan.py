@@ -194,25 +194,23 @@ def test_a_few_new_rows_are_read_by_work_list_and_see_nothing_behind_them() -> N
     assert seen == {(n, 6 + n) for n in range(len(positions))}
 
 
-def test_few_new_rows_behind_several_long_documents_are_read_in_parts() -> None:
-    """Neither many, nor behind one document or short ones, nor where bits may not change."""
+def asked(rows: int, documents: int, length: int) -> list[PrefillChunk]:
+    """New rows behind documents."""
+    starts = [n * length for n in range(documents)]
+    spans = [ReadSpan(range(length // PAGE_SIZE), at, length, 0) for at in starts]
+    own = ReadSpan(range(-(-rows // PAGE_SIZE)), documents * length, rows, 0)
+    behind = range(documents * length, documents * length + rows)
+    return [PrefillChunk(behind, (*spans, own))]
 
-    def asked(rows: int, documents: int, length: int) -> list[PrefillChunk]:
-        starts = [n * length for n in range(documents)]
-        spans = [ReadSpan(range(length // PAGE_SIZE), at, length, 0) for at in starts]
-        own = ReadSpan(range(-(-rows // PAGE_SIZE)), documents * length, rows, 0)
-        behind = range(documents * length, documents * length + rows)
-        return [PrefillChunk(behind, (*spans, own))]
 
-    costs = default_cost_model(128, 2, 132)
+def test_few_new_rows_are_read_by_work_list_with_those_that_decode() -> None:
+    """Not where tiles of spans fill the device anyway, nor where bits may not change."""
+    costs = default_cost_model(128, 2, 132, hopper=True)
     made, exact = planner(costs), planner(costs, batch_invariant=True)
-    assert made.in_parts(asked(64, 5, 4096))
-    assert not exact.in_parts(asked(64, 5, 4096))
-    assert not made.in_parts(asked(4096, 5, 4096))
-    assert not made.in_parts(asked(64, 1, 20_480))
-    assert made.in_parts(asked(64, 4, 1024))
-    assert not made.in_parts(asked(64, 6, 512))
-    assert not made.in_parts(40 * asked(64, 5, 4096))
+    assert made.by_work_list(asked(256, 5, 4096))
+    assert not exact.by_work_list(asked(256, 5, 4096))
+    assert not made.by_work_list(asked(4096, 5, 4096))
+    assert not made.by_work_list(40 * asked(64, 5, 4096))
 
 
 def test_rows_that_share_too_little_read_it_each_on_its_own() -> None:

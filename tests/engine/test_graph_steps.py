@@ -17,12 +17,13 @@ from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
-from looseleaf.engine.pass_graphs import PassGraphs, Within, stretches
+from looseleaf.engine.pass_graphs import PassGraphs, Within
 from looseleaf.engine.request import Request
 from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.step_parts import logit_places
+from looseleaf.engine.stretches import stretches
 from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 
@@ -321,9 +322,8 @@ class Units(Passes):
 
 
 def test_few_rows_behind_several_documents_are_a_pass_with_the_same_answers(
-    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Folder,
 ) -> None:
-    monkeypatch.setattr("looseleaf.attention.plan._LONG_KEYS", 100)
     found = []
     for kind in (Passes, Units):
         llm = make_llm(checkpoint())

@@ -18,6 +18,7 @@ from looseleaf.attention.plan import Planner
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.engine import warming
 from looseleaf.engine.graphs import MAX_ROWS, StepGraphs, padded_rows
+from looseleaf.engine.pass_graphs import PassGraphs
 from looseleaf.kv.pool import PagePool
 from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
@@ -69,6 +70,31 @@ def test_few_new_rows_of_several_requests_are_read_by_the_kernels_of_usual_steps
         step = attention.host_step((), [prompt(size)] * requests, rows)
         # so many are read by spans
         assert step is None or (rows, step.works[0].work.tiles) in usual, requests
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (24, 8), (16, 16), (64, 8)])
+def test_turns_of_a_chat_are_replayed_by_passes_that_warming_up_has_captured(
+    heads: tuple[int, int],
+) -> None:
+    """Whatever is cached in front of them, as one text or as documents."""
+    passes: Any = object.__new__(PassGraphs)
+    passes.attention = attention = make_attention()
+    passes.has_units = True
+    attention.planner = Planner(
+        PAGE, *heads, torch.device("cuda"), COSTS, finishing=True, gathering=True
+    )
+    captured, replayed = set(warming.usual_passes(passes, PAGE)), 0
+    # each takes a tenth of a second or two
+    assert len(captured) <= 30
+    for rows in (1, *range(8, 520, 8)):
+        for documents, length in (
+            (0, 1), (1, 512), (1, 2000), (1, 6000), (1, 30_000), (6, 512), (5, 4096),
+        ):  # fmt: skip
+            asked = [prompt((documents, length, rows))]
+            if passes.sooner(asked):
+                replayed += 1
+                assert passes.key_of(asked) in captured, (documents, length, rows)
+    assert replayed > 300
 
 
 class Kind(NamedTuple):

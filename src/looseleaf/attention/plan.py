@@ -60,8 +60,6 @@ _INVARIANT_SPLIT = 1024
 _TILE_ROWS = 128
 # steps of up to so many new rows are read by work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
-# keys from which on few new rows are read in parts of a span list
-_LONG_KEYS = 4096
 # in how many parts the keys of a tile are read at most, and how many keys a part has at least
 _MOST_PARTS = 8
 _PART_KEYS = 512
@@ -170,7 +168,7 @@ class Planner:
 
         Without ``finish`` the states of a row hold all that it reads: others may join them. With it
         rows of one state each have it as their answer."""
-        if chunks and not self._by_work_list(chunks):
+        if chunks and not self.by_work_list(chunks):
             return None
         positions = [int32([row.position for row in rows])]
         flats = [self._settled_items(groups), flat_tails(rows, groups.tail_starts, self.page_array)]
@@ -201,22 +199,14 @@ class Planner:
             return True
         return self.costs.worth_sharing(num_rows, self._group, num_pages * self.page_size)
 
-    def _by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
+    def by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether new rows are read by work list, with those that decode in the same step."""
         # a span's bitmap is that of all its rows: looked at once a key, and of a work list's once
         # a row and key
         if self.batch_invariant or is_patched(chunks):
             return False
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
         return few and self._num_programs(chunks) < self.costs.wide.programs
-
-    def in_parts(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Whether the new rows of a step without others are read sooner by a span list in parts,
-        where the device has units, than by work list: an item ends where its document does."""
-        if self.batch_invariant or is_patched(chunks):
-            return False
-        spans = [span for chunk in chunks for span in chunk.spans]
-        long = len(spans) > 2 and sum(span.length for span in spans) >= _LONG_KEYS
-        return long and 2 * self._num_programs(chunks) <= self.costs.wide.programs
 
     def span_list(
         self,

@@ -166,8 +166,8 @@ class Bench:
             finishing=finishing,
             gathering=gathering,
         )
-        in_parts = self.passes and not case.rows and planner.in_parts(case.chunks)
-        if in_parts or by_spans:
+        in_pass = self.passes and not case.rows and planner.by_work_list(case.chunks)
+        if in_pass or by_spans:
             return AttentionPlan(0, None, planner.span_list(case.chunks))
         groups = planner.group(case.rows, grouping=grouping)
         return planner.plan(case.rows, groups, case.chunks, finish=True)

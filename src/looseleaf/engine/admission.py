@@ -269,8 +269,9 @@ class Admission:
 
     def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
         found: list[Segment] = []
-        for page in range(self._reusable_pages(sequence, run)):
-            segment = self.store.find(run.page_key(page, sequence.keys, self.page_size))
+        count = self._reusable_pages(sequence, run)
+        for key in run.page_keys(count, sequence.keys, self.page_size):
+            segment = self.store.find(key)
             if segment is None:
                 break
             found.append(segment)

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -205,7 +206,7 @@ class StepGraphs:
         lists = _lists(key, choices, device)
         hosted = self.attention.hosted_room(key.rows) if key.hosted else None
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
-        side = torch.cuda.Stream(self.model.device)
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._forward(key, lists, hosted)
@@ -217,6 +218,11 @@ class StepGraphs:
         with undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
             logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        return torch.cuda.Stream(self.model.device)
 
     def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
         for some in lists:

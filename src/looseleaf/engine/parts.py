@@ -54,6 +54,13 @@ class TextRun:
             self._keys += self._more_keys((page + 1) * page_size, keys, page_size)
         return self._keys[page]
 
+    def page_keys(self, count: int, keys: KeySpace, page_size: int) -> list[SegmentKey]:
+        """The keys of the first ``count`` pages, which are full: made at once, they take a third of
+        the time."""
+        if count:
+            self.page_key(count - 1, keys, page_size)
+        return self._keys[:count]
+
     def _more_keys(self, stop: int, keys: KeySpace, page_size: int) -> list[SegmentKey]:
         """The keys of the pages of tokens before ``stop`` that have none so far."""
         start, more = len(self._keys) * page_size, list[SegmentKey]()

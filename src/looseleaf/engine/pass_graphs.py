@@ -1,16 +1,13 @@
-"""Passes of few new rows over documents as CUDA graphs: those that blend, and those whose documents
-are still arriving.
+"""Passes of few new rows as CUDA graphs: those that blend, those whose documents are still
+arriving, and where the device reads spans in parts all that nothing decodes beside.
 
-A graph is a stretch of layers, so that the first ones are computed while the documents of the next
-are on their way. The stretches are short at first, since the device has nothing else to do, and at
-the end, since they are what is left when the last layer has come. As in `StepGraphs`, what differs
-from pass to pass is data, which the first graph fetches."""
+A graph is a stretch of layers (`looseleaf.engine.stretches`). As in `StepGraphs`, what differs from
+pass to pass is data, which the first graph fetches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +30,12 @@ from looseleaf.engine.following import follow
 from looseleaf.engine.graphs import Replayable, room_for, undisturbed
 from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.rows import RowInputs, to_device
+from looseleaf.engine.stretches import Cutting, stretches
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops import hopper_attention
 from looseleaf.types import Attend
 
-# a layer takes about as long to arrive as to be computed: what waits for many waits long
-_LONGEST = 2
 # the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 480
 _FEW = (16, 32, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512)
 _MANY = (576, 640, 768, 896, 1024)
@@ -60,7 +56,7 @@ class _Pass:
     logits: Tensor
 
 
-class _PassKey(NamedTuple):
+class PassKey(NamedTuple):
     """What the graphs of a pass are made for: rows and what they read, and the layer that some of
     its rows enter at, if any do."""
 
@@ -100,7 +96,7 @@ class PassGraphs:
     model: Decoder
     attention: PagedAttention
     replays: int = 0
-    _passes: dict[_PassKey, _Pass] = field(default_factory=dict)
+    _passes: dict[PassKey, _Pass] = field(default_factory=dict)
     _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
     # when the latest pass has fetched its numbers: those of the next are written behind it
     _fetched: torch.cuda.Event | None = None
@@ -117,8 +113,9 @@ class PassGraphs:
 
     def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether a step of ``chunks`` only, which blend nothing and follow nothing, is a pass
-        rather than a step that replays by work list."""
-        return self.has_units and self.attention.planner.in_parts(chunks)
+        rather than a step that replays by work list: spans take the host half of the time to list,
+        and the device up to half of the time to read (docs/log.md)."""
+        return self.has_units and self.attention.planner.by_work_list(chunks)
 
     def run(
         self,
@@ -139,7 +136,7 @@ class PassGraphs:
         capacity = capacity_for(spans, _padded(rows.num_rows))
         if not capacity.holds(spans):
             return None
-        captured = self._pass_for(_PassKey(capacity, layers[0] if layers else None))
+        captured = self._pass_for(PassKey(capacity, layers[0] if layers else None))
         self._await_fetch()
         self._load(rows.table, rows.wanted, entering)
         captured.buffer.load(spans)
@@ -177,17 +174,22 @@ class PassGraphs:
         self._replay(captured, awaited)
         return captured.received[: watch.num_keys]
 
-    def prepare(self, chunks: Sequence[PrefillChunk]) -> None:
-        """Capture passes like that of ``chunks``, unless they are."""
+    def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
+        """What the graphs are made for of a pass of ``chunks``, all of which enter at the first
+        layer."""
         num_rows = sum(len(chunk.positions) for chunk in chunks)
         spans = self.attention.planner.host_spans(chunks)
-        self._pass_for(_PassKey(capacity_for(spans, _padded(num_rows)), None))
+        return PassKey(capacity_for(spans, _padded(num_rows)), None)
+
+    def prepare(self, key: PassKey) -> None:
+        """Capture passes like that, unless they are."""
+        self._pass_for(key)
 
     def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
         """The same of watched passes."""
         self._watched_for(self._watch_key(chunks, watch, depth)[0])
 
-    def _pass_for(self, key: _PassKey) -> _Pass:
+    def _pass_for(self, key: PassKey) -> _Pass:
         if key not in self._passes:
             self._passes[key] = self._capture(key)
         return self._passes[key]
@@ -242,12 +244,17 @@ class PassGraphs:
         return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)
 
     @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        return torch.cuda.Stream(self.model.device)
+
+    @cached_property
     def _entering(self) -> Tensor:
         """The hidden states of rows that enter behind the first layer; of others, anything."""
         size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
         return torch.zeros(size, dtype=model.dtype, device=model.device)
 
-    def _capture(self, key: _PassKey) -> _Pass:
+    def _capture(self, key: PassKey) -> _Pass:
         buffer = SpanBuffer(key.rows, self.model.device)
 
         def run(within: Within) -> Tensor:
@@ -279,8 +286,8 @@ class PassGraphs:
         # a first run compiles kernels and makes what must not be made in a capture; it has no rows
         self._await_fetch()
         self._rows.clear()
-        starts = stretches(depth)
-        side, cutting = torch.cuda.Stream(self.model.device), _Cutting(starts[1:], self._pool)
+        starts, side = stretches(depth), self._side
+        cutting = Cutting(starts[1:], self._pool)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run(lambda attend: attend)
@@ -328,47 +335,9 @@ class PassGraphs:
         return seen.received
 
 
-class _Cutting:
-    """A capture that begins a new graph before the attention of each layer of ``starts``."""
-
-    def __init__(self, starts: Sequence[int], pool: Any) -> None:
-        self.graphs: list[torch.cuda.CUDAGraph] = []
-        self._starts, self._pool = frozenset(starts), pool
-
-    def begin(self) -> None:
-        """The next graph."""
-        self.graphs.append(torch.cuda.CUDAGraph())
-        # threads of the tiers may wait for the device meanwhile
-        self.graphs[-1].capture_begin(self._pool, "thread_local")
-
-    def end(self) -> None:
-        """The latest graph is complete."""
-        self.graphs[-1].capture_end()
-
-    def within(self, attend: Attend) -> Attend:
-        """``attend`` with the cuts in front of it."""
-
-        def cut(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if layer in self._starts:
-                self.end()
-                self.begin()
-            return attend(layer, q, k, v)
-
-        return cut
-
-
 def no_rows(layer: int, hidden: Tensor) -> Tensor:
     """The hook that lets no row pass."""
     return hidden[:0]
-
-
-def stretches(num_layers: int) -> list[int]:
-    """The layers with which graphs begin: each as long as what is before it, half as long as what
-    is left, and not too long."""
-    lengths: list[int] = []
-    while (start := sum(lengths)) < num_layers:
-        lengths.append(max(1, min(start, (num_layers - start) // 2, _LONGEST)))
-    return [0, *accumulate(lengths[:-1])]
 
 
 def _padded(num_rows: int) -> int:
@@ -387,7 +356,7 @@ def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
         room_for(words, 1024, 4) if words else 0,
         spans.parts,
         room_for(spans.num_units, 16, 2) if spans.num_units else 0,
-        room_for(spans.num_states, 512, 2) if spans.num_states else 0,
+        room_for(spans.num_states, 1024, 2) if spans.num_states else 0,
         room_for(spans.num_gathered, 4096, 2) if spans.num_gathered else 0,
         spans.groups,
     )

@@ -19,8 +19,8 @@ from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.watched import ChunkStep, Watch
 from looseleaf.blend import Budget, Question
 from looseleaf.config import Fuse
-from looseleaf.engine.graphs import StepGraphs
-from looseleaf.engine.pass_graphs import PassGraphs
+from looseleaf.engine.graphs import MAX_ROWS, StepGraphs
+from looseleaf.engine.pass_graphs import PassGraphs, PassKey
 from looseleaf.models import Decoder
 from looseleaf.models.layers import apply_gated
 from looseleaf.ops.likeliest import likeliest
@@ -33,6 +33,8 @@ _OF_PRODUCTS = (128, 144, 160, 192)
 # a tile has 128 rows and heads at most, and somewhat fewer where heads come in threes
 _ROWS_OF_A_PROCESSOR = 160
 _DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
+# tokens in front of new rows, and these: both say in how many parts they are read
+_CACHED, _NEW = (0, 1024, 4096, 16384), range(8, MAX_ROWS + 1, 8)
 
 Job = Callable[[], None]
 
@@ -122,7 +124,7 @@ def _launch_spans(
 
 
 def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
-    """Passes that blend, follow documents, and are watched."""
+    """Passes that blend, follow documents, read cached text, and are watched."""
     depth = model.config.num_layers
     question = _pass(0, page_size)
     spans = question.spans[:_DOCUMENTS]
@@ -130,11 +132,28 @@ def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
     usual = Question(Budget(ratio=0.0), Fuse("question", ratio=0.0).watched_share)
     layers = [layer for layer in range(depth) if usual.watches(layer, depth)]
     watch = Watch([spans], layers, torch.ones(_QUESTION), starts)
+    blending = [[_pass(n - _QUESTION, page_size)] for n in _SHORT]
+    keys = [passes.key_of(chunks) for chunks in ([question], *blending)] + usual_passes(
+        passes, page_size
+    )
     return [
-        partial(passes.prepare, [question]),
-        *(partial(passes.prepare, [_pass(n - _QUESTION, page_size)]) for n in _SHORT),
+        *(partial(passes.prepare, key) for key in dict.fromkeys(keys)),
         partial(passes.prepare_watched, [question], watch, depth),
     ]
+
+
+def usual_passes(passes: PassGraphs, page_size: int) -> list[PassKey]:
+    """What passes of few new rows behind cached text are replayed by."""
+    behind = [[_behind(cached, rows, page_size)] for rows in _NEW for cached in _CACHED]
+    return list(dict.fromkeys(passes.key_of(some) for some in behind if passes.sooner(some)))
+
+
+def _behind(cached: int, rows: int, page_size: int) -> PrefillChunk:
+    """So many new rows behind so many tokens."""
+    count = cached // page_size
+    own = range(count, count - (-rows // page_size))
+    before = (ReadSpan(range(count), 0, cached, count),) if cached else ()
+    return PrefillChunk(range(cached, cached + rows), (*before, ReadSpan(own, cached, rows, 0)))
 
 
 def _pass(num_again: int, page_size: int) -> PrefillChunk:
