@@ -197,8 +197,8 @@ def test_what_would_change_a_logit_is_refused(changes: dict[str, Any], words: st
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size": None}, "wrong kind"),
-        ({"num_hidden_layers": "many"}, "wrong kind"),
+        ({"hidden_size": None}, "hidden_size must be a whole number"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers must be a whole number"),
         ({"rope_scaling": {"rope_type": "linear"}}, "needs 'factor'"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "names 1 layers"),
     ],

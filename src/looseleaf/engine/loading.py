@@ -33,6 +33,9 @@ REFERENCE_MODELS = ("causal", "block")
 # by these names they are found wherever a folder or a hub id may be given
 _NAMED = {f"looseleaf-{name}": name for name in REFERENCE_MODELS}
 
+# some times the longest context of any model; more are a slip, or written to fill the memory
+_MOST_POSITIONS = 1 << 24
+
 _CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
     "auto": "auto",
     "native": "native",
@@ -159,6 +162,11 @@ def _pick_length(asked: int | None, shape: ModelConfig) -> int:
         raise InvalidOption(
             f"max_model_len={asked} is more than the {limit} tokens that this model can read: "
             "lower it, or leave it out"
+        )
+    if asked is None and shape.max_position_embeddings > _MOST_POSITIONS:
+        raise InvalidOption(
+            f"the model's config.json says {shape.max_position_embeddings} positions, whose table "
+            "takes gigabytes: give max_model_len"
         )
     return asked or shape.max_position_embeddings
 

@@ -6,16 +6,32 @@ a logit.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from looseleaf.config import ModelConfig, RopeConfig
-from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, LooseleafError, UnsupportedModel
+from looseleaf.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidOption,
+    ModelError,
+    UnsupportedModel,
+)
 from looseleaf.models.checkpoint import list_tensors, refuse_other_formats
-
-Json = Mapping[str, Any]
+from looseleaf.models.fields import (
+    Json,
+    as_number,
+    mapping,
+    number,
+    rows,
+    shown,
+    switch,
+    text,
+    whole,
+)
+from looseleaf.models.files import read_json
+from looseleaf.rope import rope_frequencies
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -50,6 +66,11 @@ _ROPE_REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+_ORIGINAL = "original_max_position_embeddings"
+# some times as many as any model has
+_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
+# what queries and keys may be multiplied by
+_LEAST_FACTOR = 1e-6
 # families of which Transformers turns a part of each head; in others it turns whole heads
 _PARTIAL = ("phi", "phi3")
 _DEFAULT_MAX_POSITIONS = {"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096}
@@ -63,15 +84,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointNotFound(
             f"{folder} holds no config.json; give the folder of a Hugging Face checkpoint"
         )
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CorruptCheckpoint(
-            f"{path} can't be read as JSON ({error}); download it again"
-        ) from error
-    if not isinstance(raw, dict):
-        raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
-    config = parse_config(raw, str(path))
+    config = parse_config(read_json(path), str(path))
     if config.torch_dtype != "auto":
         return config
     return dataclasses.replace(config, torch_dtype=_dtype_of_tensors(folder))
@@ -87,19 +100,19 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
     if build is None:
         known = ", ".join(sorted(_FAMILIES))
         raise UnsupportedModel(
-            f"{source}: model family {family!r} is not supported; supported: {known}"
+            f"{source}: model family {shown(family)} is not supported; supported: {known}"
         )
     try:
         _refuse_others(raw)
-        return build(raw)
+        config = build(raw)
+        _require_frequencies(config.rope)
+        return config
     except KeyError as error:
         raise CorruptCheckpoint(f"{source} lacks {error.args[0]!r}; download it again") from error
-    except LooseleafError as error:
+    except ModelError as error:
         raise type(error)(f"{source}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise CorruptCheckpoint(
-            f"{source} holds a value of the wrong kind ({error}); download it again"
-        ) from error
+    except InvalidOption as error:
+        raise CorruptCheckpoint(f"{source}: {error}; correct it") from error
 
 
 def _refuse_others(raw: Json) -> None:
@@ -108,10 +121,10 @@ def _refuse_others(raw: Json) -> None:
     if quantised:
         method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else ""
         raise UnsupportedModel(
-            f"quantization_config asks for the method {method!r}; quantised checkpoints are not "
-            "supported, use the one in float32, float16 or bfloat16 that it was made from"
+            f"quantization_config asks for the method {shown(method)}; quantised checkpoints are "
+            "not supported, use the one in float32, float16 or bfloat16 that it was made from"
         )
-    if raw.get("is_causal") is False:
+    if not switch(raw, "is_causal", True):
         raise UnsupportedModel(
             "is_causal is false: this model reads in both directions, to embed texts, and "
             "Looseleaf only continues them; use a causal language model"
@@ -120,22 +133,19 @@ def _refuse_others(raw: Json) -> None:
 
 def _shape(raw: Json) -> dict[str, Any]:
     """What every family writes the same way."""
-    num_qo_heads = int(raw["num_attention_heads"])
-    head_dim = raw.get("head_dim")
-    if head_dim is None:
-        head_dim = int(raw["hidden_size"]) // num_qo_heads
-    family = str(raw["model_type"])
+    num_qo_heads = whole(raw, "num_attention_heads")
+    hidden_size = whole(raw, "hidden_size")
     return {
-        "family": family,
-        "vocab_size": int(raw["vocab_size"]),
-        "hidden_size": int(raw["hidden_size"]),
-        "intermediate_size": int(raw["intermediate_size"]),
-        "num_layers": int(raw["num_hidden_layers"]),
+        "family": str(raw["model_type"]),
+        "vocab_size": whole(raw, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": whole(raw, "intermediate_size"),
+        "num_layers": whole(raw, "num_hidden_layers", most=_MOST_LAYERS),
         "num_qo_heads": num_qo_heads,
-        "num_kv_heads": int(raw.get("num_key_value_heads") or num_qo_heads),
-        "head_dim": int(head_dim),
+        "num_kv_heads": whole(raw, "num_key_value_heads", num_qo_heads),
+        "head_dim": whole(raw, "head_dim", hidden_size // num_qo_heads, most=_MOST_HEAD_DIM),
         "max_position_embeddings": _max_positions(raw),
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tie_word_embeddings": switch(raw, "tie_word_embeddings"),
         "torch_dtype": _dtype(raw),
     }
 
@@ -144,8 +154,8 @@ def _dtype(raw: Json) -> str:
     given = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
     if given != "auto" and given not in _DTYPES:
         raise UnsupportedModel(
-            f"dtype {given!r} is not one that models are run in: write float32, float16, bfloat16 "
-            "or auto into config.json"
+            f"dtype {shown(given)} is not one that models are run in: write float32, float16, "
+            "bfloat16 or auto into config.json"
         )
     return _DTYPES.get(given, given)
 
@@ -158,20 +168,22 @@ def _dtype_of_tensors(folder: Path) -> str:
 
 def _max_positions(raw: Json) -> int:
     default = _DEFAULT_MAX_POSITIONS.get(str(raw["model_type"]), 2048)
-    return int(raw.get("max_position_embeddings") or default)
+    return whole(raw, "max_position_embeddings", default)
 
 
 def _activation(raw: Json, default: str) -> str:
-    name = str(raw.get("hidden_act") or default)
+    name = text(raw, "hidden_act", default)
     if name not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
-        raise UnsupportedModel(f"activation {name!r} is not implemented; Looseleaf knows {known}")
+        raise UnsupportedModel(
+            f"activation {shown(name)} is not implemented; Looseleaf knows {known}"
+        )
     return _ACTIVATIONS[name]
 
 
 def _rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig:
     """The law that either spelling describes; where both are there they must mean the same."""
-    spellings = [dict(raw[name]) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    spellings = [*filter(None, (mapping(raw, n) for n in ("rope_parameters", "rope_scaling")))]
     meant = [_rope_of(raw, one, head_dim, default_fraction) for one in spellings or [{}]]
     if meant[0] != meant[-1]:
         raise UnsupportedModel(
@@ -184,25 +196,24 @@ def _rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig
 def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -> RopeConfig:
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UnsupportedModel("RoPE parameters that differ between layers are not implemented")
-    law = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    law = text(scaling, "rope_type", text(scaling, "type", "default"))
     if raw["model_type"] == "phi3" and law in ("su", "yarn"):
         # early Phi-3 checkpoints call LongRoPE so
         law = "longrope"
     if law != "default" and law not in _ROPE_FIELDS:
         known = ", ".join(["default", *_ROPE_FIELDS])
-        raise UnsupportedModel(f"RoPE law {law!r} is not implemented; Looseleaf knows {known}")
-    fraction = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if fraction is not None and float(fraction) != 1.0 and raw["model_type"] not in _PARTIAL:
+        raise UnsupportedModel(f"RoPE law {shown(law)} is not implemented; Looseleaf knows {known}")
+    fallback = number(raw, "partial_rotary_factor", default_fraction, most=1.0)
+    fraction = number(scaling, "partial_rotary_factor", fallback, most=1.0)
+    if fraction != 1.0 and raw["model_type"] not in _PARTIAL:
         raise UnsupportedModel(
             f"partial_rotary_factor {fraction} is not implemented for {raw['model_type']}, of "
             "which Transformers turns whole heads; delete it if the model was trained so"
         )
-    rotary_dim = int(head_dim * (default_fraction if fraction is None else float(fraction)))
-    theta = scaling.get("rope_theta", raw.get("rope_theta"))
     return RopeConfig(
         head_dim=head_dim,
-        rotary_dim=rotary_dim,
-        theta=10_000.0 if theta is None else float(theta),
+        rotary_dim=int(head_dim * fraction),
+        theta=number(scaling, "rope_theta", number(raw, "rope_theta", 10_000.0)),
         law=law,  # type: ignore[arg-type]
         max_position_embeddings=_max_positions(raw),
         **_law_parameters(raw, law, scaling),
@@ -210,52 +221,71 @@ def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -
 
 
 def _law_parameters(raw: Json, law: str, scaling: Json) -> dict[str, Any]:
-    given = {
-        name: scaling[name] for name in _ROPE_FIELDS.get(law, ()) if scaling.get(name) is not None
-    }
+    names = [name for name in _ROPE_FIELDS.get(law, ()) if scaling.get(name) is not None]
     for name in _ROPE_REQUIRED.get(law, ()):
-        if name not in given:
+        if name not in names:
             raise CorruptCheckpoint(f"RoPE law {law!r} needs {name!r}; check rope_scaling")
-    given = {name: _rope_value(name, value) for name, value in given.items()}
-    original = raw.get("original_max_position_embeddings")
-    if law in ("llama3", "yarn", "longrope") and original is not None:
-        given["original_max_position_embeddings"] = int(original)
+    given = {name: _rope_value(name, scaling) for name in names}
+    if law in ("llama3", "yarn", "longrope") and raw.get(_ORIGINAL) is not None:
+        given[_ORIGINAL] = whole(raw, _ORIGINAL)
     elif raw["model_type"] == "phi3" and law == "longrope":
-        given.setdefault("original_max_position_embeddings", 4096)
+        given.setdefault(_ORIGINAL, 4096)
     if law in ("yarn", "longrope") and "factor" not in given:
-        trained = given.get("original_max_position_embeddings") or _max_positions(raw)
-        given["factor"] = _max_positions(raw) / int(trained)
+        given["factor"] = _max_positions(raw) / given.get(_ORIGINAL, _max_positions(raw))
     return given
 
 
-def _rope_value(name: str, value: Any) -> Any:
+def _rope_value(name: str, scaling: Json) -> Any:
     if name in ("short_factor", "long_factor"):
-        return tuple(float(item) for item in value)
-    kinds: dict[str, type] = {"truncate": bool, "original_max_position_embeddings": int}
-    return kinds.get(name, float)(value)
+        return tuple(as_number(f"each of {name}", item) for item in rows(scaling, name))
+    if name == "truncate":
+        return switch(scaling, name)
+    return whole(scaling, name) if name == _ORIGINAL else number(scaling, name)
+
+
+def _require_frequencies(rope: RopeConfig) -> None:
+    """Refuse parameters that are numbers each, and together give none."""
+    # a law has one range up to the original length and another behind it
+    behind = rope.max_position_embeddings * (2 if rope.law == "dynamic" else 1)
+    try:
+        for length in (1, behind):
+            inverse, factor = rope_frequencies(dataclasses.replace(rope, length=length))
+            if not inverse.isfinite().all():
+                raise ArithmeticError("a frequency is infinite")
+            if not _LEAST_FACTOR < factor < 1 / _LEAST_FACTOR:
+                raise ArithmeticError(f"scores would be multiplied by {factor:g} squared")
+    except (ArithmeticError, ValueError) as error:
+        if isinstance(error, InvalidOption):
+            raise
+        raise CorruptCheckpoint(
+            f"no frequencies follow from the parameters of RoPE law {rope.law!r} ({error}); "
+            "correct them"
+        ) from error
 
 
 def _every_layer(raw: Json, num_layers: int) -> tuple[int, ...]:
-    window = int(raw.get("sliding_window") or 0)
+    window = whole(raw, "sliding_window", 0, least=0)
     return (window,) * num_layers if window else ()
 
 
 def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
     """Qwen's windows: only if switched on, then by ``layer_types`` or past a count of layers."""
-    window = int(raw.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
-    kinds = raw.get("layer_types")
-    if kinds is None:
-        first = int(raw.get("max_window_layers", 28))
+    window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
+    window *= switch(raw, "use_sliding_window")
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        first = whole(raw, "max_window_layers", 28, least=0)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     return _layers_of(kinds, window, num_layers)
 
 
-def _layers_of(kinds: Sequence[str], window: int, num_layers: int) -> tuple[int, ...]:
+def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
     """``window`` in the layers that ``kinds`` calls sliding."""
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    known = ("full_attention", "sliding_attention")
+    unknown = sorted({str(kind) for kind in kinds if kind not in known})
     if unknown:
         raise UnsupportedModel(
-            f"layer types {unknown} are not implemented; supported: full and sliding"
+            f"layer types {shown(unknown)} are not implemented; supported: full and sliding"
         )
     if len(kinds) != num_layers:
         raise CorruptCheckpoint(
@@ -266,15 +296,15 @@ def _layers_of(kinds: Sequence[str], window: int, num_layers: int) -> tuple[int,
 
 
 def _llama(raw: Json) -> ModelConfig:
-    shape, bias = _shape(raw), bool(raw.get("attention_bias", False))
+    shape, bias = _shape(raw), switch(raw, "attention_bias")
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
         qkv_bias=bias,
         output_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=switch(raw, "mlp_bias"),
     )
 
 
@@ -282,16 +312,14 @@ def _mistral(raw: Json) -> ModelConfig:
     shape = _shape({"num_key_value_heads": 8, **raw})
     raw, num_layers = {"sliding_window": 4096, **raw}, shape["num_layers"]
     # Ministral goes by Mistral's name, and has its window in some layers only
-    kinds = raw.get("layer_types")
-    windows = (
-        _every_layer(raw, num_layers)
-        if kinds is None
-        else _layers_of(kinds, int(raw["sliding_window"] or 0), num_layers)
-    )
+    windows = _every_layer(raw, num_layers)
+    if raw.get("layer_types") is not None:
+        window = whole(raw, "sliding_window", 0, least=0)
+        windows = _layers_of(rows(raw, "layer_types"), window, num_layers)
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
         windows=windows,
     )
@@ -302,7 +330,7 @@ def _qwen2(raw: Json) -> ModelConfig:
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
         qkv_bias=True,
         windows=_upper_layers(raw, shape["num_layers"]),
@@ -310,11 +338,11 @@ def _qwen2(raw: Json) -> ModelConfig:
 
 
 def _qwen3(raw: Json) -> ModelConfig:
-    shape, bias = _shape({"head_dim": 128, **raw}), bool(raw.get("attention_bias", False))
+    shape, bias = _shape({"head_dim": 128, **raw}), switch(raw, "attention_bias")
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
         qkv_bias=bias,
         output_bias=bias,
@@ -324,7 +352,7 @@ def _qwen3(raw: Json) -> ModelConfig:
 
 
 def _phi(raw: Json) -> ModelConfig:
-    if raw.get("qk_layernorm"):
+    if switch(raw, "qk_layernorm"):
         raise UnsupportedModel(
             "Phi with qk_layernorm is not implemented; use a checkpoint without it"
         )
@@ -332,7 +360,7 @@ def _phi(raw: Json) -> ModelConfig:
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"], default_fraction=0.5),
-        norm_eps=float(raw.get("layer_norm_eps", 1e-5)),
+        norm_eps=number(raw, "layer_norm_eps", 1e-5),
         norm="layer",
         activation=_activation(raw, "gelu_new"),  # type: ignore[arg-type]
         gated_mlp=False,
@@ -349,7 +377,7 @@ def _phi3(raw: Json) -> ModelConfig:
     return ModelConfig(
         **shape,
         rope=_rope(raw, shape["head_dim"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-5)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-5),
         activation=_activation(raw, "silu"),  # type: ignore[arg-type]
         windows=_every_layer(raw, shape["num_layers"]),
     )
