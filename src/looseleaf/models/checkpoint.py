@@ -1,34 +1,20 @@
 """The tensor files of a checkpoint: which file holds which tensor, and whether the files are whole.
 
-Only safetensors. Its header is read here by hand (eight bytes of length, then JSON), because that
-is enough to name, to check and to fingerprint every tensor without loading any.
+Only safetensors, by what ``header`` reads of each file.
 """
 
-import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
+from looseleaf.models.files import read_json
+from looseleaf.models.header import TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _READ_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """One tensor of a file: dtype as safetensors spells it, and where its bytes are."""
-
-    path: Path
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
@@ -39,20 +25,23 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
     """
     index_path = folder / INDEX_NAME
     if (folder / SINGLE_NAME).is_file() or not index_path.is_file():
-        return {entry.name: entry for path in _files(folder) for entry in _read_header(path)}
+        return {entry.name: entry for path in _files(folder) for entry in read_header(path)}
     weight_map = _read_index(index_path)
     entries: dict[str, TensorEntry] = {}
     for name in sorted(set(weight_map.values())):
-        path = folder / name
-        if not path.is_file():
+        if not _is_there(folder / name):
             raise CorruptCheckpoint(
-                f"{folder}: {INDEX_NAME} points to {name}, which is missing; finish the download"
+                f"{folder}: {INDEX_NAME} points to {name[:200]}, which is missing; "
+                "finish the download"
             )
-        entries.update({entry.name: entry for entry in _read_header(path)})
+        for entry in read_header(folder / name):
+            # of a tensor that several files hold, the index says which counts
+            if weight_map.get(entry.name, name) == name:
+                entries[entry.name] = entry
     absent = sorted(set(weight_map) - set(entries))
     if absent:
         raise CorruptCheckpoint(
-            f"{folder}: {INDEX_NAME} lists tensors that no file holds: {some(absent)}; "
+            f"{folder}: {INDEX_NAME} lists tensors in files that do not hold them: {some(absent)}; "
             "download it again"
         )
     return entries
@@ -71,10 +60,11 @@ def refuse_other_formats(folder: Path) -> None:
 
 def misfit(folder: Path) -> str:
     """Why names of tensors may not be those that config.json asks for, for an error message."""
-    given = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
-    others = [name for name in given or [] if not str(name).endswith("ForCausalLM")]
+    given = read_json(folder / "config.json").get("architectures")
+    names = given if isinstance(given, list) else []
+    others = [str(name) for name in names if not str(name).endswith("ForCausalLM")]
     if others:
-        return f"config.json says {others[0]}, and Looseleaf runs models ...ForCausalLM"
+        return f"config.json says {others[0][:200]}, and Looseleaf runs models ...ForCausalLM"
     return "config.json and the weights do not fit together"
 
 
@@ -97,7 +87,9 @@ def same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
 def some(names: list[str], limit: int = 4) -> str:
     """The first few of ``names`` for an error message."""
     rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(name[:200] for name in names[:limit]) + (
+        f" and {rest} more" if rest > 0 else ""
+    )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -121,45 +113,24 @@ def _files(folder: Path) -> list[Path]:
     raise CheckpointNotFound(f"{folder} holds no *.safetensors file; finish the download")
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # a name that no file can have
+        return False
+
+
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        if all(os.path.basename(name) == name for name in weight_map.values()):
-            return dict(weight_map)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again") from error
-    raise CorruptCheckpoint(
-        f"{path} points outside its folder; get the checkpoint from a source you trust"
-    )
-
-
-def _read_header(path: Path) -> list[TensorEntry]:
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= size - 8:
-                raise ValueError("no header")
-            header: dict[str, Any] = json.loads(file.read(length))
-        entries = [
-            TensorEntry(
-                path, name, item["dtype"], tuple(item["shape"]), *_offsets(item, 8 + length)
-            )
-            for name, item in header.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    weight_map = read_json(path, unique=True).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again")
+    if any(
+        os.path.basename(name) != name or name in ("", ".", "..") for name in weight_map.values()
+    ):
         raise CorruptCheckpoint(
-            f"{path} is not a whole safetensors file ({error}); download it again"
-        ) from error
-    needed = max((entry.end for entry in entries), default=8 + length)
-    if size != needed:
-        raise CorruptCheckpoint(
-            f"{path} is {size} bytes long but its header describes {needed}; download it again"
+            f"{path} points outside its folder; get the checkpoint from a source you trust"
         )
-    return entries
-
-
-def _offsets(item: dict[str, Any], base: int) -> tuple[int, int]:
-    start, end = item["data_offsets"]
-    return base + start, base + end
+    return weight_map

@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from looseleaf.models.checkpoint import TensorEntry, list_tensors
+from looseleaf.models.checkpoint import list_tensors
+from looseleaf.models.files import read_json
+from looseleaf.models.header import TensorEntry
 from looseleaf.ops.native_build import cache_folder
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ def model_fingerprint(folder: Path, whole: bool = False) -> bytes:
     training runs differ, and a checkpoint of many gigabytes is told apart in moments.
     """
     digest = hashlib.blake2b(digest_size=16)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
     digest.update(json.dumps(kept, sort_keys=True).encode())
     entries = sorted(

@@ -18,17 +18,11 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.checkpoint import (
-    TensorEntry,
-    list_tensors,
-    misfit,
-    same_bytes,
-    some,
-)
+from looseleaf.models.checkpoint import list_tensors, misfit, same_bytes, some
+from looseleaf.models.header import FLOATS, TensorEntry
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 # with more, threads wait for the memory and for each other
 _MOST_THREADS = 8
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -167,10 +161,10 @@ class _Checker:
             )
 
     def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-        if entry.dtype not in _FLOATS:
+        if entry.dtype not in FLOATS:
             raise UnsupportedModel(
-                f"{self._folder}: {entry.name} is stored as {entry.dtype}; quantised checkpoints "
-                "are not supported, use one in float32, float16 or bfloat16"
+                f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]}; quantised "
+                "checkpoints are not supported, use one in float32, float16 or bfloat16"
             )
         if entry.shape != shape:
             raise CorruptCheckpoint(
