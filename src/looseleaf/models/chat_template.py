@@ -181,10 +181,13 @@ def _compile(source: str) -> Callable[..., str]:
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(source).render
-    except TemplateSyntaxError as error:
+    except Exception as error:
+        # beside Jinja's own, Python's on the way through what Jinja made of it: loops that are
+        # left outside of one, names that stand twice, expressions nested too deep
+        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
         raise CorruptCheckpoint(
-            f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); "
-            "fix it in chat_template.jinja or tokenizer_config.json"
+            f"the chat template is not valid Jinja ({line}{error}); fix it in "
+            "chat_template.jinja or tokenizer_config.json"
         ) from error
 
 

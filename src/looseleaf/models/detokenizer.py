@@ -30,9 +30,7 @@ class TokenBytes:
     first token's.
     """
 
-    def __init__(
-        self, decoder: Mapping[str, Any] | None, token: Callable[[int], str | None]
-    ) -> None:
+    def __init__(self, decoder: object, token: Callable[[int], str | None]) -> None:
         self._token = token
         self._cache: dict[int, bytes] = {}
         self._alphabet: dict[str, int] = {}
@@ -114,12 +112,17 @@ class Detokenizer:
         return kept
 
 
-def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _steps(decoder: object) -> list[Mapping[str, Any]]:
     if decoder is None:
         raise UnsupportedModel(
             "tokenizer.json has no decoder, so tokens can't be turned into text; use a checkpoint "
             "whose tokenizer is byte-level BPE or SentencePiece-style"
         )
-    if decoder.get("type") != "Sequence":
+    if not isinstance(decoder, Mapping) or "type" not in decoder:
+        raise UnsupportedModel(
+            "the tokenizer's decoder does not say of which type it is; save the tokenizer again "
+            "with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _steps(inner)]

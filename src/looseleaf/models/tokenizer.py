@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from looseleaf.errors import CorruptCheckpoint, InvalidRequest
+from looseleaf.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from looseleaf.models.chat_template import (
     DOCUMENT_CUT,
     OPEN,
@@ -23,22 +23,15 @@ from looseleaf.models.chat_template import (
 )
 from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
-from looseleaf.models.files import read_json, read_text
+from looseleaf.models.files import parse_json, read_text
+from looseleaf.models.tokenizer_settings import TokenizerSettings
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
-DEFAULT_DOCUMENT_TEMPLATE = "{text}\n\n"
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
+# characters of all that special tokens begin with and end with, some times what any tokenizer has
+_MOST_OF_MARKERS = 1 << 26
 
 
 class Tokenizer:
@@ -49,11 +42,12 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._source = read_text(folder / "tokenizer.json")
+        self._path = folder / "tokenizer.json"
+        self._source = read_text(self._path)
         self._plain = self._backend(self._source, markers_are_text=True)
-        self._settings = _read_settings(folder)
-        self.named_tokens = _named_tokens(self._settings)
-        described = json.loads(self._source)
+        self._settings = TokenizerSettings(folder)
+        self.named_tokens = self._settings.named_tokens
+        described = parse_json(self._source, self._path)
         if _make_special(described, self.named_tokens.values()):
             self._source = json.dumps(described, ensure_ascii=False)
             self._plain = self._backend(self._source, markers_are_text=True)
@@ -62,16 +56,24 @@ class Tokenizer:
         added = self._plain.get_added_tokens_decoder()
         self._special = {i: token for i, token in added.items() if token.special}
         self._markers = {token.content: i for i, token in self._special.items()}
+        if sum(len(marker) ** 2 for marker in self._markers) > _MOST_OF_MARKERS:
+            raise CorruptCheckpoint(
+                f"{self._path} has a special token of {max(map(len, self._markers))} characters, "
+                "which no model reads; download it again"
+            )
         self._has_lookalikes = bool(described.get("normalizer")) and any(
             token.normalized for token in self._special.values()
         )
         self._protector = Protector(self._markers)
         self.special_token_ids = frozenset(self._special)
-        self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
+        try:
+            self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{self._path}: {error}") from error
         self.bos_token_id = self._derive_bos()
-        self.eos_token_ids = self._derive_eos(folder)
-        self.document_template = self._settings.get("document_template", DEFAULT_DOCUMENT_TEMPLATE)
-        self._chat_templates = _read_chat_templates(folder, self._settings)
+        self.eos_token_ids = self._derive_eos()
+        self.document_template = self._settings.document_template
+        self._chat_templates = self._settings.chat_templates()
 
     @property
     def vocab_size(self) -> int:
@@ -106,11 +108,11 @@ class Tokenizer:
         _require_characters(text)
         if not special:
             backend = self._plain if begins else self._plain_behind
-            return list(backend.encode(text, add_special_tokens=False).ids)
+            return _ids(backend, text)
         if OPEN in text:
             return self._encode_protected(text, begins)
         backend = self._with_markers if begins else self._with_markers_behind
-        ids = list(backend.encode(text, add_special_tokens=False).ids)
+        ids = _ids(backend, text)
         if self._has_lookalikes and self._num_markers(ids) > self._num_written(text):
             # a normalizer has made markers of other characters, as of wide brackets
             return self._encode_protected(text, begins)
@@ -192,10 +194,13 @@ class Tokenizer:
 
         try:
             backend = Backend.from_str(source)
-        except Exception as error:
-            # the library raises bare Exception for whatever it can't read
+        except BaseException as error:
+            # the library raises bare Exception for whatever it can't read, and for some of it a
+            # panic, which is none and has no name that could be imported
+            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+                raise
             raise CorruptCheckpoint(
-                f"tokenizer.json can't be read ({error}); download it again"
+                f"{self._path} can't be read ({error}); download it again"
             ) from error
         backend.no_padding()
         backend.no_truncation()
@@ -207,7 +212,7 @@ class Tokenizer:
         for number, (piece, marker) in enumerate(self._split_markers(text)):
             if piece:
                 backend = self._plain if begins and number == 0 else self._plain_behind
-                ids += backend.encode(piece, add_special_tokens=False).ids
+                ids += _ids(backend, piece)
             if marker is not None:
                 ids.append(marker)
         return ids
@@ -249,10 +254,8 @@ class Tokenizer:
     def _require_tokens(self, folder: Path) -> None:
         """Transformers adds tokens that stand in tokenizer_config.json only; here they would be
         characters, and an end token that nothing ends at."""
-        stated = self._settings.get("added_tokens_decoder") or {}
-        added = [v.get("content") if isinstance(v, Mapping) else v for v in stated.values()]
-        needed = [*added, self.named_tokens.get("eos_token")]
-        if self._settings.get("add_bos_token"):
+        needed = [*self._settings.added_tokens, self.named_tokens.get("eos_token")]
+        if self._settings.add_bos_token:
             needed.append(self.named_tokens.get("bos_token"))
         lacking = {name: None for name in needed if name and self.token_id(name) is None}
         if lacking:
@@ -265,16 +268,15 @@ class Tokenizer:
     def _derive_bos(self) -> int | None:
         """What the checkpoint states, or else what its own post-processor puts in front."""
         named = self.token_id(self.named_tokens.get("bos_token", ""))
-        if self._settings.get("add_bos_token") is not None:
-            return named if self._settings["add_bos_token"] else None
+        if self._settings.add_bos_token is not None:
+            return named if self._settings.add_bos_token else None
         added = self._plain.encode("", add_special_tokens=True).ids
         first = added[0] if added else None
         return first if first is not None and first in (named, *self.special_token_ids) else None
 
-    def _derive_eos(self, folder: Path) -> frozenset[int]:
-        """The tokenizer's own, and those that generation_config.json states or, if it states none,
-        config.json, which is often the older one."""
-        ids = _end_ids(folder / "generation_config.json") or _end_ids(folder / "config.json")
+    def _derive_eos(self) -> frozenset[int]:
+        """The tokenizer's own, and those that the files beside it state."""
+        ids = self._settings.end_ids()
         named = self.token_id(self.named_tokens.get("eos_token", ""))
         return frozenset(ids if named is None else {*ids, named})
 
@@ -313,6 +315,17 @@ def _without_first_space(described: Mapping[str, Any]) -> str | None:
     return json.dumps(described, ensure_ascii=False) if first else None
 
 
+def _ids(backend: "Backend", text: str) -> list[int]:
+    try:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    except Exception as error:
+        # the library raises bare Exception, as where a vocabulary has no token for what is unknown
+        raise InvalidRequest(
+            f"the model's tokenizer can't read some of the text ({error}): leave it out, or use a "
+            "tokenizer.json that has a token for what is unknown"
+        ) from error
+
+
 def _require_characters(text: str) -> None:
     try:
         text.encode()
@@ -332,41 +345,3 @@ def _cut(text: str, protector: Protector) -> list[str]:
             pieces.append(text[start : match.start()])
             start = match.end()
     return [*pieces, text[start:]]
-
-
-def _end_ids(path: Path) -> set[int]:
-    given = read_json(path).get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise CorruptCheckpoint(
-            f"{path}: eos_token_id must be a token's id or a list of ids, not {given!r}; correct it"
-        )
-    return set(ids)
-
-
-def _read_settings(folder: Path) -> Mapping[str, Any]:
-    """tokenizer_config.json over the older special_tokens_map.json."""
-    older = read_json(folder / "special_tokens_map.json")
-    return {**older, **read_json(folder / "tokenizer_config.json")}
-
-
-def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    named = {name: settings.get(name) for name in _NAMED_TOKENS}
-    contents = {n: v.get("content") if isinstance(v, Mapping) else v for n, v in named.items()}
-    return {name: content for name, content in contents.items() if isinstance(content, str)}
-
-
-def _read_chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
-    given = settings.get("chat_template")
-    sources: dict[str, str] = {}
-    if isinstance(given, str):
-        sources["default"] = given
-    elif isinstance(given, list):
-        sources = {item["name"]: item["template"] for item in given}
-    for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        sources[path.stem] = read_text(path)
-    if (folder / "chat_template.jinja").is_file():
-        sources["default"] = read_text(folder / "chat_template.jinja")
-    if sources and "default" not in sources:
-        sources["default"] = next(iter(sources.values()))
-    return {name: ChatTemplate(source) for name, source in sources.items()}

@@ -11,7 +11,8 @@ from typing import Any
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import Document, DocumentContext, PromptParts, SystemPrompt
 from looseleaf.errors import EmptyDocument
-from looseleaf.models.tokenizer import DEFAULT_DOCUMENT_TEMPLATE, Tokenizer
+from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.models.tokenizer_settings import DEFAULT_DOCUMENT_TEMPLATE
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
 from looseleaf.server.protocol.common import DocumentInput
