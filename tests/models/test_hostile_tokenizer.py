@@ -1,6 +1,7 @@
 """Whatever a tokenizer, its settings and its templates say, they load or are refused by name."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidOption, InvalidRequest, ModelError
 from looseleaf.models import Tokenizer
+from looseleaf.models.chat_template import ChatTemplate
 from tests.models.hostile import NO_OBJECTS, SETTINGS, WEIGHTS, put, refused, rewrite_header, use
 
 
@@ -47,6 +49,21 @@ def test_a_chat_template_of_another_form_is_refused(folder: Path, written: str) 
 def test_a_template_that_python_can_not_compile_is_refused(folder: Path, source: str) -> None:
     put(folder, SETTINGS, "chat_template", json.dumps(source))
     refused(folder, r"the chat template is not valid Jinja .*; fix it in")
+
+
+@pytest.mark.parametrize("source", ["{{ 'x' * 100_000_000 }}", "{{ 'x' | center(100_000_000) }}"])
+def test_nothing_of_a_template_is_computed_while_it_loads(source: str) -> None:
+    tracemalloc.start()
+    try:
+        ChatTemplate(source)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_template_of_megabytes_is_refused(folder: Path) -> None:
+    put(folder, SETTINGS, "chat_template", json.dumps("{{a}}" * 200_000))
+    refused(folder, "the chat template has 1000000 characters")
 
 
 @pytest.mark.parametrize("written", ["[1]", '"x"', "5", '{"1": {"content": 5}}'])

@@ -17,6 +17,8 @@ from looseleaf.errors import CorruptCheckpoint, InvalidRequest
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
+# ten times the longest of any model; Jinja takes seconds and gigabytes for some that are longer
+_MOST_CHARACTERS = 1 << 18
 _ROLE = re.compile(r"\w+")
 # every template has these, though those that print whatever role there is do not name them
 _ROLES = ("system", "user", "assistant")
@@ -169,12 +171,23 @@ def _text_of(part: Any) -> str | None:
 
 
 def _compile(source: str) -> Callable[..., str]:
-    from jinja2 import TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError, pass_context
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    if len(source) > _MOST_CHARACTERS:
+        raise CorruptCheckpoint(
+            f"the chat template has {len(source)} characters, and {_MOST_CHARACTERS} are the most "
+            "that are read; download it again"
+        )
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _generation_tag()],
+        # or constants such as {{ "x" * 10**10 }} are computed while the checkpoint loads; what
+        # asks for the context can't be
+        optimized=False,
+        finalize=pass_context(lambda context, value: value),
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
