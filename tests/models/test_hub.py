@@ -61,3 +61,18 @@ def test_a_file_of_gguf_is_no_checkpoint_either(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     with pytest.raises(UnsupportedModel, match="is GGUF: Looseleaf reads safetensors"):
         find_checkpoint(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model", "a\0b"])
+def test_names_that_no_folder_can_have_are_not_found(name: str) -> None:
+    with pytest.raises(CheckpointNotFound, match="no folder"):
+        find_checkpoint(name, FakeHub(OSError("offline")))
+
+
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # to root, everything may be read
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(CheckpointNotFound, match="can't be read by this user"):
+        find_checkpoint(tmp_path)

@@ -4,6 +4,7 @@ Only what Looseleaf reads is asked for: safetensors, JSON, templates and tokeniz
 pickles.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -32,12 +33,15 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
     Raises CheckpointNotFound with what to do, UnsupportedModel for a file of GGUF. ``download``
     stands in for the hub's own client.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.suffix == ".gguf" and folder.exists():
+    # pathlib raises for homes of nobody, and for names that no file can have
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
+        if os.access(folder, os.R_OK | os.X_OK):
+            return folder
+        raise CheckpointNotFound(f"{name} can't be read by this user: see whose it is")
+    if folder.suffix == ".gguf" and os.path.exists(folder):
         raise UnsupportedModel(f"{name} is GGUF: {GGUF_ADVICE}")
-    if folder.exists():
+    if os.path.exists(folder):
         raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
     if not _HUB_ID.fullmatch(str(name)):
         raise CheckpointNotFound(
