@@ -80,7 +80,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     folder = find_model(model)
     device = pick_device(config.device)
     shape = read_config(folder)
-    max_model_len = _pick_length(config.max_model_len, shape)
+    max_model_len = _pick_length(config.max_model_len, shape, folder)
     shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
     # before the weights, which take minutes: what is wrong with the small files is told at once
     tokenizer = Tokenizer(folder)
@@ -156,7 +156,7 @@ def reference_model(name: str = "block") -> Path:
     return Path(looseleaf.assets.__path__[0]) / name
 
 
-def _pick_length(asked: int | None, shape: ModelConfig) -> int:
+def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:
     limit = longest_context(shape)
     if asked is not None and limit is not None and asked > limit:
         raise InvalidOption(
@@ -165,7 +165,7 @@ def _pick_length(asked: int | None, shape: ModelConfig) -> int:
         )
     if asked is None and shape.max_position_embeddings > _MOST_POSITIONS:
         raise InvalidOption(
-            f"the model's config.json says {shape.max_position_embeddings} positions, whose table "
+            f"{folder / 'config.json'} says {shape.max_position_embeddings} positions, whose table "
             "takes gigabytes: give max_model_len"
         )
     return asked or shape.max_position_embeddings
