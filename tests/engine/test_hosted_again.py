@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from looseleaf import LLM, AsyncLLM
-from looseleaf.config import IndexConfig
+from looseleaf.config import IndexConfig, Select
 from looseleaf.engine import hosted_records
 from looseleaf.engine.hosted_pass import HostedPass
+from looseleaf.engine.request import DocumentPart, Request, TextPart
 from tests.engine.harness import GREEDY, Folder, document
 
 LONG = document(0, 700, context="alone")
@@ -182,6 +183,27 @@ def test_a_document_of_ends_alone_is_found_on_disk_with_its_empty_index(
         assert hosted.index is not None and not len(hosted.index.indexed)
         assert llm.engine.hosting.built == built
         llm.close()
+
+
+@pytest.mark.parametrize("kind", ["auto", "flat", "ivf", "graph"])
+def test_a_document_of_no_tokens_is_hosted_and_nothing_is_read_of_it(
+    checkpoint: Folder, tmp_path: Path, kind: Any
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"), tmp_path)
+    text = TextPart(tuple(range(3, 9)))
+    parts = text, DocumentPart((), len(text.tokens), "none"), text
+    job = llm.engine.hosting.add(parts, "", IndexConfig(kind))
+    assert job.finished.wait(30)
+    assert (job.stage, job.error) == ("ready", None)
+    for asked in (parts, (*parts, DocumentPart((), len(text.tokens), "again"), text)):
+        answers = []
+        for select in (None, Select("retrieval", tokens=40)):
+            progress = llm.engine.add(Request(f"{select}", asked, GREEDY, select=select))
+            while llm.engine.has_work:
+                llm.engine.step()
+            answers.append(progress.output().outputs[0].token_ids)
+        assert answers[0] == answers[1] and answers[0]
+    llm.close()
 
 
 def test_a_document_that_the_disk_has_no_room_for_is_told(

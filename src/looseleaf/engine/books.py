@@ -151,6 +151,9 @@ class Books:
         """What a row read of hosted documents; returns the keys that one of its query heads left
         out, summed over layers."""
         hosted, heads = sequence.decode_row().hosted, self.attention.num_qo_heads
+        if not hosted:
+            # documents of no tokens are before nothing
+            return 0
         counts = [keys_of(use) for use in hosted]
         read, there = sum(keys for keys, _ in counts), sum(keys for _, keys in counts)
         kv = hosted[0].segment.kv

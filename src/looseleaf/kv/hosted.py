@@ -79,7 +79,10 @@ class HostedSegment:
         return self.kv[layer, 1, kv_head]
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
-        """Some of the segment's own queries, in the frame."""
+        """Some of the segment's own queries, in the frame; none of one without tokens, for which
+        nothing is computed."""
+        if not self.num_tokens:
+            return torch.empty(0, self.kv.shape[-1])
         return self.queries_of[layer][qo_head].float()
 
     def values(self, layer: int, kv_head: int) -> KeyVectors:
