@@ -8,7 +8,7 @@ import pytest
 
 from looseleaf.bench import origin
 from looseleaf.bench.origin import describe_origin
-from looseleaf.bench.results import append_rows
+from looseleaf.bench.results import append_rows, require_appendable
 from looseleaf.bench.timing import measure_in_turn
 from looseleaf.errors import InvalidOption
 
@@ -39,6 +39,29 @@ def test_a_file_that_can_not_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOption, match="rows can't be written to"):
         append_rows(tmp_path / "file" / "speed.csv", [{"name": "a"}], ORIGIN)
+
+
+def test_what_rows_can_not_be_appended_to_is_told_ahead_and_nothing_is_left_behind(
+    tmp_path: Path,
+) -> None:
+    names = [*ORIGIN, "name"]
+    for fresh in (tmp_path / "speed.csv", tmp_path / "new" / "folder" / "speed.csv"):
+        require_appendable(fresh, names)
+        assert not fresh.parent.exists() or not list(fresh.parent.iterdir())
+        append_rows(fresh, [{"name": "a"}], ORIGIN)
+        before = fresh.read_bytes()
+        require_appendable(fresh, names)
+        require_appendable(fresh)
+        assert fresh.read_bytes() == before
+        with pytest.raises(InvalidOption, match="choose another file"):
+            require_appendable(fresh, [*names, "other"])
+        fresh.unlink()
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\x00")
+    beneath_a_file = binary / "folder" / "speed.csv"
+    for path, columns in ((beneath_a_file, None), (tmp_path, None), (binary, names)):
+        with pytest.raises(InvalidOption, match="rows can't be written to"):
+            require_appendable(path, columns)
 
 
 def test_no_figure_can_hide_the_origin_of_its_row():

@@ -24,6 +24,25 @@ def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Pa
     assert all(row["commit"] and row["setting"] == "2 documents" for row in rows)
 
 
+def test_figures_that_could_not_be_kept_are_refused_before_anything_is_asked(
+    run: Run, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "file", tmp_path / "speed.csv"
+    file.write_text("", encoding="utf-8")
+    other.write_text("date,commit,arm\n", encoding="utf-8")
+    asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--arm", "full")
+    sizes = ("--questions", 1, "--documents", 2)
+    beneath = file / "evals.csv"
+    assert "rows can't be written to" in run(*asked, *sizes, "--output", beneath).sentence()
+    assert "choose another file" in run(*asked, *sizes, "--output", other).sentence()
+    documents = ("-d", "examples/documents/handbook.txt", "-q", "Who signs travel requests?")
+    calibrated = ("calibrate", "--checkpoint", "causal", *documents, "--fuse", "first")
+    for output in (beneath, other):
+        refused = run(*calibrated, "--ratio", 0.1, "--output", output).sentence()
+        assert "rows can't be written to" in refused or "choose another file" in refused
+    assert "rows can't be written to" in run("bench", "hits", "--output", beneath).sentence()
+
+
 def test_answers_in_another_form_are_neither_taken_up_nor_counted_as_the_same(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +213,43 @@ def test_ruler_and_files_run_through_the_same_door(run: Run, tmp_path: Path) -> 
         ("file own, joined", "contains"),
     ]
     assert rows[1]["items"] == "2"
+
+
+def test_rows_of_files_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    entry = {"question": "Who lives there?", "answers": ["Mira"], "ctxs": [{"text": "Mira does."}]}
+    paths = [tmp_path / name for name in ("own.json", "own.jsonl", "a/own.json", "other.json")]
+    for number, path in enumerate(paths, 1):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps([entry] * number), encoding="utf-8")
+    output = tmp_path / "evals.csv"
+    common = ("--checkpoint", "causal", "--arm", "full", "--output", output, "--metric", "f1")
+    assert run("eval", "file", *paths, *common).code == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    asked = {row["task"]: row["items"] for row in rows}
+    assert asked == {
+        f"file {tmp_path.name}/own.json": "1",
+        "file own.jsonl": "2",
+        "file a/own.json": "3",
+        "file other": "4",
+    }
+    twice = run("eval", "file", paths[2], tmp_path / "a" / ".." / "a" / "own.json", *common)
+    assert "is given twice" in twice.sentence()
+
+
+def test_joined_questions_are_no_more_than_asked_for_and_their_label_counts_them(
+    run: Run, tmp_path: Path
+) -> None:
+    entry = {"question": "Who lives there?", "answers": ["Mira"], "ctxs": [{"text": "Mira does."}]}
+    path, output = tmp_path / "own.json", tmp_path / "evals.csv"
+    path.write_text(json.dumps([entry] * 5), encoding="utf-8")
+    common = ("--checkpoint", "causal", "--arm", "full", "--output", output, "--metric", "f1")
+    for flags in (("--join", 2, "--questions", 3), ("--join", 9)):
+        assert run("eval", "file", path, *flags, *common).code == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    assert [(row["setting"], row["items"]) for row in rows] == [
+        ("2 questions of 1 documents", "2"),
+        ("5 questions of 1 documents", "1"),
+    ]
 
 
 @pytest.mark.parametrize(

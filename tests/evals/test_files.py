@@ -160,7 +160,7 @@ def test_metrics_on_known_pairs(metric, text: str, answer: str, score: float) ->
 def test_joined_questions_are_scored_line_by_line() -> None:
     task = Joined(Sums(), 3)
     first, second = task.items(range(2))
-    assert (task.name, task.setting) == ("sums, joined", "one digit, 3 questions")
+    assert (task.name, task.setting) == ("sums, joined", "3 questions of one digit")
     assert first.documents == ("0", "1", "2") and second.documents == ("3", "4", "5")
     assert first.question.endswith("\n1. plus one?\n2. plus one?\n3. plus one?")
     assert first.max_tokens >= 3 * 96

@@ -33,6 +33,10 @@ def test_hosted_arms_answer_and_say_what_they_read() -> None:
     assert 1 < revised.report["exposure_1"] <= revised.report["exposure_2"]
     assert revised.report["keys_read"] < few.report["keys_read"]
     assert llm.engine.hosting.built == 1
+    # where nothing is there to host, an answer is that of full attention
+    bare = Item("4", (), example.question, (example.answer,))
+    (alone,) = HostedArm(llm, 0.05).answer([bare])
+    assert alone.text == full.answer([bare])[0].text
 
 
 def _tokens(llm: LLM, parts: list[Part]) -> list[int]:

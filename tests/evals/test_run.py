@@ -89,6 +89,36 @@ def test_a_line_cut_off_by_a_crash_is_dropped_and_a_foreign_file_refused(tmp_pat
         AnswerFile(path)
 
 
+def test_a_file_of_answers_that_can_not_be_kept_is_told_before_anything_is_asked(
+    tmp_path: Path,
+) -> None:
+    file, binary = tmp_path / "file", tmp_path / "binary"
+    file.write_text("", encoding="utf-8")
+    binary.write_bytes(b"\xff\xfe\n")
+    for path in (file / "answers.jsonl", tmp_path, binary):
+        with pytest.raises(InvalidOption, match="choose another file with --answers"):
+            AnswerFile(path)
+    assert len(AnswerFile(tmp_path / "new" / "answers.jsonl")) == 0
+
+
+def test_a_foreign_file_without_a_last_line_feed_is_refused_and_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "notes.txt"
+    kept = tmp_path / "answers.jsonl"
+    Runner(SOURCE, AnswerFile(kept)).run(Sums(), Knower(), range(1))
+    line = kept.read_text(encoding="utf-8")
+    for text in ("my notes", "date,commit\n1,2", f"{line}my notes"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InvalidOption, match="is no answer"):
+            AnswerFile(path)
+        assert path.read_text(encoding="utf-8") == text
+    for cut in ("{", '{"of": ["abc", "m'):
+        path.write_text(line + cut, encoding="utf-8")
+        assert len(AnswerFile(path)) == 1
+        assert path.read_text(encoding="utf-8") == line
+
+
 def test_rows_have_the_mean_the_interval_and_the_gain_over_the_first_arm() -> None:
     runner = Runner(SOURCE)
     bad = runner.run(Sums(), Knower(wrong=(0, 1, 2)), SEEDS)

@@ -1,6 +1,7 @@
 """Result rows: appended to a CSV file with their origin, and shown as a table."""
 
 import csv
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,10 +22,7 @@ def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
         if not new:
-            with path.open(newline="", encoding="utf-8") as file:
-                known = next(csv.reader(file), [])
-            if known != names:
-                raise InvalidOption(f"{path} has columns {known}, not {names}: choose another file")
+            _require_columns(path, names)
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
             if new:
@@ -33,6 +31,35 @@ def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> N
                 writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
     except OSError as error:
         raise InvalidOption(f"rows can't be written to {path}: {error.strerror}") from error
+
+
+def require_appendable(path: Path, columns: Sequence[str] | None = None) -> None:
+    """What `append_rows` would refuse, ahead of measurements that take long; writes nothing.
+
+    Raises InvalidOption if the file can't be written to, or has other ``columns``."""
+    try:
+        if path.exists():
+            with path.open("a"):
+                pass
+            if columns is not None:
+                _require_columns(path, columns)
+        else:
+            # folders that are not there will be made in the nearest one that is
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        raise InvalidOption(f"rows can't be written to {path}: {error.strerror}") from error
+
+
+def _require_columns(path: Path, names: Sequence[str]) -> None:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            known = next(csv.reader(file), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidOption(f"rows can't be written to {path}: it is no CSV file") from error
+    if known != list(names):
+        raise InvalidOption(f"{path} has columns {known}, not {list(names)}: choose another file")
 
 
 def show_table(rows: Sequence[Row], title: str, columns: Sequence[str]) -> None:

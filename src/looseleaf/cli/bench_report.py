@@ -7,9 +7,20 @@ from typing import Any
 
 import click
 
+
+def appendable(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuses a file that rows can't be appended to, before anything is measured."""
+    from looseleaf.bench.results import require_appendable
+
+    if value is not None:
+        require_appendable(value)
+    return value
+
+
 OUTPUT = click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=appendable,
     help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
 )
 

@@ -1,12 +1,13 @@
 """``looseleaf calibrate``: which tokens to compute again, for a model and one's own documents."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from looseleaf.cli.bench_report import appendable
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
 from looseleaf.config import FuseSelector
@@ -43,7 +44,12 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     show_default=True,
     help="share of answers that may differ from full prefill's",
 )
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="CSV file")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=appendable,
+    help="CSV file",
+)
 @section_options(*ENGINE_SECTIONS)
 def calibrate(
     model: str | None,
@@ -70,16 +76,18 @@ def calibrate(
     documents = read_documents(names)
 
     from looseleaf.bench.origin import describe_origin
-    from looseleaf.bench.results import append_rows
+    from looseleaf.bench.results import append_rows, require_appendable
     from looseleaf.engine.llm import LLM
     from looseleaf.engine.loading import reference_model
     from looseleaf.evals.calibration import Calibrated, Calibration, propose
 
+    origin = describe_origin()
+    if output is not None:
+        require_appendable(output, [*origin, *(field.name for field in fields(Calibrated))])
     name = Path(model).name if model else checkpoint or "reference"
     llm = LLM(reference_model(checkpoint) if checkpoint else model, **given(options))
     calibration = Calibration(llm, name, documents, asked)
     click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
-    origin = describe_origin()
 
     def keep(row: Calibrated) -> None:
         _show(row)

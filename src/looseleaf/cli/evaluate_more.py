@@ -1,6 +1,7 @@
 """``looseleaf eval all``, ``ruler``, ``file``: the model card again, RULER, and one's own data."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,22 @@ def from_file(
     """Questions or summaries from JSON files in the shapes of CacheBlend and LongBench.
 
     With --join N, N entries make one prompt and one long output, as in LongGenBench."""
-    from looseleaf.evals.files import Reading, read_task
+    from looseleaf.evals.files import Reading, read_tasks
     from looseleaf.evals.joined import Joined
 
     if join < 1:
         raise InvalidOption("--join must be at least 1")
     chosen = {name: options.pop(name) for name in ("instruction", "max_tokens", "page_words")}
     reading = Reading(metrics or Reading.metrics, **chosen)
-    files = [read_task(path, reading) for path in paths]
+    files = [
+        replace(task, entries=task.entries[: max(0, questions)])
+        for task in read_tasks(paths, reading)
+    ]
     evaluation = Evaluation.take(options)
     for task in files:
-        number = min(questions, -(-len(task.entries) // join))
-        evaluation.run_these([Joined(task, join) if join > 1 else task], range(number))
+        together = min(join, len(task.entries))
+        prompts = range(-(-len(task.entries) // join))
+        evaluation.run_these([Joined(task, together) if join > 1 else task], prompts)
 
 
 @click.command()

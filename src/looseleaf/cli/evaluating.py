@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from looseleaf.cli.bench_report import appendable
 from looseleaf.cli.options import engine_options, given
 from looseleaf.cli.policies import (
     Reading,
@@ -59,6 +60,7 @@ _OPTIONS = (
     click.option(
         "--output",
         type=click.Path(path_type=Path, dir_okay=False),
+        callback=appendable,
         help="CSV file to append to [default: results/evals.csv if there is a results folder]",
     ),
 )
@@ -124,6 +126,7 @@ class Evaluation:
 
         if len(seeds) < 1:
             raise InvalidOption("--questions must be at least 1")
+        self._require_output()
         figures = []
         for model, folder, runner, arms, count in self._models():
             tasks = make_tasks(count)
@@ -245,14 +248,27 @@ class Evaluation:
                 with _progress(label, len(seeds) * len(arms)) as told:
                     runner.run_ahead((task, arms), seeds, crew, told)
 
+    @property
+    def _target(self) -> Path | None:
+        default = Path("results") / "evals.csv" if Path("results").is_dir() else None
+        target: Path | None = self.choices["output"] or default
+        return target
+
+    def _require_output(self) -> None:
+        from looseleaf.bench.origin import describe_origin
+        from looseleaf.bench.results import require_appendable
+        from looseleaf.evals.figures import Figure
+
+        if self._target is not None:
+            names = [field.name for field in fields(Figure)]
+            require_appendable(self._target, [*describe_origin(), *names])
+
     def _append(self, rows: Sequence[Any]) -> None:
         from looseleaf.bench.origin import describe_origin
         from looseleaf.bench.results import append_rows
 
-        default = Path("results") / "evals.csv" if Path("results").is_dir() else None
-        target = self.choices["output"] or default
-        if target is not None:
-            append_rows(target, [asdict(row) for row in rows], describe_origin())
+        if self._target is not None:
+            append_rows(self._target, [asdict(row) for row in rows], describe_origin())
 
 
 @contextmanager

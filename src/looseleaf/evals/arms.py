@@ -187,7 +187,7 @@ class HostedArm(EngineArm):
 
     Its first 4 and last 16 tokens are always read, since contexts of the reference model are short,
     and one at least is found besides. What was hosted stays, so that several arms over one engine
-    host it once."""
+    host it once. An item without documents is answered by full attention."""
 
     def __init__(
         self,
@@ -221,6 +221,12 @@ class HostedArm(EngineArm):
         hosted = self.llm.engine.runner.attention.hosted
         answers = []
         for item in items:
+            if not item.documents:
+                (alone,) = EngineArm(self.llm, self.name, self.context, form=self.form).answer(
+                    [item]
+                )
+                answers.append(Answer(alone.text))
+                continue
             self.llm.host(
                 self._collection(item), index=IndexConfig(self.kind, sink=_SINK, local=_LOCAL)
             )

@@ -6,6 +6,7 @@ documents here: at its "Passage 1:" headings, or else after so many words at a p
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +24,16 @@ _PASSAGE = re.compile(r"(?m)^(?=Passage \d+:)")
 @dataclass(frozen=True)
 class FileTask:
     """The entries of one file; a "seed" is an entry's number. The first of ``metrics`` is the one
-    to look at. ``instruction`` stands in front of the documents."""
+    to look at. ``called`` is what rows name the file by."""
 
-    path: Path
+    called: str
     entries: tuple[Item, ...]
     metrics: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The file's name."""
-        return f"file {self.path.stem}"
+        """What the file is called."""
+        return f"file {self.called}"
 
     @property
     def setting(self) -> str:
@@ -60,9 +61,26 @@ class Reading:
     page_words: int = 400
 
 
-def read_task(path: Path, reading: Reading) -> FileTask:
-    """The task of a file. Raises InvalidOption if it has neither of the two shapes, or an entry
-    that no answer could be right for."""
+def read_tasks(paths: Sequence[Path], reading: Reading) -> list[FileTask]:
+    """A task for each file. It is called by the file's name, without its ending; where several
+    have the same, by as much of the path as tells them apart. Raises InvalidOption as `read_task`
+    does, and for a file that is given twice."""
+    whole = [path.resolve() for path in paths]
+    for path, times in Counter(whole).items():
+        if times > 1:
+            raise InvalidOption(f"{path} is given twice: each file is asked about once")
+    names, depth = [path.stem for path in paths], 0
+    while len(set(names)) < len(names):
+        depth += 1
+        shared = {name for name, times in Counter(names).items() if times > 1}
+        longer = ["/".join(path.parts[-depth:]) for path in whole]
+        names = [new if old in shared else old for old, new in zip(names, longer, strict=True)]
+    return [read_task(path, reading, name) for path, name in zip(paths, names, strict=True)]
+
+
+def read_task(path: Path, reading: Reading, called: str | None = None) -> FileTask:
+    """The task of a file, called by its own name if by no other. Raises InvalidOption if it has
+    neither of the two shapes, or an entry that no answer could be right for."""
     unknown = [name for name in reading.metrics if name not in METRICS]
     if unknown or not reading.metrics:
         raise InvalidOption(f"unknown metric {unknown}: there are {', '.join(METRICS)}")
@@ -88,7 +106,7 @@ def read_task(path: Path, reading: Reading) -> FileTask:
         items.append(made)
     if not items:
         raise InvalidOption(f"{path} has no entries")
-    return FileTask(path, tuple(items), reading.metrics)
+    return FileTask(called or path.stem, tuple(items), reading.metrics)
 
 
 def _entries(path: Path) -> list[Any]:

@@ -27,8 +27,8 @@ class Joined:
 
     @property
     def setting(self) -> str:
-        """The inner setting, and how many questions an output answers."""
-        return f"{self.inner.setting}, {self.count} questions"
+        """How many questions an output answers, and the inner setting of each."""
+        return f"{self.count} questions of {self.inner.setting}"
 
     def items(self, seeds: range) -> Sequence[Item]:
         """One prompt a seed, of the ``count`` inner items that follow on those of the seed before;

@@ -32,8 +32,13 @@ class Scored:
     metrics: Mapping[str, float]
 
 
+_BEGINS = '{"of": ['
+"""How the line of an answer begins."""
+
+
 class AnswerFile:
-    """Answers given so far, in a file that only grows. Raises InvalidOption if it is not one.
+    """Answers given so far, in a file that only grows. Raises InvalidOption if it is not one, or
+    can't be written to; what is no file of answers is left as it is.
 
     A last line that was cut off by an interrupt is dropped. Without a path they are kept for this
     run only."""
@@ -41,22 +46,37 @@ class AnswerFile:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._known: dict[tuple[str, ...], Answer] = {}
-        if path is None or not path.exists():
+        if path is None:
             return
-        whole = path.read_text(encoding="utf-8")
-        lines = whole.split("\n")
-        if lines.pop():
-            kept = whole[: whole.rfind("\n") + 1]
-            path.write_text(kept, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+", newline="", encoding="utf-8") as file:
+                file.seek(0)
+                whole = file.read()
+                *lines, cut = whole.split("\n")
+                self._read(lines)
+                if not (cut.startswith(_BEGINS) or _BEGINS.startswith(cut)):
+                    raise _no_answer(len(lines) + 1, path)
+                if cut:
+                    file.truncate(len(whole[: whole.rfind("\n") + 1].encode()))
+        except OSError as error:
+            raise InvalidOption(
+                f"answers can't be kept in {path} ({error.strerror}): choose another file with "
+                "--answers"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise InvalidOption(
+                f"{path} is no file of answers: choose another file with --answers"
+            ) from error
+
+    def _read(self, lines: Sequence[str]) -> None:
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
                 name = tuple(str(part) for part in entry["of"])
                 self._known[name] = Answer(entry["text"], entry["report"])
             except (ValueError, KeyError, TypeError) as error:
-                raise InvalidOption(
-                    f"line {number} of {path} is no answer: choose another file with --answers"
-                ) from error
+                raise _no_answer(number, self.path) from error
 
     def __len__(self) -> int:
         return len(self._known)
@@ -74,6 +94,12 @@ class AnswerFile:
         with self.path.open("a", encoding="utf-8") as file:
             for name, answer in zip(names, answers, strict=True):
                 file.write(json.dumps({"of": name, **asdict(answer)}, ensure_ascii=False) + "\n")
+
+
+def _no_answer(number: int, path: Path | None) -> InvalidOption:
+    return InvalidOption(
+        f"line {number} of {path} is no answer: choose another file with --answers"
+    )
 
 
 @dataclass(frozen=True)
