@@ -329,7 +329,7 @@ def test_long_outputs_have_a_chart_of_policies_one_of_revision_and_one_of_exposu
     assert both.lines == (*seen.lines, ("5 %, every layer, revise 8", "1.30", ""))
     assert seen.columns == ("later rows", "1", "2")
     assert seen.lines == (
-        ("published, 8B, 15 %", "1.17", ""),
+        ("published", "1.17", ""),
         ("5 %, revise 2", "1.10", "1.20"),
         ("5 %, revise 8", "1.10", "1.20"),
     )

@@ -21,7 +21,7 @@ from looseleaf.kv.store import SegmentStore
 
 Row = dict[str, str | int | float]
 PAGE_SIZE = 64
-BLENDED = 0.18  # of the tokens of reused documents are computed again by CacheBlend in the paper
+BLENDED = 0.18  # of the tokens of reused documents count as missed in the paper's CacheBlend
 
 PAPER: dict[tuple[float, float], dict[str, float]] = {
     (1.0, 2.1): {"prefix": 0.0, "cacheblend": 5.96, "copies": 7.27, "once": 13.57},
@@ -30,7 +30,8 @@ PAPER: dict[tuple[float, float], dict[str, float]] = {
     (50.0, 1.5): {"prefix": 1.95, "cacheblend": 21.87, "copies": 26.67, "once": 28.44},
 }
 """Percent by GB and Zipf's exponent: its columns Prefix, CacheBlend, Block-Attn, LazyAttn. Its
-CacheBlend column is its Block-Attn column times 0.82: tokens computed again count as missed."""
+CacheBlend column is its Block-Attn column times 0.82: as it seems, what is computed again counts as
+missed."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Keys and queries to measure indexes on: dumped from the reference model, or made to a shape.
 
 A made layer has 128 dims, the four query heads of a KV head of an 8B model in one set of queries,
-and what the papers saw there: queries stand far from the keys (three times their own distance and
-more, in the metric of the keys' covariance), since both have means of their own. Of a latent of 32
-dims that says what a key is about, queries ask by the inner product. In layer ``clustered`` it is
-one of 1,024 topics of unequal popularity (Zipf) plus noise; in ``unclustered`` it is normal."""
+and what RetrievalAttention saw there, if less of it: queries stand far from the keys, three times
+as far as keys do in the metric of the keys' covariance (the paper: more than ten times), since both
+have means of their own. Of a latent of 32 dims that says what a key is about, queries ask by the
+inner product. In layer ``clustered`` it is one of 1,024 topics of unequal popularity (Zipf) plus
+noise; in ``unclustered`` it is normal."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

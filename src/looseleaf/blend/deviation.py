@@ -79,7 +79,8 @@ def kv_deviation(
     but what was rounded.
 
     Fresh and stored must stand in the same frame, which one does not matter: turning both by the
-    same angle changes no length. Relative, since keys are often longer than values."""
+    same angle changes no length. Relative, since keys are often longer than values; CacheBlend's is
+    the absolute difference."""
     change = _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
     # how it is rounded depends on the sizes of steps, and no choice may
     return change.masked_fill(change < _noise(values.dtype), 0.0)

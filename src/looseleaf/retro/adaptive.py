@@ -3,9 +3,9 @@
 A linear layer reads a weight once for all rows, and computes 2 operations a row and weight. While
 ``rows * 2 / bytes_per_weight`` is below what the device computes for each byte that it reads, more
 rows cost no time, in theory. So of that many ``free_rows`` each of B outputs can have ``free_rows
-// B`` (RetroAttention: "as long as wb is within a few hundreds"). In practice they cost something
-sooner: on an H200 up to 64 rows of an 8B model take as long as one, 128 a fifth more. A CPU
-computes little for each byte: about twenty rows fill it, so there a window costs time at once."""
+// B`` (RetroAttention counts on a few hundreds of rows). In practice they cost something sooner: on
+an H200 up to 64 rows of an 8B model take as long as one, 128 a fifth more. A CPU computes little
+for each byte: about twenty rows fill it, so there a window costs time at once."""
 
 import torch
 

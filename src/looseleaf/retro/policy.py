@@ -99,7 +99,7 @@ class Revising:
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:
-        """What each row reads: RetroAttention, section 3, over sealed pages."""
+        """What each row reads: RetroAttention over sealed pages."""
         step, states = self._step(candidates), self.states
         outputs = len(step.newest.rows)
         chosen = self.base.choose(layer, q[:outputs], step.newest)

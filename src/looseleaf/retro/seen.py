@@ -14,7 +14,7 @@ def unseen(
     registers: UInt8[Tensor, "rows kv_heads chosen"], ages: Int[Tensor, " rows"]
 ) -> Bool[Tensor, "rows kv_heads chosen"]:
     """Which pages are new to rows of these ages, of pages with these registers; to a row of age 0
-    all are. RetroAttention, section 3, with sets per KV head.
+    all are. The sets of RetroAttention, of pages that a row has not seen, per KV head.
     """
     since = ((1 << ages) - 1).to(torch.uint8)
     return registers & since[:, None, None] == 0

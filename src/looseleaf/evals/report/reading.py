@@ -132,7 +132,7 @@ def _widest(exposure: _Exposure) -> Iterator[Series]:
 def _exposure_table(title: str, exposure: _Exposure) -> Table:
     later = sorted({n for ratios in exposure.values() for n in ratios})
     published = {int(x): y for x, y in zip(_PUBLISHED.x, _PUBLISHED.y, strict=True)}
-    lines = [("published, 8B, 15 %", *(_ratio(published.get(n)) for n in later))]
+    lines = [("published", *(_ratio(published.get(n)) for n in later))]
     for name, ratios in exposure.items():
         lines.append((name, *(_ratio(ratios.get(n)) for n in later)))
     return Table(title, ("later rows", *map(str, later)), tuple(lines))

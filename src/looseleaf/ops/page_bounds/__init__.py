@@ -1,4 +1,4 @@
-"""The least and the largest key of a page, dim by dim: what Quest (arXiv 2406.10774 §3.2) keeps of
+"""The least and the largest key of a page, dim by dim: what Quest (arXiv 2406.10774 §3.4) keeps of
 it.
 
 Keys are as they are stored, in the frame of their segment, so bounds hold wherever it stands."""

@@ -1,6 +1,6 @@
 """How much each KV head of a row wants each of its candidate pages, from what is kept of a page.
 
-That is one vector, or two (largest and least key; Quest, arXiv 2406.10774 §3.2), in the frame of
+That is one vector, or two (largest and least key; Quest, arXiv 2406.10774 §3.4), in the frame of
 the page's segment; the query comes to the frame."""
 
 from jaxtyping import Float, Int
