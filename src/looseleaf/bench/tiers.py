@@ -1,11 +1,12 @@
-"""``bench tiers``: what the loading controller chooses, against a sweep of ratios on every tier.
+"""``bench tiers``: what the loading controller (after CacheBlend, arXiv 2405.16444, section 5.1)
+chooses, against a sweep of ratios on every tier.
 
 The same documents are loaded from one tier after another while a share of their tokens is computed
 again (`Fuse("random")`); the time until the first token is measured for shares from small to all,
 for computing the documents instead of loading them, and for what the controller chooses: a share
 (``balanced``), and whether to load. One more engine has all tiers at once, and the controller picks
-one. All take turns. The goal is a controller within 10 % of the best that the sweep finds
-(CacheBlend, arXiv 2405.16444, section 5.1)."""
+one. All take turns. The goal, which is ours, is a controller within 10 % of the best that the sweep
+finds."""
 
 import random
 import shutil

@@ -1,5 +1,5 @@
 """Attention states that rows keep from step to step, and go on from (RetroAttention, arXiv
-2508.09001, section 3)."""
+2508.09001)."""
 
 from dataclasses import dataclass
 
