@@ -1,6 +1,8 @@
 """User text never becomes a marker, streams equal whole decodes, templates equal Transformers'."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from looseleaf.errors import (
 )
 from looseleaf.models import Tokenizer
 from looseleaf.models.chat_template import DOCUMENT_CUT
+from looseleaf.models.tokenizer import LONG_TEXT
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.models.texts import load, user_text
 
@@ -299,3 +302,32 @@ def test_what_a_normalizer_makes_a_marker_of_is_text(tmp_path: Path) -> None:
     assert markers[0] == markers[1]
     end = tokenizer.token_id("<|end|>")
     assert end not in tokenizer.encode_document(wide)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text = "the river and the house by the river " * 50_000
+    tokenizer.encode(text[:LONG_TEXT])
+    begun, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode(text)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    start = before = time.perf_counter()
+    longest = 0.0
+    while not ended.is_set():
+        now = time.perf_counter()
+        longest, before = max(longest, now - before), now
+    took = time.perf_counter() - start
+    thread.join()
+    assert max(longest, start + took - before) < took / 2
+
+
+def test_a_long_text_has_the_tokens_of_its_lines(tokenizer: Tokenizer) -> None:
+    line = "the house by the river\n"
+    number = LONG_TEXT // len(line) + 1
+    assert tokenizer.encode(line * number) == tokenizer.encode(line) * number

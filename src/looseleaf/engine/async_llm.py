@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.engine import Engine, drain
@@ -20,6 +21,7 @@ from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.prompt import num_characters
 from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import (
     Document,
@@ -31,10 +33,12 @@ from looseleaf.engine.request import (
     SystemPrompt,
     with_policies,
 )
+from looseleaf.engine.result import Result
 from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
 from looseleaf.engine.worker import Fail, Outcome, Worker
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
+from looseleaf.models.tokenizer import LONG_TEXT
 from looseleaf.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -144,9 +148,8 @@ class AsyncLLM(OfOneProcess):
     ) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
         require_policies("generate", policies)
-        parts = self.engine.prompts.from_parts(prompt)
-        request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(with_policies(request, **policies))
+        request = self._request(sampling_params, request_id, salt, deadline, policies)
+        return self._stream_of(request, prompt, self.engine.prompts.from_parts)
 
     def chat(
         self,
@@ -162,9 +165,9 @@ class AsyncLLM(OfOneProcess):
         """The growing answer to a conversation."""
         require_policies("chat", policies)
         first = system_prompt or self.system_prompt
-        parts = self.engine.prompts.from_messages(messages, first)
-        request = self._request(parts, sampling_params, request_id, salt, deadline)
-        return self.stream(with_policies(request, **policies))
+        request = self._request(sampling_params, request_id, salt, deadline, policies)
+        prompts = self.engine.prompts
+        return self._stream_of(request, messages, lambda said: prompts.from_messages(said, first))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
@@ -295,7 +298,7 @@ class AsyncLLM(OfOneProcess):
 
         ``new`` work is refused while the engine drains. Raises what ``function`` raises, and
         EngineClosed."""
-        result: _Result[T] = _Result(asyncio.get_running_loop())
+        result: Result[T] = Result(asyncio.get_running_loop())
 
         def command() -> None:
             try:
@@ -310,7 +313,7 @@ class AsyncLLM(OfOneProcess):
     async def _watch(self, look: Callable[[], T | None]) -> T:
         """The first answer of ``look`` that is not None; asked now and after every step, in the
         engine's thread."""
-        result: _Result[T] = _Result(asyncio.get_running_loop())
+        result: Result[T] = Result(asyncio.get_running_loop())
 
         def done() -> bool:
             value = look()
@@ -337,17 +340,38 @@ class AsyncLLM(OfOneProcess):
             None if (info.state, info.tokens_done) == (before.state, before.tokens_done) else info
         )
 
+    def _stream_of(
+        self, request: Request, given: Any, make: Callable[[Any], PromptParts]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The output of ``request`` with the prompt that ``make`` makes of what is ``given``."""
+        if num_characters(given) < LONG_TEXT:
+            return self.stream(replace(request, parts=make(given)))
+        # a caller may go on to write into a list of its own
+        kept = [*given] if isinstance(given, list) else given
+        return self._stream_of_long(request, lambda: make(kept))
+
+    async def _stream_of_long(
+        self, request: Request, make: Callable[[], PromptParts]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        # half a second for a megabyte, in which others on the loop go on
+        parts = await asyncio.to_thread(make)
+        stream = self.stream(replace(request, parts=parts))
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                yield output
+
     def _request(
         self,
-        parts: PromptParts,
         params: SamplingParams | None,
         request_id: str | None,
         salt: str,
         deadline: float | None,
+        policies: GivenPolicies,
     ) -> Request:
+        """A request whose prompt is still to come."""
         name = request_id or f"async-{next(self._ids)}"
         params = SamplingParams() if params is None else params
-        return Request(name, parts, params, salt, deadline)
+        return with_policies(Request(name, (), params, salt, deadline), **policies)
 
 
 @asynccontextmanager
@@ -361,21 +385,3 @@ async def _until(due: float | None, limit: float | None) -> AsyncIterator[None]:
             f"the engine stands still, and the request did not end within its deadline of {limit} "
             "s: ask another server, or again in a while"
         ) from error
-
-
-class _Result(Generic[T]):
-    """A future that another thread settles; a loop that has ended takes nothing any more."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[T] = loop.create_future()
-        self._loop = loop
-
-    def settle(self, value: T) -> None:
-        self._call(lambda: self.future.set_result(value))
-
-    def fail(self, error: Exception) -> None:
-        self._call(lambda: self.future.set_exception(error))
-
-    def _call(self, action: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: None if self.future.done() else action())

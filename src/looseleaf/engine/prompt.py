@@ -264,6 +264,21 @@ class PromptBuilder:
         return ids
 
 
+def num_characters(given: object) -> int:
+    """Characters of all texts in a prompt or a conversation, and the token ids in it; of what is
+    neither nothing is counted."""
+    if isinstance(given, str):
+        return len(given)
+    if isinstance(given, Document):
+        return sum(map(len, given.texts))
+    if isinstance(given, Mapping):
+        return sum(map(num_characters, given.values()))
+    if not isinstance(given, list | tuple):
+        return 0
+    ids = bool(given) and isinstance(given[0], int)
+    return len(given) if ids else sum(map(num_characters, given))
+
+
 def _check_system_prompt(given: object) -> None:
     """Raises InvalidRequest for a text: it is computed once, and not for each conversation."""
     if not isinstance(given, SystemPrompt | None):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # characters of all that special tokens begin with and end with, some times what any tokenizer has
 _MOST_OF_MARKERS = 1 << 26
+LONG_TEXT = 2**13
+"""Characters from which on other threads run while a text is encoded, which takes milliseconds."""
 
 
 class Tokenizer:
@@ -317,7 +319,11 @@ def _without_first_space(described: Mapping[str, Any]) -> str | None:
 
 def _ids(backend: "Backend", text: str) -> list[int]:
     try:
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        if len(text) < LONG_TEXT:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        # the library holds the interpreter's lock while it encodes one text, but not for a batch
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
     except Exception as error:
         # the library raises bare Exception, as where a vocabulary has no token for what is unknown
         raise InvalidRequest(

@@ -1,0 +1,26 @@
+"""What an event loop waits for and another thread brings."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Result(Generic[T]):
+    """A future that another thread settles; a loop that has ended takes nothing any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[T] = loop.create_future()
+        self._loop = loop
+
+    def settle(self, value: T) -> None:
+        self._call(lambda: self.future.set_result(value))
+
+    def fail(self, error: Exception) -> None:
+        self._call(lambda: self.future.set_exception(error))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: None if self.future.done() else action())
