@@ -166,7 +166,7 @@ def test_at_most_half_of_the_pool_can_be_pinned(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint(), num_pages=16)
     first = llm.register(A, pinned=True)
     assert first.num_pages == 7
-    with pytest.raises(PoolTooSmall, match="at most half of it, 8"):
+    with pytest.raises(PoolTooSmall, match="more than half of the pool, 8 pages"):
         llm.register(B, pinned=True)
     assert [info.id for info in llm.engine.documents.all()] == [first.id]
     second = llm.register(B)

@@ -111,7 +111,7 @@ class Unread(dict[Any, Any]):
 def test_a_registration_looks_at_no_other_document(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint())
     documents, prompts = llm.engine.documents, llm.engine.prompts
-    documents._entries = Unread()
+    documents._entries = {"": Unread(), "of another": Unread()}
     for most, one in enumerate((A, B), 1):
         documents.register(one, prompts.from_document(one), f"doc-{most}", most=most)
     with pytest.raises(TooManyDocuments):

@@ -1,10 +1,16 @@
 """Different salts share nothing: no document, no page of text, no computation on its way."""
 
+from typing import Any
+
 import pytest
 
-from looseleaf import LLM, SamplingParams
+from looseleaf import LLM, Document, IndexConfig, SamplingParams
+from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.registered import Registered
 from looseleaf.engine.request import Request
+from looseleaf.errors import PoolTooSmall
+from looseleaf.sampling_params import Grammar
 from tests.engine.harness import (
     GREEDY,
     Folder,
@@ -110,3 +116,61 @@ def test_a_document_on_its_way_is_not_handed_to_another_salt(checkpoint: Folder)
     llm.engine.check()
     assert sum(not segment.ready for segment in llm.engine.store.segments()) == 1
     finish(llm)
+
+
+class Elsewhere(dict[str, Registered]):
+    """Registered documents of another salt, which nobody looks at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("another salt's documents were looked at")
+
+    items = keys = values = get = __iter__  # type: ignore[assignment]
+
+
+def test_what_is_done_with_documents_looks_at_none_of_another_salt(llm: LLM) -> None:
+    documents = llm.engine.documents
+    parts = llm.engine.prompts.from_document(A)
+    documents.register(A, parts, "a", "one")
+    documents._entries["one"] = Elsewhere(documents._entries["one"])
+    documents.register(A, parts, "a", "two", hosted=IndexConfig("flat"), most=1)
+    assert [info.id for info in documents.all("two")] == ["a"]
+    assert documents.stat("a", "two").id == "a"
+    documents.delete("a", "two")
+    assert documents.all("two") == []
+    assert len(documents) == 1
+
+
+def test_a_refusal_does_not_tell_how_much_another_salt_has_pinned(checkpoint: Folder) -> None:
+    def told(pages: int) -> list[str]:
+        llm = make_llm(checkpoint(), num_pages=16)
+        page_size = llm.engine.store.pool.page_size
+        pinned = Document(words(1, pages * page_size - 3), context="alone")
+        llm.register(pinned, salt="one", pinned=True)
+        with pytest.raises(PoolTooSmall) as to_pin:
+            llm.register(document(3, 6 * page_size), salt="two", pinned=True)
+        many = SamplingParams(max_tokens=14 * page_size)
+        with pytest.raises(PoolTooSmall) as to_answer:
+            llm.generate("who?", many, salt="two")
+        return [str(to_pin.value), str(to_answer.value)]
+
+    assert told(3) == told(5)
+
+
+def test_a_grammar_of_one_salt_is_compiled_again_for_another(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long an answer takes would tell that somebody else has asked for the same."""
+    compiled, compiling = list[str](), GrammarCompiler._compile
+
+    def counted(self: GrammarCompiler, grammar: Grammar, *about: Any) -> Any:
+        compiled.append(grammar.source)
+        return compiling(self, grammar, *about)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", counted)
+    llm = make_llm(checkpoint())
+    params = SamplingParams(max_tokens=2, grammar=Grammar.regex("yes|no"))
+    numbers = []
+    for salt in ("one", "two", "one", "two", ""):
+        llm.generate([PROMPT], params, salt=salt)
+        numbers.append(len(compiled))
+    assert numbers == [1, 2, 2, 2, 3]

@@ -199,7 +199,7 @@ class AsyncLLM(OfOneProcess):
 
         grammar = request.params.grammar
         if grammar is not None:
-            await asyncio.to_thread(self.engine.grammars.check, grammar)
+            await asyncio.to_thread(self.engine.grammars.check, grammar, request.salt)
         with self._told(deliver):
             self._worker.open(request, since, deliver)
             try:

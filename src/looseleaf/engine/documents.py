@@ -4,8 +4,7 @@ Registering computes a document's segment ahead of any request. The segment is o
 it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
 document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, islice
 
@@ -48,9 +47,8 @@ class Documents:
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
     hosting: Hosting | None = None
-    _entries: dict[tuple[str, str], Registered] = field(default_factory=dict)
-    # by salt
-    _numbers: Counter[str] = field(default_factory=Counter)
+    # by salt, then by id: what one salt asks for takes no time for those of another
+    _entries: dict[str, dict[str, Registered]] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
     _by_content: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
 
@@ -58,7 +56,7 @@ class Documents:
         self._departed = Departed(self.tiers)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._entries.values()))
 
     def register(
         self,
@@ -85,7 +83,7 @@ class Documents:
         tokens = next(part.tokens for part in parts if isinstance(part, DocumentPart))
         content = content_key(self.keys.salted(salt), tokens)
         name = f"doc-{content.hex()[:24]}" if document_id is None else document_id
-        entry = self._entries.get((salt, name))
+        entry = self._entries.get(salt, {}).get(name)
         if entry is not None and self._failed(entry):
             entry = self._given_back(entry, content)
         fresh = entry is None
@@ -108,8 +106,7 @@ class Documents:
             self._begin(entry, parts)
         entry.pinned = pinned or entry.pinned
         if fresh:
-            self._entries[salt, name] = entry
-            self._numbers[salt] += 1
+            self._entries.setdefault(salt, {})[name] = entry
             self._by_content.setdefault(content, []).append(entry)
         self._pin_ready(entry)
         return self._info(entry)
@@ -123,7 +120,7 @@ class Documents:
     ) -> list[DocumentInfo]:
         """The documents of a salt, oldest first: those registered behind ``after``, and no more
         than ``limit``. Raises DocumentNotFound if ``after`` is not registered."""
-        found: Iterator[Registered] = (e for e in self._entries.values() if e.salt == salt)
+        found = iter(self._entries.get(salt, {}).values())
         if after is not None:
             last = self._entry(after, salt)
             found = islice(dropwhile(lambda entry: entry is not last, found), 1, None)
@@ -177,10 +174,9 @@ class Documents:
         text is registered under another id."""
         info = self.stat(document_id, salt)
         self.unpin(document_id, salt)
-        entry = self._entries.pop((salt, document_id))
-        self._numbers[salt] -= 1
-        if not self._numbers[salt]:
-            del self._numbers[salt]
+        entry = self._entries[salt].pop(document_id)
+        if not self._entries[salt]:
+            del self._entries[salt]
         for progress in list(entry.warming.values()):
             self.cancel(progress.request.request_id)
         self._unhost(entry)
@@ -228,14 +224,14 @@ class Documents:
             count_source(self._by_content.get(content, ()), sequence, source)
 
     def _check_number(self, salt: str, most: int | None) -> None:
-        held = self._numbers[salt]
+        held = len(self._entries.get(salt, {}))
         if most is not None and held >= most:
             raise TooManyDocuments(
                 f"{held} documents are registered, but {most} are the most: delete some"
             )
 
     def _entry(self, document_id: str, salt: str) -> Registered:
-        entry = self._entries.get((salt, document_id))
+        entry = self._entries.get(salt, {}).get(document_id)
         if entry is None:
             raise DocumentNotFound(
                 f"no document {document_id!r} is registered: register it, or check its id"
@@ -287,13 +283,14 @@ class Documents:
         entry.error = progress.error
         if progress.error is None and use.seconds:
             entry.seconds = use.seconds
-        if (entry.salt, entry.id) in self._entries:
+        if entry.id in self._entries.get(entry.salt, {}):
             self._pin_ready(entry)
 
     def _unhost(self, entry: Registered) -> None:
         """Drop what hosts a deleted document, unless it hosts the same text under another id."""
         for key in entry.hostings:
-            if self.hosting and not any(key in e.hostings for e in self._entries.values()):
+            others = self._entries.get(entry.salt, {}).values()
+            if self.hosting and not any(key in e.hostings for e in others):
                 self.hosting.forget(key)
 
     def _attach(self, entry: Registered, key: SegmentKey) -> None:
@@ -329,14 +326,16 @@ class Documents:
         contexts = [*entry.ahead.values()]
         if parts is not None and parts not in contexts:
             contexts.append(parts)
-        others = [e for e in self._entries.values() if e.pinned and e is not entry]
+        every = (e for own in self._entries.values() for e in own.values())
+        others = [e for e in every if e.pinned and e is not entry]
         pages = sum(len(e.ahead) * self._pages_for(len(e.tokens)) for e in others)
         pages += len(contexts) * self._pages_for(len(entry.tokens))
         most = self.store.pool.num_pages // 2
         if pages > most:
+            # not how many there are: some may be of others
             raise PoolTooSmall(
-                f"with this one, pinned documents would take {pages} pages of the pool, but at "
-                f"most half of it, {most}, may be pinned: unpin another one or enlarge the cache"
+                f"with this one, pinned documents would take more than half of the pool, {most} "
+                "pages, which is the most: unpin another one or enlarge the cache"
             )
 
     def _segments(self, entry: Registered) -> list[Segment]:

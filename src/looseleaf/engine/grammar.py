@@ -64,7 +64,9 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Grammars over one model's vocabulary; the latest are kept. Safe to share between threads."""
+    """Grammars over one model's vocabulary; the latest are kept. Safe to share between threads.
+
+    They are kept by salt: how long one takes tells nobody what somebody else has asked for."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -72,15 +74,15 @@ class GrammarCompiler:
         self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._matcher = lru_cache(maxsize=_KEPT)(self._compile)
 
-    def check(self, grammar: Grammar) -> None:
+    def check(self, grammar: Grammar, salt: str) -> None:
         """Compile ``grammar`` ahead. Raises InvalidRequest if it is none, or can't be followed."""
-        self._matcher(grammar)
+        self._matcher(grammar, salt)
 
-    def start(self, grammar: Grammar) -> GrammarState:
+    def start(self, grammar: Grammar, salt: str) -> GrammarState:
         """The beginning of an output under ``grammar``; raises as `check` does."""
-        return GrammarState(self._matcher(grammar).deep_copy(), self.vocab_size)
+        return GrammarState(self._matcher(grammar, salt).deep_copy(), self.vocab_size)
 
-    def _compile(self, grammar: Grammar) -> Any:
+    def _compile(self, grammar: Grammar, _salt: str) -> Any:
         library = _library()
         try:
             matcher = library.LLMatcher(self._vocabulary, _source(grammar), log_level=0)

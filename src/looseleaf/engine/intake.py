@@ -138,6 +138,7 @@ class Intake:
         self.evictions.equip(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
+        grammar = params.grammar and self.grammars.start(params.grammar, request.salt)
         sampling = SamplingState(
             params,
             # of thousands of tokens each is somewhere else in memory: who needs none touches none
@@ -146,7 +147,7 @@ class Intake:
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
             child=index,
             seed=seed,
-            grammar=None if params.grammar is None else self.grammars.start(params.grammar),
+            grammar=grammar,
         )
         stop = StopChecker(params, max_tokens=limit, eos_token_ids=eos_token_ids)
         stream = self.tokenizer.stream(params.skip_special_tokens)
@@ -156,19 +157,20 @@ class Intake:
         """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
         few.
         """
-        total = self.admission.store.pool.num_pages
+        pool = self.admission.store.pool.num_pages
         pinned = self.admission.pinned_pages_beside(sequence)
-        total -= pinned
+        total = pool - pinned
         least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
         most = self.admission.pages_needed(sequence, max_tokens)
         wanted = most if explicit and not sequence.warms else least
         if wanted > total:
             page_size = self.admission.page_size
+            # of pinned pages not how many there are: they may be of others
             hosted = any(self.find_hosted(use.key) for use in sequence.documents)
             raise PoolTooSmall(
                 f"the request needs {wanted} pages of {page_size} tokens for "
                 f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
-                f"{total}{f' beside the {pinned} of pinned documents' if pinned else ''}: "
+                f"{pool}{', less those of pinned documents' if pinned else ''}: "
                 "enlarge the cache, shorten the documents or lower max_tokens"
                 + ("; or ask with select='retrieval', since one is hosted" if hosted else "")
             )
