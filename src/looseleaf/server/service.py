@@ -16,7 +16,7 @@ from looseleaf.engine.async_llm import AsyncLLM
 from looseleaf.engine.loading import find_model
 from looseleaf.engine.request import Document, SystemPrompt
 from looseleaf.engine.runner import OnProgress
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import DeadlineExceeded, InvalidOption
 from looseleaf.models import read_advice
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
@@ -140,17 +140,19 @@ class Service:
         self.whole = await self.llm.drain(left, patience=STEP_PATIENCE) and not cut
         return self.whole
 
-    async def in_time(self, answer: Awaitable[T]) -> T:
-        """What the engine answers between two steps. Raises ApiError (408) once a request's time is
-        over: a step may stand still."""
+    def due(self) -> float:
+        """When a request that comes now must have ended, on the loop's clock."""
+        return asyncio.get_running_loop().time() + self.config.deadline
+
+    async def in_time(self, answer: Awaitable[T], due: float | None = None) -> T:
+        """What the engine answers between two steps. Raises DeadlineExceeded once a request's time
+        is over, by default that of one that comes now: a step may stand still."""
         try:
-            async with asyncio.timeout(self.config.deadline):
+            async with asyncio.timeout_at(self.due() if due is None else due):
                 return await answer
         except TimeoutError as error:
-            raise ApiError(
-                408,
-                f"the engine did not answer within {self.config.deadline} s: ask again in a while",
-                code="deadline_exceeded",
+            raise DeadlineExceeded(
+                f"the engine did not answer within {self.config.deadline} s: ask again in a while"
             ) from error
 
     @contextmanager

@@ -1,7 +1,7 @@
 """``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, nullcontext
 from typing import Annotated
 
@@ -47,7 +47,8 @@ async def register_document(
     """Compute a document ahead and keep its text under an id.
 
     The same text again is the same document. With `stream`, the answer is a stream of its state as
-    it is computed; with `wait: false` it comes at once, and `GET` tells how far it is."""
+    it is computed; with `wait: false` it comes at once, and `GET` tells how far it is. One that
+    takes longer than a request may goes on; to register it again waits on for it."""
     progress = _register(service, body, caller)
     if body.stream:
         first = await until_gone(request.receive, anext(progress))
@@ -82,10 +83,8 @@ async def get_document(document_id: Id, service: TheService, caller: TheCaller) 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Keep a document computed; if it was evicted it is computed again."""
     service.require_ready()
-    with service.records.expecting(caller.tenant, document_id):
-        info = await service.in_time(service.llm.pin(document_id, caller.salt))
-    await keep_pin(service, caller, info)
-    return JSONResponse(_body(info))
+    pinned = service.llm.pin(document_id, caller.salt)
+    return JSONResponse(_body(await _with_pin(service, caller, document_id, pinned)))
 
 
 # there is nothing to say in a body, so none is asked for, and no type of it
@@ -102,37 +101,47 @@ router.add_api_route(
 async def unpin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Let a document be evicted when room is needed."""
     service.require_ready()
-    with service.records.expecting(caller.tenant, document_id):
-        info = await service.in_time(service.llm.unpin(document_id, caller.salt))
-    await keep_pin(service, caller, info)
-    return JSONResponse(_body(info))
+    unpinned = service.llm.unpin(document_id, caller.salt)
+    return JSONResponse(_body(await _with_pin(service, caller, document_id, unpinned)))
 
 
 @router.delete("/{document_id}", response_model=DeletedDocument)
 async def delete_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Forget a document. Requests that read it now end as if it were still there."""
     service.require_ready()
+    due = service.due()
     with service.records.expecting(caller.tenant, document_id):
-        await service.in_time(service.llm.delete(document_id, caller.salt))
-    await forget(service, caller, document_id)
+        await service.in_time(service.llm.delete(document_id, caller.salt), due)
+    # whoever is told that it took too long has deleted it all the same
+    await service.in_time(asyncio.shield(forget(service, caller, document_id)), due)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
 
 async def _register(
     service: Service, body: RegisterRequest, caller: Caller
 ) -> AsyncGenerator[DocumentInfo, None]:
-    model = service.model(body.model or service.base_model.name)
+    due, model = service.due(), service.model(body.model or service.base_model.name)
     record = record_of(body, caller, model.name)
     (registration,) = record.registrations
     most = service.config.max_registered
     async with aclosing(register(service, registration, caller, record, most)) as progress:  # type: ignore[type-var]
-        info = await anext(progress)
+        info = await service.in_time(anext(progress), due)
         kept = keep(service, caller, record.model_copy(update={"id": info.id}))
         # whoever hangs up now has registered it all the same
-        await asyncio.shield(kept)
+        await service.in_time(asyncio.shield(kept), due)
         yield info
-        async for info in progress:
-            yield info
+        while (later := await service.in_time(anext(progress, None), due)) is not None:
+            yield later
+
+
+async def _with_pin(
+    service: Service, caller: Caller, document_id: str, done: Awaitable[DocumentInfo]
+) -> DocumentInfo:
+    due = service.due()
+    with service.records.expecting(caller.tenant, document_id):
+        info = await service.in_time(done, due)
+    await service.in_time(asyncio.shield(keep_pin(service, caller, info)), due)
+    return info
 
 
 async def _last(progress: AsyncIterator[DocumentInfo], *, whole: bool) -> DocumentInfo:
