@@ -1,16 +1,22 @@
 """Hosting that is interrupted, or deleted at its end, costs no answer and no work."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 from looseleaf import LLM
-from looseleaf.config import IndexConfig
+from looseleaf.config import IndexConfig, IndexKind
+from looseleaf.engine import hosted_pass
 from looseleaf.engine import hosting as module
 from looseleaf.engine.hosted_pass import HostedPass, HostingJob
 from looseleaf.engine.request import DocumentPart, TextPart
+from looseleaf.errors import InvalidRequest
+from looseleaf.kv.hosted import HostedSegment
 from tests.engine.harness import Folder, document
 
 LONG = document(0, 200)
@@ -92,3 +98,124 @@ def test_hosting_that_was_deleted_at_its_end_leaves_the_next_ones_parts(
         thread.join(60)
     assert parts and parts[0].exists()
     llm.close()
+
+
+Place = tuple[str, int]
+
+
+def places_in_hosting(act: Callable[[], object], stop_at: Place | None = None) -> list[Place]:
+    """The lines of what hosts documents that ``act`` runs; interrupted before one of them."""
+    files, seen = {module.__file__, hosted_pass.__file__}, dict[Place, None]()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            place = frame.f_code.co_filename, frame.f_lineno
+            if place == stop_at and place not in seen:
+                seen[place] = None
+                raise KeyboardInterrupt
+            seen[place] = None
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return [*seen]
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_wherever_hosting_is_interrupted_it_goes_on_when_it_is_asked_for_again(
+    checkpoint: Folder, kind: IndexKind
+) -> None:
+    llm, index = make(checkpoint("llama", "dynamic")), IndexConfig(kind, sink=4, local=12)
+    text = document(1, 20)
+    for keys_are_there in (False, True):
+
+        def forget() -> None:
+            for key in [*llm.engine.hosting._segments]:
+                llm.engine.hosting.forget(key)
+            if keys_are_there:  # noqa: B023
+                llm.host(text, index=IndexConfig("flat", sink=2, local=4))
+
+        def host() -> HostedSegment:
+            return llm.host(text, index=index)
+
+        forget()
+        for place in places_in_hosting(host):
+            forget()
+            with pytest.raises(KeyboardInterrupt):
+                places_in_hosting(host, place)
+            segment = host()
+            assert segment.index is not None and segment.index.config == index, place
+    assert not llm.engine.hosting._jobs
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_document_whose_pass_could_not_be_made_is_not_on_its_way(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+
+    def fail(*_: object) -> None:
+        raise error("no memory for the queries that are kept")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedPass, "__init__", fail)
+        with pytest.raises(error):
+            llm.host(LONG, index=IVF)
+    assert not llm.engine.has_work
+    assert llm.host(LONG, index=IVF).index is not None
+
+
+def test_an_interrupted_document_may_be_hosted_with_another_index(checkpoint: Folder) -> None:
+    llm, heard = make(checkpoint("llama", "dynamic")), list[str]()
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def listen(stage: str, done: int, total: int) -> None:
+        heard.append(stage)
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.host(LONG, index=IVF, on_progress=interrupt)
+    other = IndexConfig("flat", sink=4, local=12)
+    assert llm.host(LONG, index=other, on_progress=listen).index.config == other
+    assert "computing" in heard
+    with pytest.raises(KeyboardInterrupt):
+        llm.host(LONG, index=IndexConfig("graph", sink=4, local=12), on_progress=interrupt)
+    # what was there is there still
+    again = llm.host(LONG, index=other, on_progress=listen)
+    assert again.index is not None and again.index.config == other
+
+
+def test_who_goes_on_with_an_interrupted_document_hears_of_it(checkpoint: Folder) -> None:
+    llm, heard = make(checkpoint("llama", "dynamic")), list[int]()
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.host(LONG, index=IVF, on_progress=interrupt)
+    assert llm.engine.has_work
+    llm.host(LONG, index=IVF, on_progress=lambda stage, done, total: heard.append(done))
+    assert heard
+
+
+def test_a_document_that_somebody_waits_for_keeps_its_index(checkpoint: Folder) -> None:
+    llm = make(checkpoint("llama", "dynamic"))
+    parts = llm.engine.prompts.from_document(LONG)
+    llm.engine.documents.register(LONG, parts, "it", hosted=IVF)
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    (job,) = llm.engine.hosting._jobs.values()
+    job.on_progress = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.host(LONG, index=IVF)
+    with pytest.raises(InvalidRequest, match="wait until that is there"):
+        llm.host(LONG, index=IndexConfig("flat"))

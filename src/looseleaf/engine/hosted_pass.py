@@ -31,8 +31,9 @@ class HostingJob:
     """A document on its way: ``context`` tokens that it sees, then its own.
 
     ``stage`` is what is done now; ``on_progress`` hears of it, of how much is done and how much
-    there is: tokens, then indexes. It may be called from another thread. ``seconds`` is how long it
-    took from when it ``began``, None before, and if it was there already."""
+    there is: tokens, then indexes. It may be called from another thread. ``asked`` is how many wait
+    for it: none where all were interrupted. ``seconds`` is how long it took from when it ``began``,
+    None before, and if it was there already."""
 
     segment: HostedSegment
     context: tuple[int, ...]
@@ -43,6 +44,8 @@ class HostingJob:
     error: Exception | None = None
     pass_over: "HostedPass | None" = None
     tenant: str = ""
+    asked: int = 0
+    thread: threading.Thread | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None

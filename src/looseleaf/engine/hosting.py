@@ -152,8 +152,10 @@ class Hosting:
         context = tuple(lead[: use.part.context_length])
         self._require_readable(len(context) + len(tokens))
         if (coming := self._jobs.get(key)) is not None:
-            _require_same(coming.config, config)
-            return coming
+            if coming.config == config or coming.asked:
+                return self._ask_again(coming, config, on_progress)
+            # an interrupted call has left it, and nobody else waits for it
+            self._drop(coming)
         segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
         stored = segment.index is None and not segment.filled and is_stored(self.tier, key)
@@ -162,21 +164,40 @@ class Hosting:
             self._segments[key] = segment
             job.finished.set()
             return job
-        self._jobs[key] = job
         if stored and beside:
             job.stage = "loading"
-            self._begin(job, self._bring)
         elif segment.ready:
-            self._begin_index(job)
+            job.stage = "indexing"
         else:
-            self._begin_pass(job)
+            job.pass_over = self._make_pass(job)
+        # only now `step` may find it, and whoever asks again after an interrupt
+        self._jobs[key] = job
+        self._begin_beside(job)
+        job.asked += 1
         return job
 
-    def _begin_pass(self, job: HostingJob) -> None:
-        attention = self.attention
-        job.pass_over = HostedPass(self.model.config, attention.rotation, attention.rules, job)
-        # only now `step` may find it
-        job.stage = "computing"
+    def _ask_again(
+        self, job: HostingJob, config: IndexConfig, on_progress: OnProgress | None
+    ) -> HostingJob:
+        """A job that is on its way, for one more who waits for it; goes on with one that an
+        interrupt has left, wherever that was."""
+        _require_same(job.config, config)
+        if not job.asked:
+            job.on_progress = on_progress
+        self._begin_beside(job)
+        job.asked += 1
+        return job
+
+    def _drop(self, job: HostingJob) -> None:
+        """End a job, and nothing else of its document."""
+        with self._lock:
+            if self._jobs.get(job.segment.key) is job:
+                del self._jobs[job.segment.key]
+        job.stage, job.pass_over = "forgotten", None
+        job.finished.set()
+
+    def _make_pass(self, job: HostingJob) -> HostedPass:
+        return HostedPass(self.model.config, self.attention.rotation, self.attention.rules, job)
 
     def _bring(self, job: HostingJob) -> None:
         """Load a document, and go on with what the tier does not have of it. Gigabytes are read:
@@ -185,16 +206,15 @@ class Hosting:
             if self._load(job.segment, job.config):
                 self._end(job, None, loaded=True)
                 return
+            made = None if job.segment.ready else self._make_pass(job)
         except Exception as error:
             self._end(job, error)
             return
         with self._lock:
             if self._jobs.get(job.segment.key) is not job or job.stage == "forgotten":
                 return
-            if job.segment.ready:
-                job.stage = "indexing"
-            else:
-                self._begin_pass(job)
+            job.pass_over = made
+            job.stage = "indexing" if made is None else "computing"
         if job.stage == "indexing":
             self._index(job)
         self.wake()
@@ -236,15 +256,27 @@ class Hosting:
         job.stage, job.pass_over = "indexing", None
         self._begin(job, self._index)
 
+    def _begin_beside(self, job: HostingJob) -> None:
+        """Begin what threads do of a job, unless one is at it."""
+        if job.thread is not None and job.thread.is_alive():
+            return
+        # looked at second: a thread that has ended changes no stage any more
+        if job.stage in ("loading", "indexing"):
+            self._begin(job, self._bring if job.stage == "loading" else self._index)
+
     def _begin(self, job: HostingJob, act: Callable[[HostingJob], None]) -> None:
-        thread = threading.Thread(target=act, args=(job,), name="looseleaf-indexing", daemon=True)
+        job.thread = thread = threading.Thread(
+            target=act, args=(job,), name="looseleaf-indexing", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError as error:
             # the system has no more threads
             self._end(job, error)
-            return
-        self._threads[:] = [*filter(threading.Thread.is_alive, self._threads), thread]
+        finally:
+            # of an interrupt, too, which may come when the thread runs
+            both = (*self._threads, thread)
+            self._threads[:] = filter(threading.Thread.is_alive, both)
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config

@@ -138,7 +138,8 @@ class Intake:
         self.evictions.equip(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
-        grammar = params.grammar and self.grammars.start(params.grammar, request.salt)
+        given = params.grammar
+        grammar = None if given is None else self.grammars.start(given, request.salt)
         sampling = SamplingState(
             params,
             # of thousands of tokens each is somewhere else in memory: who needs none touches none

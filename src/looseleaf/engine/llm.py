@@ -188,7 +188,8 @@ class LLM(OfOneProcess):
         how much is done and of how much, from any thread. Raises InvalidOption for an index that is
         none, InvalidRequest for a document longer than the positions that the model reads, a model
         whose scores are not plain inner products or a document that is deleted meanwhile, and what
-        ended the work. An interrupted call's document goes on to be hosted in later ones."""
+        ended the work. An interrupted call's document goes on to be hosted in later ones; to host
+        it with another index takes its place."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         if not isinstance(index, IndexConfig | None):
@@ -196,10 +197,14 @@ class LLM(OfOneProcess):
         hosting = self.engine.hosting
         with self._lock:
             job = hosting.add(parts, salt, index or IndexConfig(), on_progress)
-        while job.stage == "computing":
-            with self._lock:
-                self.engine.step()
-        job.finished.wait()
+        try:
+            while job.stage == "computing":
+                with self._lock:
+                    self.engine.step()
+            job.finished.wait()
+        except BaseException:
+            job.asked -= 1
+            raise
         if job.error is not None:
             raise job.error
         if job.stage == "forgotten":
