@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.hosted_pass import HostingJob
+from looseleaf.engine.hosted_pass import HostedPass, HostingJob
 from looseleaf.engine.hosting import Hosting
 from looseleaf.tiers import TierFault
 from looseleaf.tiers.disk import DiskTier
@@ -97,15 +97,15 @@ class Trouble:
 
     def _interrupt_passes(self, hosting: Hosting) -> None:
         """Have layers of documents that are hosted interrupted, in what they see and in them."""
-        begin = hosting._begin_pass
+        make = hosting._make_pass
 
-        def began(job: HostingJob) -> None:
-            begin(job)
-            assert job.pass_over is not None
-            job.pass_over.context = _Watched(self._interrupt)
-            self._wrap(job.pass_over, _OF_PASSES, self._interrupt, self._interrupt)
+        def made(job: HostingJob) -> HostedPass:
+            pass_over = make(job)
+            pass_over.context = _Watched(self._interrupt)
+            self._wrap(pass_over, _OF_PASSES, self._interrupt, self._interrupt)
+            return pass_over
 
-        hosting._begin_pass = began  # type: ignore[method-assign]
+        hosting._make_pass = made  # type: ignore[method-assign]
 
     def _opened(self, open_: Callable[..., Any], *args: Any) -> Any:
         reader = open_(*args)

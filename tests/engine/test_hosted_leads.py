@@ -4,6 +4,8 @@ import pytest
 
 from looseleaf import LLM, Document, Select
 from looseleaf.config import IndexConfig
+from looseleaf.engine.hosted_pass import HostedPass
+from looseleaf.engine.registered import DocumentInfo
 from looseleaf.errors import InvalidRequest
 from tests.engine.harness import GREEDY, Folder, make_llm, words
 
@@ -63,6 +65,37 @@ def test_a_deleted_document_is_gone_behind_every_beginning_that_it_was_hosted_be
     assert not hosted_in_vain(llm, text)
     documents.delete("it")
     assert hosted_in_vain(llm, text) and not llm.engine.hosting._segments
+
+
+def test_a_document_that_failed_behind_one_beginning_is_ready_behind_another(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, text = make_llm(checkpoint(), num_pages=64), Document(words(3, 150))
+    documents, prompts = llm.engine.documents, llm.engine.prompts
+
+    def register(system: str | None) -> DocumentInfo:
+        parts = prompts.from_document(text, None, system)
+        documents.register(text, parts, "it", hosted=INDEX)
+        while documents.stat("it").state == "computing":
+            llm.engine.step()
+        return documents.stat("it")
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the chunk")
+
+    ready = register(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedPass, "advance", fail)
+        failed = register("Be brief.")
+    assert documents.failure("it") is not None
+    assert (failed.state, failed.tokens_done) == (ready.state, ready.tokens_done)
+    assert failed.state == "ready" and not hosted_in_vain(llm, text)
+    assert failed.num_bytes == ready.num_bytes, "what failed takes no memory"
+    # what has failed everywhere is nowhere
+    documents.delete("it")
+    with monkeypatch.context() as patch:
+        patch.setattr(HostedPass, "advance", fail)
+        assert register(None).state == "evicted"
 
 
 def test_what_is_hosted_has_no_pages_to_pin(checkpoint: Folder) -> None:

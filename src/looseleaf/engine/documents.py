@@ -354,10 +354,12 @@ class Documents:
         num_bytes = pages * self.store.pool.bytes_per_page
         hostings = list(entry.hostings.values())
         took = [job.seconds for job in hostings if job.seconds is not None]
-        for job in hostings:
+        num_bytes += sum(job.segment.num_bytes for job in hostings)
+        # what has failed is told where nothing else is there or on its way
+        alive = [job for job in hostings if job.error is None]
+        for job in alive or ([] if entry.ahead else hostings):
             done.append(job.segment.filled)
             ready = ready and job.stage == "ready"
-            num_bytes += job.segment.num_bytes
         waiting = entry.warming or not all(job.finished.is_set() for job in hostings)
         return DocumentInfo(
             id=entry.id,

@@ -57,6 +57,12 @@ class HostingJob:
         if self.on_progress is not None:
             self.on_progress(self.stage, done, total)
 
+    def let_go(self) -> None:
+        """Give back the memory of a document that has failed."""
+        segment, self.pass_over = self.segment, None
+        segment.kv, segment.queries_of = segment.kv[..., :0, :].clone(), []
+        segment.filled = 0
+
 
 class HostedPass:
     """The prefill of a hosted document; what its layers call for attention.

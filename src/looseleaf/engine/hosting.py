@@ -307,7 +307,9 @@ class Hosting:
             if mine:
                 del self._jobs[key]
                 job.error, job.stage = error, "failed" if error else "ready"
-                if error is None:
+                if error is not None:
+                    job.let_go()
+                else:
                     self._segments[key] = job.segment
                     job.seconds = None if loaded else time.perf_counter() - job.began
                 # who finds the document must not be told that it is on its way
