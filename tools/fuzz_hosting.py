@@ -163,7 +163,9 @@ class Hosts:
         asked for last."""
         for (salt, name), several in self._known.items():
             for key in several:
-                job = engine.hosting._jobs.get(key)
+                # a thread may be about to end it: then all of that, or nothing
+                with engine.hosting._lock:
+                    job = engine.hosting._jobs.get(key)
                 if job is not None:
                     _finish(engine, job)
                 segment = engine.hosting.find(key)

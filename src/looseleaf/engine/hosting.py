@@ -305,11 +305,12 @@ class Hosting:
         with self._lock:
             mine, wanted = self._jobs.get(key) is job, key in self._jobs or key in self._segments
             if mine:
+                if error is not None:
+                    # while it is still on its way, for that may take long
+                    job.let_go()
                 del self._jobs[key]
                 job.error, job.stage = error, "failed" if error else "ready"
-                if error is not None:
-                    job.let_go()
-                else:
+                if error is None:
                     self._segments[key] = job.segment
                     job.seconds = None if loaded else time.perf_counter() - job.began
                 # who finds the document must not be told that it is on its way
