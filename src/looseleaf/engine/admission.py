@@ -264,7 +264,8 @@ class Admission:
         """Full pages of a run; the prompt's last token is always computed, for its logits."""
         if run.fused:
             return 0
-        tokens = run.num_tokens - 1 if run is sequence.tail else run.num_tokens
+        # the tail of what only warms is empty
+        tokens = max(0, run.num_tokens - 1) if run is sequence.tail else run.num_tokens
         return tokens // self.page_size if self.prefix_caching else 0
 
     def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
