@@ -46,7 +46,7 @@ def test_work_that_is_counted_is_what_rows_see_and_pages_hold():
 def test_a_question_behind_long_documents_is_read_as_the_engine_reads_it():
     question = behind_documents(SMALL.shape, 8, 3, 4096)
     bench = Bench(SMALL, question.num_pages, question.longest)
-    assert bench.planner.in_parts(question.chunks)
+    assert bench.planner.by_work_list(question.chunks)
     listed = bench.plan(question)
     bench.passes = True
     in_parts = bench.plan(question)
