@@ -35,7 +35,7 @@ class Ask(NamedTuple):
 class Kind:
     """What is drawn of an engine; ``tiers`` has h for the host's memory and d for a disk,
     ``trouble`` s for slow tiers, f for tiers that fail, i for interrupts; one that ``hosts`` is to
-    have documents outside of its pool."""
+    have documents outside of its pool; one without ``graphs`` launches every kernel of a GPU."""
 
     pages: int = 600
     chunk: int | None = None
@@ -45,6 +45,19 @@ class Kind:
     fp8: bool = False
     trouble: str = ""
     hosts: bool = False
+    graphs: bool = True
+
+
+def chooses(policies: Policies) -> bool:
+    """Whether what is computed again or read depends on scores."""
+    fuse, select = policies.get("fuse"), policies.get("select")
+    by_scores = fuse is not None and fuse.selector in ("deviation", "question", "links")
+    return by_scores or (select is not None and select.policy != "window")
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether nothing moves what is likely."""
+    return params.repetition_penalty == 1 and not params.presence_penalty
 
 
 class Drawing:
@@ -181,4 +194,5 @@ class Drawing:
             fp8=draw.random() < 0.2,
             trouble=draw.choice(("", "i", *(("s", "f", "si", "sfi") if tiers else ()))),
             hosts=draw.random() < 0.5,
+            graphs=draw.random() < 0.7,
         )

@@ -157,11 +157,12 @@ def _entries(
     """Rows and states of the entries of every output, KV head, item and age: -1 where there is no
     row."""
     there = np.maximum(rows, 0)  # [outputs, window]
-    size = len(rows), kv_heads, num, rows.shape[1]
-    row = np.broadcast_to(there[:, None, None], size)
     nth = np.arange(num, dtype=np.int32)[:, None]
     state = np.where(rows >= 0, chosen_from[there], -num)[:, None, None] + nth
-    return int32(row.reshape(-1)), int32(np.broadcast_to(state, size).reshape(-1))
+    row = np.repeat(there[:, None, None], num, axis=2)
+    # copies, which may be written to, of one KV head as well
+    entry_row, entry_state = (np.repeat(each, kv_heads, axis=1).ravel() for each in (row, state))
+    return int32(entry_row), int32(entry_state)
 
 
 def _for_each_head(work: HostWork, kv_heads: int) -> HostWork:
