@@ -37,6 +37,9 @@ class Replay:
     logits: Tensor
 
     def replay(self) -> None:
+        # graphs share their memory: what one leaves is gone when another one runs
+        for other in self.steps.left:
+            other.fill_(torch.nan)
         self.logits.copy_(self.steps._forward(self.key, self.lists, None))
 
 
@@ -45,11 +48,13 @@ class Steps(StepGraphs):
 
     def __post_init__(self) -> None:
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64)
+        self.left: list[Tensor] = []
 
     def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
         device = self.model.device
         lists = _lists(key, choices, device)
         logits = self._forward(key, lists, None).clone()
+        self.left.append(logits)
         for some in lists:
             some.work.unsent()
         replay: Any = Replay(self, key, lists, logits)
@@ -213,7 +218,10 @@ def test_passes_that_blend_replay_with_the_same_answers(checkpoint: Folder) -> N
     assert passes is not None and passes.replays > 10
 
 
-def in_turn(folder: Folder, replayed: bool) -> tuple[list[Any], int]:
+AT_RANDOM = Fuse("random", ratio=0.3)
+
+
+def in_turn(folder: Folder, replayed: bool, fuse: Fuse = AT_RANDOM) -> tuple[list[Any], int]:
     """Answers to prompts that come one after another, each while those before it decode; and how
     many steps were computed as two."""
     llm, params, parts = make_llm(folder()), replace(PARAMS, max_tokens=9), 0
@@ -223,7 +231,7 @@ def in_turn(folder: Folder, replayed: bool) -> tuple[list[Any], int]:
         runner = llm.engine.runner
         graphs, passes = Steps(runner.model, runner.attention, 64), Passes(*about(runner))
         llm.engine.runner = replace(runner, graphs=graphs, passes=passes)
-    fuse, asked, added = Fuse("random", ratio=0.3), list[Any](), 0
+    asked, added = list[Any](), 0
     while len(asked) < 5 or llm.engine.has_work:
         if added % 2 == 0 and len(asked) < 5:
             prompt = llm.engine.prompts.from_parts(BLENDED[len(asked) % 2])
@@ -313,6 +321,14 @@ def test_a_pass_beside_rows_that_decode_replays_and_so_do_they(checkpoint: Folde
     mine, parts = in_turn(checkpoint, True)
     assert_alike(mine, in_turn(checkpoint, False)[0])
     assert parts > 0
+
+
+def test_a_pass_that_computes_nothing_again_leaves_the_logits_of_rows_that_decode(
+    checkpoint: Folder,
+) -> None:
+    """It replays as a step does, in the same memory."""
+    nothing = Fuse("deviation", tokens=0)
+    assert_alike(in_turn(checkpoint, True, nothing)[0], in_turn(checkpoint, False, nothing)[0])
 
 
 class Units(Passes):

@@ -15,16 +15,21 @@ _OF_TRITON = (
 )
 
 
-def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
-    script = Path(__file__).with_name("compile_variants.py")
+def printed_by(name: str) -> list[str]:
+    """The lines that a script beside this file prints, in which kernels are compiled."""
+    script = Path(__file__).with_name(name)
     environment = os.environ | {"PYTHONPATH": str(Path(looseleaf.__file__).parents[1])}
     # neither interpreted, nor dependent on how the environment wants multiply-adds fused
-    for name in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION"):
-        environment.pop(name, None)
+    for variable in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION"):
+        environment.pop(variable, None)
     command = [sys.executable, "-W", "error", "-W", _OF_TRITON, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout.splitlines()
+
+
+def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
+    kernels = [json.loads(line) for line in printed_by("compile_variants.py")]
     # five shapes of 16 bits and three of 32, which have no products of few rows
     # packing for the three of bf16,
     # and two shapes whose pages are e4m3, with the five operators that see pages
@@ -36,3 +41,7 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
         if kernel["shape"] == "hopper":
             # from 8 on it calls them itself, by registers: the compiler must keep off those
             assert kernel["barriers"] and max(kernel["barriers"]) < 8, kernel
+
+
+def test_a_merge_reads_numbers_early_only_if_they_were_sent() -> None:
+    assert printed_by("chained_merge.py") == ["early", "late"]

@@ -127,6 +127,35 @@ class Scene:
         assert not self.pool.kv[:, :, others].any()
 
 
+@pytest.mark.parametrize("before", ["dropped", "packed"])
+def test_nothing_is_written_before_the_fence_whatever_the_first_parcel_is(before: str) -> None:
+    scene = Scene(3)
+    gpu, fence = scene.gpu, scene.gpu.make_event()
+    gpu._recorded[fence.cuda_event] = 1
+    runs = [range(0, 2), range(4, 6)]
+    kinds = [before == "packed", False]
+    records = [record_of(scene.stored, run, packed=p) for run, p in zip(runs, kinds, strict=True)]
+    sources = [
+        Source(run, record.data_ptr(), packed)
+        for run, record, packed in zip(runs, records, kinds, strict=True)
+    ]
+    made = [Parcel(range(n, n + 1), range(d, d + 1)) for n in range(LAYERS) for d in range(2)]
+    parcels = Parcels(Portions(0, 0, 1 << 30, None, 0, 1), tuple(made))
+    order = Order(scene.courier, sources, parcels, fence)
+    if before == "dropped":
+        order.drop(0)
+    order.begin()
+    assert order.wait_for_end(30) and not order.failed
+    while gpu.step():
+        pass
+    assert not scene.pool.kv.any()
+    with gpu.lock:
+        gpu._come[fence.cuda_event] = 1
+    while gpu.step():
+        pass
+    assert torch.equal(scene.pool.kv[:, :, 4:6], scene.before[:, :, 4:6])
+
+
 @given(st.integers(0, 1 << 32), st.integers(1, 4))
 def test_all_comes_to_its_pages_whatever_the_device_does_first(seed: int, count: int) -> None:
     scene = Scene(seed)

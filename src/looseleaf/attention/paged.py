@@ -352,7 +352,7 @@ class _OpsStep:
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
                 # a row starts from one state: first from what it has kept
-                states = merge_states(states, indptr, kept=kept, implementation=chosen)
+                states = merge_states(states, indptr, kept=kept, implementation=chosen, sent=True)
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
@@ -361,7 +361,8 @@ class _OpsStep:
                 mine = q[:split], pages, work, rotation, rule, out[:split]
                 lse = finish_rows(states, *mine, implementation=chosen).lse
             else:
-                lse = merge_states(states, indptr, carried, out[:split], kept, chosen).lse
+                joined = indptr, carried, out[:split], kept, chosen
+                lse = merge_states(states, *joined, sent=True).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:

@@ -250,7 +250,8 @@ class Runner:
         previous: Int[Tensor, " sampled"] | None,
     ) -> Float[Tensor, "rows vocab_size"]:
         """Compute a step in its two parts."""
-        rest, attention = self.run(parts[0], previous), self.attention
+        # the second part may replay as a step too, and graphs of steps share their memory
+        rest, attention = self.run(parts[0], previous).clone(), self.attention
         reads = attention.groups, attention.selected
         both = torch.cat([rest, self.run(parts[1])])
         # nothing decodes in a pass

@@ -55,6 +55,7 @@ typedef struct Order {
     int64_t passed;          /* by all of it, wanted or not */
     int64_t come;            /* parcels that are known to be there */
     int64_t needed;          /* the last layer that somebody waited for */
+    int64_t fenced;          /* whether the stream of copies has waited for the fence */
     struct Order *next;
 } Order;
 
@@ -187,8 +188,8 @@ static int by_page(const void *a, const void *b) {
 static int send(Courier *c, Order *order, const Parcel *parcel) {
     int64_t packed = 0, layers = parcel->num_layers;
     Document *found[parcel->num_documents];
-    int error = 0, first = order->asked == 0 && order->fence;
-    if (first) error = c->calls.wait(c->unpacking, order->fence, 0);
+    int error = 0;
+    if (order->asked == 0 && order->fence) error = c->calls.wait(c->unpacking, order->fence, 0);
     for (int64_t n = 0; n < parcel->num_documents && !error; n++) {
         Document *one = &order->documents[parcel->first_document + n];
         int64_t bytes = 2 * layers * one->num_pages * (one->packed ? c->packed_page : c->page);
@@ -199,7 +200,9 @@ static int send(Courier *c, Order *order, const Parcel *parcel) {
             found[packed++] = one;
             continue;
         }
-        if (first) error = c->calls.wait(c->copies, order->fence, 0);
+        /* the first plain document may be in any parcel: those before it may be packed or not wanted */
+        if (order->fence && !order->fenced) error = c->calls.wait(c->copies, order->fence, 0);
+        order->fenced = 1;
         if (!error) error = write_run(c, one, parcel);
     }
     qsort(found, (size_t)packed, sizeof(*found), by_page);

@@ -59,7 +59,8 @@ _Document = _structure(
 _Order = _structure(
     "_Order", documents=_POINTER, parcels=_POINTER, events=_POINTER, fence=_POINTER,
     num_parcels=_LONG, at_once=_LONG, ahead=_LONG, asked=_LONG, failed=_LONG, ended=_LONG,
-    bytes=_LONG, passed=_LONG, come=_LONG, needed=_LONG, next=_POINTER,
+    bytes=_LONG, passed=_LONG, come=_LONG, needed=_LONG,
+    fenced=_LONG, next=_POINTER,
 )  # fmt: skip
 _Stretch = _structure("_Stretch", begin=_LONG, end=_LONG, event=_POINTER)
 _Given = _structure(

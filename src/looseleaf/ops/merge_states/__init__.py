@@ -24,6 +24,7 @@ def merge_states(
     implementation: Implementation = "auto",
     *,
     at_once: bool = False,
+    sent: bool = False,
 ) -> AttnState:
     """One state a row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
 
@@ -33,12 +34,15 @@ def merge_states(
     ``states.out``. No state, or only empty ones: ``(0, -inf)``. With ``kept``, instead of
     ``carried``, the last states of a row are merged with what it has kept, which is kept, and then
     with the others. ``at_once``: most rows have several states, but few, to be read at once; then a
-    row may have other bits among many rows than among few. An lse that is not a number makes the
-    row NaN. Raises InvalidOption for rows with ``carried`` and ``kept``."""
+    row may have other bits among many rows than among few. ``sent``: ``row_state_indptr`` came from
+    the host, or from a kernel that others stand behind, so that it may be read while the kernel
+    before this one still runs. An lse that is not a number makes the row NaN. Raises InvalidOption
+    for rows with ``carried`` and ``kept``."""
     if carried is not None and kept is not None:
         raise InvalidOption("a row starts from one state: what is carried, or what it has kept")
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 
-        return merge_states_triton(states, row_state_indptr, carried, out, kept, at_once=at_once)
+        how = {"at_once": at_once, "sent": sent}
+        return merge_states_triton(states, row_state_indptr, carried, out, kept, **how)
     return merge_states_reference(states, row_state_indptr, carried, out, kept)

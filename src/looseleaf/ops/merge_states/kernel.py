@@ -112,10 +112,13 @@ def _merge_states_kernel(
     stride_state, stride_state_head, stride_lse_state, stride_lse_head,
     stride_carried_row, stride_carried_head, stride_carried_lse_row, stride_carried_lse_head,
     stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, HEADS: tl.constexpr, FEW: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, SENT: tl.constexpr,
+    HEADS: tl.constexpr, FEW: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
+    # the kernel before may be what wrote the numbers
+    await_previous(CHAINED and not SENT)
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
     o_d = tl.arange(0, BLOCK_D)
@@ -181,6 +184,7 @@ def merge_states_triton(
     kept: KeptStates | None = None,
     *,
     at_once: bool = False,
+    sent: bool = False,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
     heads, head_dim = states.out.shape[1:]
@@ -210,7 +214,7 @@ def merge_states_triton(
         states.out, states.lse, carried_out, carried_lse, *places, out, lse,
         row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained, HEADS=per_program, FEW=few,
+        HEAD_DIM=head_dim, CHAINED=chained, SENT=sent, HEADS=per_program, FEW=few,
         BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=1,
         enable_fp_fusion=True, launch_pdl=chained,

@@ -2,7 +2,10 @@
 
 Plain int32 tensors of fixed capacity with counts on the device, so that a step replays as a CUDA
 graph and later policies (patches, selection, revision) fill the same arrays, from the host or from
-a kernel."""
+a kernel.
+
+Kernels read a list while the kernel before them still runs. Who fills it on the device has another
+launch stand in between; only what a `Tile.chosen` reads may come from the one before."""
 
 from dataclasses import dataclass
 

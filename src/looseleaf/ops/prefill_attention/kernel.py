@@ -255,7 +255,8 @@ def _by_units(
         return state
     assert spans.row_state_indptr is not None
     # no batch-invariant step has tiles that are cut
-    return merge_states(state, spans.row_state_indptr, out=torch.empty_like(q), at_once=True)
+    out, indptr = torch.empty_like(q), spans.row_state_indptr
+    return merge_states(state, indptr, out=out, at_once=True, sent=True)
 
 
 def _room(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
