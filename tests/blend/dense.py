@@ -14,11 +14,9 @@ from looseleaf.blend import (
     Links,
     Oracle,
     Question,
-    Readers,
     Selector,
     deviation_over_layers,
 )
-from looseleaf.blend.received import attention_received
 from looseleaf.models import Decoder
 from looseleaf.rope import build_rotation, softmax_scale
 from looseleaf.types import LayerHook, ScoreRule
@@ -124,21 +122,20 @@ class DenseBlend:
         return torch.cat((self.candidates.positions[chosen], self.text_rows))
 
     def received(self, done: Pass, layers: range, weight: Tensor | None = None) -> Tensor:
-        """``attention_received`` from the rows of a pass, the maximum over ``layers``."""
+        """The largest weight that each candidate gets in ``layers`` from any head of rows that
+        stand in later parts."""
         at = done.positions
         ones = torch.ones(len(at)) if weight is None else weight
-        parts, request = self.prompt.parts[at], torch.zeros_like(at)
-        keys = self.keys[:, self.candidates.positions]
-        found = [
-            attention_received(
-                Readers(done.queries[i], done.lse[i], at, parts, request, ones),
-                keys[i],
-                self.candidates,
-                self.rule,
-            )
-            for i in layers
-        ]
-        return torch.stack(found).amax(0)
+        later = self.candidates.documents < self.prompt.parts[at][:, None]
+        best = torch.zeros(len(self.candidates))
+        for layer in layers:
+            keys, q = self.keys[layer, self.candidates.positions], done.queries[layer]
+            group = q.shape[1] // keys.shape[1]
+            scores = torch.einsum("rhd,nhd->rhn", q, keys.repeat_interleave(group, 1))
+            scores = scores * self.rule.softmax_scale - done.lse[layer][..., None]
+            shares = (scores.exp() * ones[:, None, None]).masked_fill(~later[:, None], 0.0)
+            best = torch.maximum(best, shares.amax((0, 1)))
+        return best
 
     def question_scores(self, question: Question, num_text: int | None = None) -> Tensor:
         """The question's evidence; ``num_text`` leaves out what follows the prompt's own text."""

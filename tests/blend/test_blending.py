@@ -15,16 +15,13 @@ from looseleaf.blend import (
     Links,
     Question,
     RandomTokens,
-    Readers,
     RowFilter,
     Selector,
-    attention_received,
     gradual_factors,
     kv_deviation,
 )
 from looseleaf.evals.world import Example, make_example
 from looseleaf.models import Decoder, Tokenizer, load_weights, read_config
-from looseleaf.types import ScoreRule
 from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.checkpoints import make_checkpoint
 
@@ -159,40 +156,6 @@ def test_gradual_filtering_of_a_batch_is_that_of_each_request() -> None:
 
     assert run([0, 1, 2]) == [run([0])[0], run([1])[0], run([2])[0]]
     assert [len(part) for part in run([0, 1, 2])] == [4, 0, 7]
-
-
-def readers(queries: Tensor, lse: Tensor, documents: list[int], requests: list[int]) -> Readers:
-    positions = torch.full((len(documents),), 100)
-    weights = torch.linspace(1.0, 0.5, len(documents))
-    return Readers(
-        queries, lse, positions, torch.tensor(documents), torch.tensor(requests), weights
-    )
-
-
-def test_attention_received_is_the_largest_weight_across_a_border() -> None:
-    draw = torch.Generator().manual_seed(0)
-    queries, keys = torch.randn(3, 4, 8, generator=draw), torch.randn(6, 2, 8, generator=draw)
-    candidates = Candidates(torch.arange(6) % 3, torch.tensor([1, 1, 2, 1, 2, 2]), (3, 3))
-    lse = torch.full((3, 4), 2.0)
-    # a text behind all of request 0, a row in its document 2, a row in document 2 of request 1
-    found = attention_received(
-        readers(queries, lse, [9, 2, 2], [0, 0, 1]), keys, candidates, ScoreRule(0.3)
-    )
-    weight = torch.einsum("rhd,nhd->rhn", queries, keys.repeat_interleave(2, 1)) * 0.3
-    weight = (weight - 2.0).exp().amax(1) * torch.tensor([[1.0], [0.75], [0.5]])
-    expected = [
-        max(weight[0, 0], weight[1, 0]), max(weight[0, 1], weight[1, 1]), weight[0, 2],
-        weight[2, 3], 0.0, 0.0,
-    ]  # fmt: skip
-    torch.testing.assert_close(found, torch.tensor(expected))
-
-
-def test_a_row_that_saw_no_key_reads_nothing() -> None:
-    queries, keys = torch.ones(1, 2, 8), torch.ones(4, 2, 8)
-    candidates = Candidates(torch.arange(4), torch.ones(4, dtype=torch.long), (4,))
-    lse = torch.full((1, 2), -torch.inf)
-    found = attention_received(readers(queries, lse, [1], [0]), keys, candidates, ScoreRule(1.0))
-    assert found.tolist() == [0.0] * 4
 
 
 def test_a_chase_follows_links_from_document_to_document() -> None:

@@ -16,7 +16,6 @@ from looseleaf.blend.nothing import Nothing
 from looseleaf.blend.oracle import Oracle, deviation_over_layers
 from looseleaf.blend.question import Question
 from looseleaf.blend.random_tokens import RandomTokens
-from looseleaf.blend.received import Readers, attention_received
 from looseleaf.blend.row_filter import RowFilter
 
 __all__ = [
@@ -32,10 +31,8 @@ __all__ = [
     "Oracle",
     "Question",
     "RandomTokens",
-    "Readers",
     "RowFilter",
     "Selector",
-    "attention_received",
     "choose",
     "deviation_over_layers",
     "gradual_factors",

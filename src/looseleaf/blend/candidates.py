@@ -15,9 +15,9 @@ Evidence = Literal["none", "deviation", "question", "links", "oracle"]
 """What a selector's scores are made of.
 
 ``none``: position is enough, the scores are not looked at. ``deviation``: ``kv_deviation`` of rows
-that reached a check layer. ``question``: ``question_attention`` of a pass with the text rows only.
-``links``: that, and ``link_strength`` of the tokens found. ``oracle``: a full prefill; for
-evaluation only."""
+that reached a check layer. ``question``: the attention received from the text rows alone.
+``links``: that, and what the tokens found read in turn. ``oracle``: a full prefill; for evaluation
+only."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Links:
     def follow(
         self, candidates: Candidates, chase: Chase, strength: Float[Tensor, " tokens"]
     ) -> Chase:
-        """One round further, by the ``attention_received`` from the scouts over their layers.
+        """One round further, by the attention received from the scouts over their layers.
 
         Scouts are readers that weigh as much as their importance. A token is found once; where
         there are fewer links than a round may take, what the question reads next fills it."""

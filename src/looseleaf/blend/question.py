@@ -19,7 +19,7 @@ from looseleaf.errors import InvalidOption
 class Question:
     """Chooses the tokens that text rows attend to most in the last ``watched_share`` of the layers.
 
-    Scores are the maximum of ``attention_received`` over the layers that ``watches`` names."""
+    Scores are the maximum of the attention received over the layers that ``watches`` names."""
 
     budget: Budget
     watched_share: float = 0.25
