@@ -15,7 +15,7 @@ from looseleaf.blend import (
     Oracle,
     Question,
     Selector,
-    deviation_over_layers,
+    kv_deviation,
 )
 from looseleaf.models import Decoder
 from looseleaf.rope import build_rotation, softmax_scale
@@ -164,10 +164,10 @@ class DenseBlend:
         rows = self.rows(torch.arange(len(at)))
         _, done = self.run(rows)
         layers = [
-            (done.fresh[n][0][: len(at)], done.fresh[n][1][: len(at)], k[at], v[at])
+            kv_deviation(done.fresh[n][0][: len(at)], done.fresh[n][1][: len(at)], k[at], v[at])
             for n, (k, v) in enumerate(zip(self.keys, self.values, strict=True))
         ]
-        return deviation_over_layers(layers)
+        return torch.stack(layers).sum(0)
 
     def choose(self, selector: Selector, num_text: int | None = None) -> Tensor:
         """What a selector chooses that needs no row filter."""

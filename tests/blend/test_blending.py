@@ -17,7 +17,6 @@ from looseleaf.blend import (
     RandomTokens,
     RowFilter,
     Selector,
-    gradual_factors,
     kv_deviation,
 )
 from looseleaf.evals.world import Example, make_example
@@ -120,8 +119,7 @@ def test_the_first_document_has_no_deviation_and_nothing_of_it_is_selected(
 
 
 def test_gradual_filtering_keeps_texts_and_each_layers_share(blend: DenseBlend) -> None:
-    factors = gradual_factors(2, 0.5)
-    selector = Deviation(Budget(ratio=0.4), (1, 2), factors)
+    selector = Deviation(Budget(ratio=0.4), (1, 2), (1.5, 0.5))
     hidden, done, narrow = filtered(blend, selector)
     total, text = len(blend.candidates), len(blend.text_rows)
     counts = [len(done.queries[layer]) - text for layer in range(3)]
@@ -134,7 +132,7 @@ def test_gradual_filtering_of_a_batch_is_that_of_each_request() -> None:
     draw = torch.Generator().manual_seed(0)
     lengths, texts = (12, 0, 20), 2
     scores = torch.rand(sum(lengths), generator=draw)
-    selector = Deviation(Budget(ratio=0.5), (1, 3), gradual_factors(2))
+    selector = Deviation(Budget(ratio=0.5), (1, 3), (1.25, 0.75))
 
     def run(which: list[int]) -> list[list[float]]:
         """The scores that are left of each request; a request's rows end with two of text."""

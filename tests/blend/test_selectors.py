@@ -19,8 +19,6 @@ from looseleaf.blend import (
     RandomTokens,
     Selector,
     choose,
-    deviation_over_layers,
-    gradual_factors,
     kv_deviation,
 )
 from looseleaf.errors import InvalidOption
@@ -271,19 +269,6 @@ def test_deviation_is_relative_so_the_size_of_keys_does_not_matter() -> None:
     plain = kv_deviation(*fresh, *stored)
     scaled = kv_deviation(1024 * fresh[0], fresh[1], 1024 * stored[0], stored[1])
     torch.testing.assert_close(plain, scaled)
-
-
-def test_the_oracle_adds_up_the_layers() -> None:
-    stored, fresh = vectors(), vectors(seed=1)
-    once = kv_deviation(*fresh, *stored)
-    torch.testing.assert_close(deviation_over_layers([(*fresh, *stored)] * 3), 3 * once)
-
-
-@given(layers=st.integers(1, 20), tilt=st.floats(0, 1))
-def test_gradual_factors_never_rise_and_have_a_mean_of_one(layers: int, tilt: float) -> None:
-    factors = torch.tensor(gradual_factors(layers, tilt), dtype=torch.float64)
-    torch.testing.assert_close(factors.mean(), torch.tensor(1.0, dtype=torch.float64))
-    assert (factors.diff() <= 0).all()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ through ``RowFilter``.
 
 from looseleaf.blend.budget import Budget, choose
 from looseleaf.blend.candidates import Candidates, Evidence, Selector
-from looseleaf.blend.deviation import Deviation, gradual_factors, kv_deviation
+from looseleaf.blend.deviation import Deviation, kv_deviation
 from looseleaf.blend.everything import Everything
 from looseleaf.blend.first_k import FirstK
 from looseleaf.blend.links import Chase, Links
 from looseleaf.blend.nothing import Nothing
-from looseleaf.blend.oracle import Oracle, deviation_over_layers
+from looseleaf.blend.oracle import Oracle
 from looseleaf.blend.question import Question
 from looseleaf.blend.random_tokens import RandomTokens
 from looseleaf.blend.row_filter import RowFilter
@@ -34,7 +34,5 @@ __all__ = [
     "RowFilter",
     "Selector",
     "choose",
-    "deviation_over_layers",
-    "gradual_factors",
     "kv_deviation",
 ]

@@ -61,14 +61,6 @@ class Deviation:
         return choose(scores, candidates, self.budget)
 
 
-def gradual_factors(num_check_layers: int, tilt: float = 0.25) -> tuple[float, ...]:
-    """Factors that fall evenly from ``1 + tilt`` to ``1 - tilt``; their mean is 1."""
-    if num_check_layers == 1:
-        return (1.0,)
-    step = 2 * tilt / (num_check_layers - 1)
-    return tuple(1 + tilt - step * i for i in range(num_check_layers))
-
-
 def kv_deviation(
     keys: Float[Tensor, "tokens kv_heads head_dim"],
     values: Float[Tensor, "tokens kv_heads head_dim"],
