@@ -64,7 +64,7 @@ def counts_of(chosen: Tensor, candidates: Candidates) -> list[int]:
 
 @pytest.mark.parametrize(
     "selector",
-    [Everything(), FirstK(3), FirstK(4, skip_first=False), FirstK(share=0.4), RandomTokens(BUDGET)],
+    [Everything(), FirstK(3), FirstK(share=0.4), RandomTokens(BUDGET)],
     ids=repr,
 )
 @given(layout=layouts)
@@ -174,16 +174,12 @@ def test_all_and_none_are_the_ends() -> None:
 
 
 @given(layout=layouts, k=st.integers(0, 12))
-def test_first_k_takes_the_beginning_of_all_documents_but_the_first(
-    layout: list[list[int]], k: int
-) -> None:
+def test_first_k_takes_the_beginning_of_all_documents(layout: list[list[int]], k: int) -> None:
     candidates, scores = scene(layout)
     expected, start = [], 0
     for documents in layout:
-        # an empty document holds no candidate, so the first that does is the first
-        present = [length for length in documents if length]
-        for number, length in enumerate(present):
-            expected += range(start, start + min(k, length)) if number else []
+        for length in documents:
+            expected += range(start, start + min(k, length))
             start += length
     assert FirstK(k).select(candidates, scores).tolist() == expected
 

@@ -345,8 +345,7 @@ def make_selector(fuse: Fuse) -> Selector:
     if fuse.selector == "all":
         return Everything()
     if fuse.selector == "first":
-        # that the first document is exact is known here better than by its being the first
-        return FirstK(fuse.tokens or 0, share=fuse.ratio, skip_first=False)
+        return FirstK(fuse.tokens or 0, share=fuse.ratio)
     budget = Budget(fuse.ratio, fuse.tokens, fuse.threshold)
     if fuse.selector == "random":
         return RandomTokens(budget)
