@@ -24,13 +24,11 @@ class Chase:
 
     ``importance`` is the attention by which a token was found, multiplied along its chain, 0 to 1.
     ``rank`` is 0 for what was not found and higher for what was found earlier. ``scouts`` are the
-    tokens to be computed next, ``scout_counts`` of them in each request, ``found_counts`` all that
-    were found."""
+    tokens to be computed next, ``found_counts`` how many were found in each request."""
 
     importance: Float[Tensor, " tokens"]
     rank: Int[Tensor, " tokens"]
     scouts: Int[Tensor, " scouts"]
-    scout_counts: tuple[int, ...]
     found_counts: tuple[int, ...]
     round: int
 
@@ -82,7 +80,7 @@ class Links:
         seed = choose_counts(question_scores, candidates, counts)
         rank = torch.zeros(len(candidates), dtype=torch.long, device=seed.device)
         rank[seed] = self.rounds + 1
-        return Chase(question_scores.float(), rank, seed, counts, counts, 0)
+        return Chase(question_scores.float(), rank, seed, counts, 0)
 
     def follow(
         self, candidates: Candidates, chase: Chase, strength: Float[Tensor, " tokens"]
@@ -99,7 +97,7 @@ class Links:
         importance, rank = torch.maximum(chase.importance, linked), chase.rank.clone()
         rank[new] = self.rounds - chase.round
         found = tuple(a + b for a, b in zip(chase.found_counts, counts, strict=True))
-        return Chase(importance, rank, new, counts, found, chase.round + 1)
+        return Chase(importance, rank, new, found, chase.round + 1)
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
