@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from looseleaf.config import IndexConfig
-from looseleaf.errors import InvalidOption
 from looseleaf.index import (
     GraphIndex,
     KeyVectors,
@@ -199,23 +198,6 @@ def test_clusters_take_inserted_keys_in() -> None:
     members = torch.from_numpy(index.structure()["members"].copy())
     assert torch.equal(members.sort().values, torch.arange(3000, dtype=torch.int32))
     assert recall(index, queries) > before - 0.05
-
-
-@pytest.mark.parametrize("per_page", [8])
-def test_keys_in_pages_are_read_where_they_lie(per_page: int) -> None:
-    keys, queries = layer(160, 80)
-    rows = torch.randperm(20)[:, None] * per_page + torch.arange(per_page)
-    memory = torch.full((160, 32), float("nan"))
-    memory[rows.flatten()] = keys
-    paged = KeyVectors.create(memory, rows=rows.flatten())
-    index = build_index(KeyVectors.create(keys), IndexConfig("graph", degree=8), queries)
-    before = search(index, queries, 10)
-    index.bind(paged)
-    assert torch.equal(search(index, queries, 10).ids, before.ids)
-    with pytest.raises(InvalidOption, match="grow"):
-        index.insert(keys)
-    with pytest.raises(InvalidOption, match="another segment"):
-        index.bind(KeyVectors.create(keys[:100]))
 
 
 def test_the_choice_follows_the_measurement() -> None:

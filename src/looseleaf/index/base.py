@@ -52,17 +52,6 @@ class KVIndex(ABC):
         """More keys, found exactly from now on. Raises InvalidOption if one is not finite."""
         self.keys.append(new)
 
-    def bind(self, keys: KeyVectors) -> None:
-        """Read the same keys, possibly with newer ones behind them, from another place.
-
-        Raises InvalidOption if there are fewer than the structure names, or of another dim."""
-        if len(keys) < self.built or keys.head_dim != self.keys.head_dim:
-            raise InvalidOption(
-                f"the index is over {self.built} keys of {self.keys.head_dim} dims, and was given "
-                f"{len(keys)} of {keys.head_dim}: it belongs to another segment"
-            )
-        self.keys = keys
-
     @property
     def num_bytes(self) -> int:
         """Bytes beside the keys that are stored anyway."""

@@ -1,12 +1,12 @@
 """The keys that an index is over: one copy of vectors, of any dtype, wherever they lie.
 
-Rows of a page pool, tensors of the host tier, or a quantised copy: an index knows keys by their
-ordinal, from 0, and never keeps vectors of its own."""
+Tensors of the host tier, or a quantised copy: an index knows keys by their ordinal, from 0, and
+never keeps vectors of its own."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.config.index import IndexKeys
@@ -18,7 +18,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 @dataclass(eq=False)
 class KeyVectors:
-    """``count`` keys: key i is row ``rows[i]`` of ``vectors`` (row i without ``rows``).
+    """``count`` keys: key i is row i of ``vectors``.
 
     ``vectors`` is ``[rows, head_dim]``, neighbours in the last dim; int8 ones come with ``scales``,
     fp32 ``[keys]``. ``exact`` are the keys that these are a narrower copy of: comparisons read the
@@ -29,29 +29,24 @@ class KeyVectors:
     vectors: Tensor
     count: int
     scales: Float[Tensor, " room"] | None = None
-    rows: Int[Tensor, " keys"] | None = None
     exact: "KeyVectors | None" = None
 
     @classmethod
     def create(
-        cls,
-        vectors: Float[Tensor, "rows head_dim"],
-        dtype: IndexKeys = "stored",
-        rows: Int[Tensor, " keys"] | None = None,
+        cls, vectors: Float[Tensor, "keys head_dim"], dtype: IndexKeys = "stored"
     ) -> "KeyVectors":
         """Keys in ``dtype``; ``stored`` reads ``vectors`` where they lie.
 
         Raises InvalidOption if a key is not finite, or finite numbers leave ``dtype``'s range."""
         if vectors.stride(-1) != 1:
             vectors = vectors.contiguous()
-        chosen = vectors if rows is None else vectors[rows]
-        _require_finite(chosen)
-        stored = cls(vectors, len(chosen), rows=rows)
+        _require_finite(vectors)
+        stored = cls(vectors, len(vectors))
         if dtype == "stored":
             return stored
         if dtype == "int8":
-            return cls(*_quantise(chosen), exact=stored)
-        cast = chosen.to(_DTYPES[dtype])
+            return cls(*_quantise(vectors), exact=stored)
+        cast = vectors.to(_DTYPES[dtype])
         _require_finite(cast, f" in {dtype}: use bfloat16 or float32")
         return cls(cast.contiguous(), len(cast), exact=stored)
 
@@ -79,22 +74,18 @@ class KeyVectors:
         """The keys of ``ids`` as fp32."""
         if isinstance(ids, slice):
             ids = torch.arange(self.count)[ids]
-        at = ids if self.rows is None else self.rows[ids]
-        wide = self.vectors[at].float()
+        wide = self.vectors[ids].float()
         return wide if self.scales is None else wide * self.scales[ids, None]
 
     def wide(self, device: torch.device) -> Float[Tensor, "keys head_dim"]:
         """All keys as fp32 on ``device``."""
-        rows = self.vectors[: self.count] if self.rows is None else self.vectors[self.rows]
-        wide = rows.to(device).float()
+        wide = self.vectors[: self.count].to(device).float()
         if self.scales is None:
             return wide
         return wide * self.scales[: self.count, None].to(device)
 
     def append(self, new: Float[Tensor, "keys head_dim"]) -> None:
-        """More keys behind the last. Raises InvalidOption for keys in a pool, which grow there."""
-        if self.rows is not None:
-            raise InvalidOption("keys in pages grow there: bind the index to the longer run")
+        """More keys behind the last."""
         _require_finite(new)
         narrow, scales = (new.to(self.vectors.dtype), None)
         if self.scales is not None:

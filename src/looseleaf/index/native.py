@@ -22,11 +22,9 @@ class KeysPointer(ctypes.Structure):
     _fields_ = (
         ("vectors", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("exact", ctypes.c_void_p),
-        ("exact_rows", ctypes.c_void_p),
         ("exact_stride", ctypes.c_int64),
     )
 
@@ -36,13 +34,11 @@ class KeysPointer(ctypes.Structure):
         made = cls(
             keys.vectors.data_ptr(),
             None if keys.scales is None else keys.scales.data_ptr(),
-            None if keys.rows is None else keys.rows.data_ptr(),
             len(keys),
             keys.vectors.stride(0),
         )
         if (exact := keys.exact) is not None:
             made.exact, made.exact_stride = exact.vectors.data_ptr(), exact.vectors.stride(0)
-            made.exact_rows = None if exact.rows is None else exact.rows.data_ptr()
         return made
 
 

@@ -1,9 +1,8 @@
 /* Inner products of fp32 queries with keys of any stored type, and how hits are ordered.
 
    Compiled for one DIM, LANES, KEY_TYPE and VALUE_TYPE: the widest vector that the processor has and
-   DIM is a multiple of, the type of keys that are compared, and of all that is read exactly. A key
-   that is named by its ordinal lies at row `rows[ordinal]` of `vectors`, or at `ordinal` itself where
-   there is no table: so one copy of the keys serves every index over them. */
+   DIM is a multiple of, the type of keys that are compared, and of all that is read exactly. A key is
+   named by its ordinal, at which it lies: so one copy of the keys serves every index over them. */
 
 #include <math.h>
 #include <stdint.h>
@@ -22,11 +21,9 @@ enum { VECS = DIM / LANES };
 typedef struct {
     const void *vectors;
     const float *scales;
-    const int64_t *rows;
     int64_t count, stride;
     /* what they are a copy of, as VALUE_TYPE: none, if they are no copy */
     const void *exact;
-    const int64_t *exact_rows;
     int64_t exact_stride;
 } Keys;
 
@@ -103,8 +100,7 @@ static inline float sum_vec(vec x) {
 }
 
 INLINE const char *key_as(int type, const Keys *keys, int64_t ordinal) {
-    int64_t row = keys->rows ? keys->rows[ordinal] : ordinal;
-    return number(type, keys->vectors, row * keys->stride);
+    return number(type, keys->vectors, ordinal * keys->stride);
 }
 
 static inline float score_floats(const float *query, const float *vector) {
@@ -134,8 +130,7 @@ static inline float score_key(const Keys *keys, const float *query, int64_t ordi
 
 /* What a key that was found says exactly, if these are copies. */
 static inline const char *exact_key(const Keys *keys, int64_t ordinal) {
-    int64_t row = keys->exact_rows ? keys->exact_rows[ordinal] : ordinal;
-    return number(VALUE_TYPE, keys->exact, row * keys->exact_stride);
+    return number(VALUE_TYPE, keys->exact, ordinal * keys->exact_stride);
 }
 
 /* The score of a key as it is stored, be it a copy here or not. */
