@@ -38,8 +38,6 @@ class Trial:
     recall: float
     scanned: float
     milliseconds: float
-    build_seconds: float
-    bytes_per_key: float
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,8 @@ def choose_index(
     trials: list[Trial] = []
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
     for kind in kinds:
-        start = time.perf_counter()
         index = build_index(keys, replace(config, kind=kind), queries[~held], device, threads)
-        seconds = time.perf_counter() - start
-        trial = _least_effort(index, queries[held], exact, config.recall, seconds)
+        trial = _least_effort(index, queries[held], exact, config.recall)
         trials.append(trial)
         index.effort = trial.effort
         made.append(index)
@@ -125,9 +121,7 @@ def efforts(index: KVIndex, count: int) -> Iterator[int]:
     yield most
 
 
-def _least_effort(
-    index: KVIndex, queries: Tensor, exact: NearestKeys, recall: float, seconds: float
-) -> Trial:
+def _least_effort(index: KVIndex, queries: Tensor, exact: NearestKeys, recall: float) -> Trial:
     trial: Trial | None = None
     for effort in efforts(index, exact.ids.shape[1]):
         # of this thread: what else the machine does must not choose
@@ -140,8 +134,6 @@ def _least_effort(
             recall=recall_of(hits, exact),
             scanned=float(hits.scanned.double().mean()) / max(1, len(index)),
             milliseconds=1e3 * spent / len(queries),
-            build_seconds=seconds,
-            bytes_per_key=index.num_bytes / max(1, len(index)),
         )
         if trial.recall >= recall or trial.scanned > 0.5:
             break
