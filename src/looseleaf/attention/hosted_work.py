@@ -17,7 +17,8 @@ from looseleaf.attention.hosted import HostedCounters, HostedRead
 from looseleaf.attention.hosted_window import HostedWindow, WindowRow
 from looseleaf.index.crew import Crew, Part, set_parts
 from looseleaf.index.keys import KeyVectors
-from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, ReadPlaces, ReadTask, row_type
+from looseleaf.index.native import KEY_TYPES
+from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, ReadPlaces, ReadTask
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -229,7 +230,7 @@ class HostedWork:
         ready = np.zeros(pairs, dtype=np.int32)
         task = ReadTask(
             q=self.q.data_ptr(),
-            q_type=row_type(self.q.dtype),
+            q_type=KEY_TYPES[self.q.dtype],
             heads=heads,
             cos=rotation.cos.data_ptr(),
             sin=rotation.sin.data_ptr(),

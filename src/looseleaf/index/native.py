@@ -10,6 +10,7 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.index.keys import KeyVectors
 from looseleaf.ops.native_build import load_library, vector_lanes
 
+# what C calls the dtypes of keys, and of queries, which are no int8
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 # what stands between `vectors.h` and a file's own text
 _WALK = ("codes.h", "index.h", "walk.h")

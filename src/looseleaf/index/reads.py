@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from looseleaf.index.base import KVIndex
 from looseleaf.index.ivf import IvfIndex
@@ -148,8 +147,3 @@ def _address(function: object) -> int:
     address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
     assert address is not None
     return address
-
-
-def row_type(dtype: torch.dtype) -> int:
-    """What C calls the dtype of queries."""
-    return {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}[dtype]

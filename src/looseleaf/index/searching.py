@@ -80,11 +80,9 @@ def search(
     queries: Float[Tensor, "queries head_dim"],
     count: int,
     effort: int | None = None,
-    threads: int = 1,
 ) -> Hits:
     """The (nearly) ``count`` best keys of each query; see `search_each`."""
-    several = [index] * len(queries)
-    return search_each(several, queries, count, effort=effort, threads=threads)[0]
+    return search_each([index] * len(queries), queries, count, effort=effort)[0]
 
 
 def search_each(
