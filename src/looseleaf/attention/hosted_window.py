@@ -59,12 +59,6 @@ class HostedWindow:
         self._kept: dict[int, _Kept] = {}
         self._found: dict[int, _Found] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """What it takes."""
-        kept = sum(array.nbytes for some in self._kept.values() for array in some)
-        return kept + sum(array.nbytes for some in self._found.values() for array in some)
-
     def record(self, layer: int, unit: int, rows: _Ints) -> np.ndarray:
         """The `WINDOW` of a step with these ``rows``, but for its position."""
         layers, heads, dim = self.shape

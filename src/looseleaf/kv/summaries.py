@@ -54,11 +54,6 @@ class PageSummaries:
             self._table = torch.zeros(layers, pages, heads, width, dtype=dtype, device=device)
         self._lives = np.zeros(pages, dtype=np.int64)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all summaries."""
-        return self._table.numel() * self._table.element_size()
-
     def layer(self, layer: int) -> Float[Tensor, "pages kv_heads vectors"]:
         """The summaries of one layer, a view; only those that were written mean anything."""
         return self._table[layer]

@@ -48,11 +48,6 @@ class RevisionStates:
         )
         self._free: list[int] = []
 
-    @property
-    def num_bytes(self) -> int:
-        """What all slots take."""
-        return self.registers.nbytes + self.out.nbytes + self.lse.nbytes
-
     def take(self) -> int:
         """A slot for an output: its pages were read by nobody, and its states mean nothing."""
         if not self._free:
