@@ -124,7 +124,9 @@ class CostModel:
         """Whether rows had better read these keys together than each on its own."""
         alone = num_rows * self._device_time(self.narrow, group, num_keys, start=False)
         packed = num_rows * group
-        together = min(self._device_time(tile, packed, num_keys) for tile in self._tiles)
+        together = min(
+            self._device_time(tile, packed, num_keys) for tile in (self.narrow, self.wide)
+        )
         # each row's state of the shared keys must be merged with that of the others
         return together + num_rows * self.per_state < alone
 
@@ -144,10 +146,6 @@ class CostModel:
         per_state = num_kv_heads * self.per_state
         merge = 0 if merged else self.launch
         return Reading(cost, keys, entries, num_kv_heads, per_state, merge, self.share_keys)
-
-    @property
-    def _tiles(self) -> tuple[TileCost, TileCost]:
-        return self.narrow, self.wide
 
     @staticmethod
     def _device_time(cost: TileCost, num_packed: int, num_keys: int, start: bool = True) -> float:

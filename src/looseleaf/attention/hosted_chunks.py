@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.hosted import HostedRead, merge_all, read_chunk
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
@@ -19,16 +19,12 @@ class HostedChunk:
     positions: Tensor
     reads: tuple[HostedRead, ...]
 
-    def read(self, layer: int, q: Tensor, rule: ScoreRule, rotation: Rotation) -> AttnState:
-        """The state of the chunk's rows ``q`` over the segments."""
-        return read_chunk(layer, q, self.positions, self.reads, rule, rotation)
-
     def join(
         self, layer: int, q: Tensor, state: AttnState, rule: ScoreRule, rotation: Rotation
     ) -> None:
         """Join what the chunk's rows read to the ``state`` of all new rows, in place."""
         rows = self.rows
-        read = self.read(layer, q[rows], rule, rotation)
+        read = read_chunk(layer, q[rows], self.positions, self.reads, rule, rotation)
         own = AttnState(state.out[rows], state.lse[rows])
         state.out[rows] = merge_all([own, read]).out.to(state.out.dtype)
 

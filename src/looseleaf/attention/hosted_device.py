@@ -165,11 +165,7 @@ class DeviceWork:
         current = torch.cuda.current_stream(self.states.device)
         current.wait_stream(self.side)
         self._sent = None
-        rows, heads, dim = self.host.q.shape
-        out = rows * heads * dim
-        return AttnState(
-            self.states[:out].view(rows, heads, dim), self.states[out:].view(rows, heads)
-        )
+        return self.host.parts(self.states)
 
 
 def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:

@@ -149,10 +149,11 @@ class HostedWork:
             task = self._tasks[sampled[0] % len(self._tasks)].task
             task.sampled = sampled[1] % self.q.shape[1]
 
-    def parts(self) -> AttnState:
-        """The states of all rows, where the next layer writes too."""
+    def parts(self, states: Tensor | None = None) -> AttnState:
+        """The states of all rows, where the next layer writes too; or those of a copy."""
         rows, heads, dim = self.q.shape
-        out, lse = self.states.split([rows * heads * dim, rows * heads])
+        flat = self.states if states is None else states
+        out, lse = flat.split([rows * heads * dim, rows * heads])
         return AttnState(out.view(rows, heads, dim), lse.view(rows, heads))
 
     def holds(self, segment: HostedSegment) -> bool:
