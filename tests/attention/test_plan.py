@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.attention.chunks import make_span_list
+from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_model
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.lists import HostWork
-from looseleaf.attention.plan import AttentionPlan, Planner, PrefillChunk
+from looseleaf.attention.plan import AttentionPlan, Planner
 from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states

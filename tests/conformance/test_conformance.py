@@ -12,8 +12,8 @@ import torch
 from jaxtyping import config
 
 from looseleaf.attention import cpu_step, paged
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import Groups, ReadSpan
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import Choice
 from looseleaf.config import RopeConfig
 from looseleaf.conformance import LAWS, Answers, Subject, check_laws, reference

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import Fuse
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import ReadSpan
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.engine.pace import (
     ComputePace,
     Launched,

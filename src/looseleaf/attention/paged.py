@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chunks import make_span_list
+from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
 from looseleaf.attention.device_choice import (
@@ -31,7 +31,7 @@ from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
 from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
 from looseleaf.attention.hosted_windows import HostedWindows
 from looseleaf.attention.listed_scores import choosing_on_device
-from looseleaf.attention.plan import AttentionPlan, PlanCounters, Planner, PrefillChunk
+from looseleaf.attention.plan import AttentionPlan, PlanCounters, Planner
 from looseleaf.attention.readings import Joining, Reading, Readings, SelectedRows
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool

@@ -38,21 +38,12 @@ from looseleaf.attention.lists import (
     Pieces,
     host_work,
     int32,
-    make_work_list,
 )
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.hopper_attention import PROGRAMS
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import KEYS, UnitCosts
-
-__all__ = [
-    "AttentionPlan",
-    "PlanCounters",
-    "Planner",
-    "PrefillChunk",
-    "make_work_list",
-]
 
 # a batch-invariant plan cuts every segment at the same places
 _INVARIANT_SPLIT = 1024

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.plan import PrefillChunk
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.config import Select, SelectPolicy
 from looseleaf.conformance.definition import SHIFTS, HeadStates, wider

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
 from looseleaf.blend import (
     Budget,

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import Bitmap, ReadSpan
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.blend import (
     Budget,
     Candidates,

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.device_choice import ChoiceBuffer, DeviceChoice, HostChoice, HostStep
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted_device import DeviceWork
 from looseleaf.attention.lists import HostWork, IntArray
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
 from looseleaf.engine.rows import RowInputs, arrived_tokens
 from looseleaf.models import Decoder

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import torch
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import StepRows
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.engine.pace import ComputePace, count_keys, count_read
 from looseleaf.engine.pacing import LoadingController
 from looseleaf.engine.runner import Runner

@@ -12,10 +12,10 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
+from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.listed_scores import says_how_many
-from looseleaf.attention.plan import PrefillChunk
 from looseleaf.attention.selection import SelectingRow
 from looseleaf.config import Fuse, Select
 from looseleaf.engine.arrivals import Arrivals
