@@ -22,7 +22,6 @@ from looseleaf.ops.fetch_numbers.kernel import (
     fetch_turn_triton,
 )
 from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
-from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_many
 from looseleaf.ops.gated_several.kernel import _gated_several_kernel, gated_linear_several
@@ -183,9 +182,9 @@ def _compile_layer(dtype: torch.dtype) -> None:
     stream, weight = torch.zeros(8, 512, dtype=dtype), torch.zeros(512, 512, dtype=dtype)
     silu_mul_triton(stream)
     parts = num_parts(stream, weight, 132)
-    delta = split_linear_triton(stream, weight, parts, (64, 128)) if parts else stream.clone()
+    delta = split_linear_triton(stream, weight, parts) if parts else stream.clone()
     if parts:
-        whole_linear_triton(stream, weight, (64, 128))
+        whole_linear_triton(stream, weight)
     rms_norm_triton(stream, weight[0], 1e-5, delta)
     numbers = torch.zeros(300, dtype=torch.int32)
     fetch_numbers_triton(numbers, numbers.clone())
@@ -229,7 +228,7 @@ def compiled_gated() -> Iterator[Compiled]:
     """The gated products, of that generation alone."""
     x, weight = torch.zeros(8, 512, dtype=torch.bfloat16), torch.zeros(256, 512).bfloat16()
     with compiling(_gated_linear_kernel) as kernels:
-        gated_linear_gluon(x, weight, FEATURES)
+        gated_linear_gluon(x, weight)
     yield from kernels
     with compiling(_gated_several_kernel) as kernels:
         for rows in (65, 144, 160, 192):

@@ -75,5 +75,5 @@ def gated_linear(
     if choose(implementation, x) == "triton":
         from looseleaf.ops.gated_linear.kernel import gated_linear_gluon
 
-        return gated_linear_gluon(x, weight, FEATURES)
+        return gated_linear_gluon(x, weight)
     return gated_linear_reference(x, weight)

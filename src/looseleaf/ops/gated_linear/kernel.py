@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from looseleaf.ops.gated_linear import FEATURES
 from looseleaf.ops.hopper_fetch.kernel import load_tile
 from looseleaf.ops.hopper_gate.kernel import gated
 from looseleaf.ops.hopper_tiles.kernel import ROWS, wait_for_group
@@ -117,21 +118,21 @@ def _gated_linear_kernel(
 
 
 def gated_linear_gluon(
-    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "twice_features inner"], tile: int
+    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "twice_features inner"]
 ) -> Float[Tensor, "rows features"]:
-    """See `looseleaf.ops.gated_linear`; ``tile`` is outputs of a program."""
+    """See `looseleaf.ops.gated_linear`."""
     (rows, inner), features = x.shape, weight.shape[0] // 2
     assert rows <= ROWS.value, "a program has all rows"
-    assert features % tile == 0 and inner % INNER.value == 0, "tiles must fit"
+    assert features % FEATURES == 0 and inner % INNER.value == 0, "tiles must fit"
     assert x.stride(1) == 1 and weight.is_contiguous(), "inner dims must be contiguous"
     out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
     if not rows:
         return out
     layout = gl.NVMMASharedLayout(128, 16, 2)
     x_desc = TensorDescriptor(x, [rows, inner], [x.stride(0), 1], [ROWS.value, INNER.value], layout)
-    w_desc = TensorDescriptor.from_tensor(weight, [tile, INNER.value], layout)
-    _gated_linear_kernel[(features // tile,)](
-        x_desc, w_desc, out, rows, features, inner, out.stride(0), FEATURES=tile,
+    w_desc = TensorDescriptor.from_tensor(weight, [FEATURES, INNER.value], layout)
+    _gated_linear_kernel[(features // FEATURES,)](
+        x_desc, w_desc, out, rows, features, inner, out.stride(0), FEATURES=FEATURES,
         num_warps=4, maxnreg=128, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip
     return out

@@ -18,7 +18,9 @@ from looseleaf.ops.split_linear.reference import split_linear_reference, whole_l
 MAX_ROWS = 64
 """More rows are not for the kernel."""
 
-_TILE_FEATURES, _TILE_INNER = 64, 128
+TILE_FEATURES, TILE_INNER = 64, 128
+"""What a tile of the kernel has of the outputs and of the inner dim."""
+
 _MOST_PARTS = 4
 # rows up to which two parts by the library are quicker than one, for inner dims from so many on
 # (docs/log.md): past them its own ways to cut are as good
@@ -32,14 +34,14 @@ def num_parts(x: Tensor, weight: Tensor, num_processors: int) -> int:
     better."""
     rows, inner = x.shape
     features = weight.shape[0]
-    if x.itemsize != 2 or features % _TILE_FEATURES:
+    if x.itemsize != 2 or features % TILE_FEATURES:
         return 0
     if rows > MAX_ROWS:
         most = next((most for least, most in _HALVED_ROWS if inner >= least), 0)
         tiles = -(-rows // _LIBRARY_TILE) * -(-features // _LIBRARY_TILE)
         return 2 if rows <= most and inner % 2 == 0 and 2 * tiles <= num_processors else 0
-    tiles = features // _TILE_FEATURES
-    fitting = (n for n in range(_MOST_PARTS, 1, -1) if inner % (n * _TILE_INNER) == 0)
+    tiles = features // TILE_FEATURES
+    fitting = (n for n in range(_MOST_PARTS, 1, -1) if inner % (n * TILE_INNER) == 0)
     return next((n for n in fitting if tiles * n <= num_processors), 0)
 
 
@@ -58,7 +60,7 @@ def split_linear(
     if choose(implementation, x) == "triton":
         from looseleaf.ops.split_linear.kernel import split_linear_triton
 
-        return split_linear_triton(x, weight, parts, (_TILE_FEATURES, _TILE_INNER))
+        return split_linear_triton(x, weight, parts)
     return split_linear_reference(x, weight, parts)
 
 
@@ -69,8 +71,8 @@ def serves_whole(x: Tensor, weight: Tensor) -> bool:
     if not x.is_cuda or rows > MAX_ROWS or x.itemsize != 2 or x.dtype != weight.dtype:
         return False
     properties = torch.cuda.get_device_properties(x.device)
-    tiles, processors = features // _TILE_FEATURES, properties.multi_processor_count
-    fit = features % _TILE_FEATURES == 0 and inner % _TILE_INNER == 0 and weight.is_contiguous()
+    tiles, processors = features // TILE_FEATURES, properties.multi_processor_count
+    fit = features % TILE_FEATURES == 0 and inner % TILE_INNER == 0 and weight.is_contiguous()
     return fit and properties.major >= 9 and processors <= 2 * tiles <= 2 * processors
 
 
@@ -83,5 +85,5 @@ def whole_linear(
     if choose(implementation, x) == "triton":
         from looseleaf.ops.split_linear.kernel import whole_linear_triton
 
-        return whole_linear_triton(x, weight, (_TILE_FEATURES, _TILE_INNER))
+        return whole_linear_triton(x, weight)
     return whole_linear_reference(x, weight)

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+from looseleaf.ops.split_linear import MAX_ROWS, TILE_FEATURES, TILE_INNER
 
-# all rows that the operator is for: what multiplies whole warp groups of rows also reads fastest
-_BLOCK_M = 64
 # tiles of a program's matrix that go to the second cache while it waits: all of a part of 2,048
 _TILES_AHEAD = 16
 _THREADS = tl.constexpr(128)
@@ -64,39 +63,36 @@ def _split_linear_kernel(
 
 
 def split_linear_triton(
-    x: Float[Tensor, "rows inner"],
-    weight: Float[Tensor, "features inner"],
-    parts: int,
-    tile: tuple[int, int],
+    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "features inner"], parts: int
 ) -> Float[Tensor, "parts rows features"]:
-    """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
+    """See `looseleaf.ops.split_linear`."""
     out = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
-    _launch(x, weight, out, tile)
+    _launch(x, weight, out)
     return out
 
 
 def whole_linear_triton(
-    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "features inner"], tile: tuple[int, int]
+    x: Float[Tensor, "rows inner"], weight: Float[Tensor, "features inner"]
 ) -> Float[Tensor, "rows features"]:
-    """See `looseleaf.ops.split_linear`; ``tile`` is outputs by inner dim."""
+    """See `looseleaf.ops.split_linear`."""
     out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
-    _launch(x, weight, out[None], tile)
+    _launch(x, weight, out[None])
     return out
 
 
-def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: tuple[int, int]) -> None:
+def _launch(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """The product, in as many parts as ``out`` has room for."""
     (rows, inner), (parts, _, features) = x.shape, out.shape
-    assert rows <= _BLOCK_M, "a program has all rows"
-    block_n, block_k = tile
-    assert features % block_n == 0 and inner % (parts * block_k) == 0, "tiles must fit"
+    assert rows <= MAX_ROWS, "a program has all rows"
+    assert features % TILE_FEATURES == 0 and inner % (parts * TILE_INNER) == 0, "tiles must fit"
     assert x.stride(1) == 1 and weight.is_contiguous(), "inner dims must be contiguous"
     if not rows:
         return
     chained, length = chains(x), inner // parts
-    _split_linear_kernel[(features // block_n, parts)](
+    # all rows: what multiplies whole warp groups of rows also reads fastest
+    _split_linear_kernel[(features // TILE_FEATURES, parts)](
         x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
-        AHEAD=min(_TILES_AHEAD * block_k, length),
-        BLOCK_M=_BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k,
+        AHEAD=min(_TILES_AHEAD * TILE_INNER, length),
+        BLOCK_M=MAX_ROWS, BLOCK_N=TILE_FEATURES, BLOCK_K=TILE_INNER,
         num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
