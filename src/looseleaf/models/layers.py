@@ -35,8 +35,7 @@ class Norm(NamedTuple):
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
 
-    A norm is a ``Projection`` by name only: weight and bias ``[hidden_size]``. ``mlp_norm`` is None
-    where attention and MLP read the same normed input.
+    ``mlp_norm`` is None where attention and MLP read the same normed input.
     """
 
     input_norm: Norm

@@ -103,7 +103,7 @@ class SparsePolicy:
         limit = self.limit(num_candidates, num_other)
         always = self.budget.sink + max(0, self.budget.recent - num_other)
         always = min(limit, max(1, always))
-        schedule = Schedule(self.layer_budgets, frozenset(self.dense_layers))
+        schedule = Schedule(self.layer_budgets, self.dense_layers)
         spread = schedule.spread(limit - always, num_candidates - always, num_layers)
         return [always + count for count in spread]
 
