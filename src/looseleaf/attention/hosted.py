@@ -113,19 +113,6 @@ class HostedAttention:
     _number: int = 0
     _keepers: "list[Callable[[HostedSegment], None]]" = field(default_factory=list)
 
-    def start(
-        self,
-        layer: int,
-        q: Float[Tensor, "rows qo_heads head_dim"],
-        positions: Sequence[int],
-        reads: Sequence[Sequence[HostedRead]],
-        rule: ScoreRule,
-    ) -> "Future[AttnState]":
-        """Begin the reads of decoding rows; row i makes ``reads[i]`` at ``positions[i]``.
-
-        The result is one fp32 state a row, ``(0, -inf)`` for a row without reads."""
-        return self.submit(self.decode, layer, q, positions, reads, rule)
-
     def kept_by(self, forget: Callable[[HostedSegment], None]) -> None:
         """Have ``forget`` called with segments that are deleted."""
         self._keepers.append(forget)
@@ -151,7 +138,9 @@ class HostedAttention:
         reads: Sequence[Sequence[HostedRead]],
         rule: ScoreRule,
     ) -> AttnState:
-        """What `start` begins, on this thread."""
+        """The reads of decoding rows, on this thread; row i makes ``reads[i]`` at ``positions[i]``.
+
+        One fp32 state a row, ``(0, -inf)`` for a row without reads."""
         flat = [(row, read) for row, several in enumerate(reads) for read in several]
         rows = torch.tensor([row for row, _ in flat])
         places = torch.tensor([positions[row] - read.offset for row, read in flat])

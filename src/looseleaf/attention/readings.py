@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
-from looseleaf.attention.hosted import HostedAttention, HostedRead
+from looseleaf.attention.hosted import HostedAttention, HostedRead, merge_all
 from looseleaf.attention.hosted_windows import HostedWindows, WindowedRows
-from looseleaf.attention.selected import attend_chosen, merged
+from looseleaf.attention.selected import attend_chosen
 from looseleaf.attention.selection import (
     Candidates,
     CandidateTable,
@@ -107,7 +107,7 @@ class SelectedRows:
         state = attend_chosen(layer, queries, choice, self.candidates)
         self.count(choice.counts.sum(-1), choice.looked)
         if choice.join is not None:
-            state = merged(state, choice.join())
+            state = merge_all((state, choice.join()))
         if any(row.measured for row in self.candidates.rows):
             others = self._others(states, row_state_indptr)
             everything = attend_chosen(
@@ -117,7 +117,7 @@ class SelectedRows:
             self.recalls.append(held.exp().mean(-1))
         if choice.done is not None:
             rest = self._rest(states, row_state_indptr) if choice.told_all else None
-            choice.done(state if rest is None else merged(state, rest))
+            choice.done(state if rest is None else merge_all((state, rest)))
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
         states.lse[place] = state.lse
@@ -161,8 +161,8 @@ class HostedRows:
 
     def begin(self, layer: int, q: Tensor) -> None:
         """Begin the reads of ``layer`` on another thread, while the pool is read."""
-        rule = self.rules[layer]
-        self._pending = self.attention.start(layer, q[self.rows], self.positions, self.reads, rule)
+        asked = q[self.rows], self.positions, self.reads, self.rules[layer]
+        self._pending = self.attention.submit(self.attention.decode, layer, *asked)
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write what was read as the last of the rows' ``states``."""

@@ -64,11 +64,3 @@ def _seen(
         hidden = (table.mask_words[word] >> places % 32) & 1
         seen = seen & ~((first >= 0) & (hidden == 1))
     return seen
-
-
-def merged(one: AttnState, other: AttnState) -> AttnState:
-    """The merge of two states a row."""
-    lse = torch.logaddexp(one.lse, other.lse)
-    pivot = lse.masked_fill(lse == -torch.inf, 0.0)
-    mine, others = (one.lse - pivot).exp()[..., None], (other.lse - pivot).exp()[..., None]
-    return AttnState(mine * one.out.float() + others * other.out.float(), lse)
