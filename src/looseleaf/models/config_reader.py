@@ -295,13 +295,21 @@ def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int,
     return windows if any(windows) else ()
 
 
-def _llama(raw: Json) -> ModelConfig:
-    shape, bias = _shape(raw), switch(raw, "attention_bias")
-    return ModelConfig(
+def _gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
+    """What families with RMS norms and a gated MLP write the same way."""
+    shape = _shape(raw)
+    return {
         **shape,
-        rope=_rope(raw, shape["head_dim"]),
-        norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
+        "rope": _rope(raw, shape["head_dim"]),
+        "norm_eps": number(raw, "rms_norm_eps", norm_eps),
+        "activation": _activation(raw, "silu"),
+    }
+
+
+def _llama(raw: Json) -> ModelConfig:
+    bias = switch(raw, "attention_bias")
+    return ModelConfig(
+        **_gated(raw),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=switch(raw, "mlp_bias"),
@@ -309,45 +317,31 @@ def _llama(raw: Json) -> ModelConfig:
 
 
 def _mistral(raw: Json) -> ModelConfig:
-    shape = _shape({"num_key_value_heads": 8, **raw})
-    raw, num_layers = {"sliding_window": 4096, **raw}, shape["num_layers"]
+    raw = {"num_key_value_heads": 8, "sliding_window": 4096, **raw}
+    common = _gated(raw)
+    num_layers = common["num_layers"]
     # Ministral goes by Mistral's name, and has its window in some layers only
     windows = _every_layer(raw, num_layers)
     if raw.get("layer_types") is not None:
         window = whole(raw, "sliding_window", 0, least=0)
         windows = _layers_of(rows(raw, "layer_types"), window, num_layers)
-    return ModelConfig(
-        **shape,
-        rope=_rope(raw, shape["head_dim"]),
-        norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
-        windows=windows,
-    )
+    return ModelConfig(**common, windows=windows)
 
 
 def _qwen2(raw: Json) -> ModelConfig:
-    shape = _shape(raw)
-    return ModelConfig(
-        **shape,
-        rope=_rope(raw, shape["head_dim"]),
-        norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
-        qkv_bias=True,
-        windows=_upper_layers(raw, shape["num_layers"]),
-    )
+    common = _gated(raw)
+    windows = _upper_layers(raw, common["num_layers"])
+    return ModelConfig(**common, qkv_bias=True, windows=windows)
 
 
 def _qwen3(raw: Json) -> ModelConfig:
-    shape, bias = _shape({"head_dim": 128, **raw}), switch(raw, "attention_bias")
+    common, bias = _gated({"head_dim": 128, **raw}), switch(raw, "attention_bias")
     return ModelConfig(
-        **shape,
-        rope=_rope(raw, shape["head_dim"]),
-        norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
+        **common,
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        windows=_upper_layers(raw, shape["num_layers"]),
+        windows=_upper_layers(raw, common["num_layers"]),
     )
 
 
@@ -373,14 +367,8 @@ def _phi(raw: Json) -> ModelConfig:
 
 
 def _phi3(raw: Json) -> ModelConfig:
-    shape = _shape(raw)
-    return ModelConfig(
-        **shape,
-        rope=_rope(raw, shape["head_dim"]),
-        norm_eps=number(raw, "rms_norm_eps", 1e-5),
-        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
-        windows=_every_layer(raw, shape["num_layers"]),
-    )
+    common = _gated(raw, norm_eps=1e-5)
+    return ModelConfig(**common, windows=_every_layer(raw, common["num_layers"]))
 
 
 _FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
