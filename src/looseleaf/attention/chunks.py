@@ -145,7 +145,6 @@ def make_span_list(
 
 
 def sent_spans(spans: HostSpans, device: torch.device) -> SpanList:
-    """``spans`` on a device."""
     told = send(spans.arrays, device)
     return SpanList(
         **told, parts=spans.parts, complete=True, num_states=spans.num_states, groups=spans.groups

@@ -44,7 +44,6 @@ class GatheredChunks(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """Keys of all chunks."""
         return sum(span.length for chunk in self.chunks for span in chunk.spans)
 
 

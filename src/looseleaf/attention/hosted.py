@@ -118,7 +118,6 @@ class HostedAttention:
         self._keepers.append(forget)
 
     def forget(self, segment: HostedSegment) -> None:
-        """Let go of a segment."""
         for keeper in self._keepers:
             keeper(segment)
 

@@ -27,7 +27,6 @@ _ALIGNED = 16
 
 
 def int32(values: Sequence[int] | IntArray) -> IntArray:
-    """``values`` as int32."""
     if isinstance(values, range):
         return np.arange(values.start, values.stop, values.step, dtype=np.int32)
     return np.asarray(values, dtype=np.int32)
@@ -133,12 +132,10 @@ class FlatItems:
 
     @property
     def num_pages(self) -> IntArray:
-        """Pages of each item."""
         return np.diff(self.page_indptr)
 
     @property
     def num_entries(self) -> IntArray:
-        """Entries of each item."""
         return np.diff(self.entry_indptr)
 
 

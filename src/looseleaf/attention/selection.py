@@ -237,7 +237,6 @@ class CandidateTable:
 
     @property
     def most_chosen(self) -> int:
-        """The largest limit."""
         return max(max(row.limits) for row in self.rows)
 
     @property
@@ -307,7 +306,6 @@ class Candidates:
         return (column < sink) | ((column >= last[:, None]) & (column < table.num_pages[:, None]))
 
     def everything(self) -> Choice:
-        """The choice of all of them."""
         table = self.table
         ordinals = torch.arange(table.pages.shape[1], device=table.pages.device)
         rows, heads = len(table.pages), self.num_kv_heads

@@ -35,7 +35,6 @@ class Watch:
 
     @property
     def num_keys(self) -> int:
-        """Keys that are watched."""
         return sum(span.length for spans in self.spans for span in spans)
 
 

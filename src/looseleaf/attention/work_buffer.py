@@ -25,7 +25,6 @@ class WorkCapacity:
     mask_words: int = 0
 
     def holds(self, work: HostWork) -> bool:
-        """Whether ``work`` fits."""
         return (
             work.num_rows <= self.rows
             and work.num_items <= self.items

@@ -133,7 +133,6 @@ class ReadPlaces:
 
     @property
     def address(self) -> int:
-        """Where the table stands."""
         return int(self._table.ctypes.data)
 
     def _keys(self, keys: KeyVectors) -> int:

@@ -62,7 +62,6 @@ class Revising:
 
     @property
     def summary(self) -> Summary | None:
-        """The base's."""
         return self.base.summary
 
     @property
@@ -76,7 +75,6 @@ class Revising:
 
     @property
     def worth(self) -> object:
-        """The base's."""
         return getattr(self.base, "worth", None)
 
     @property
@@ -93,7 +91,6 @@ class Revising:
         return self.base.limit(num_candidates, num_other)
 
     def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
-        """The base's."""
         return self.base.layer_limits(num_candidates, num_other, num_layers)
 
     def choose(

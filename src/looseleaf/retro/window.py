@@ -44,7 +44,6 @@ class Window:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the step."""
         return self.num_past + 1
 
     @property

@@ -46,11 +46,9 @@ class PageWorth:
 
     @property
     def says_how_many(self) -> bool:
-        """With a mass it does."""
         return self.budget.mass is not None
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """The scorer's."""
         return self.scorer.looked(page_size, head_dim)
 
     def of(
@@ -94,7 +92,6 @@ class SparsePolicy:
         return PageWorth(self.scorer, replace(self.budget, pages=None, ratio=None), self.group)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
-        """See `Budget.limit`."""
         return self.budget.limit(num_candidates, num_other)
 
     def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> list[int]:

@@ -22,7 +22,6 @@ class Quest:
 
     @property
     def summary(self) -> Summary | None:
-        """The bounds."""
         return BOUNDS
 
     def looked(self, page_size: int, head_dim: int) -> int:
