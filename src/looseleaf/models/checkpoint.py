@@ -84,12 +84,10 @@ def same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
     return True
 
 
-def some(names: list[str], limit: int = 4) -> str:
+def some(names: list[str]) -> str:
     """The first few of ``names`` for an error message."""
-    rest = len(names) - limit
-    return ", ".join(name[:200] for name in names[:limit]) + (
-        f" and {rest} more" if rest > 0 else ""
-    )
+    rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:200] for name in names[:4]) + rest
 
 
 def _files(folder: Path) -> list[Path]:

@@ -76,12 +76,12 @@ def room_for(candidates: CandidateList, room: int, num_parts: int, window: int =
 
 
 def room_for_windows(
-    candidates: CandidateList, room: int, num_parts: int, window: int, seed: int = 0
+    candidates: CandidateList, room: int, num_parts: int, window: int
 ) -> tuple[ChosenPages, SeenPages]:
     """Lists with room for rows and ``window - 1`` earlier ones of each, and random seen-sets of
     them. Of the last row nothing is marked again."""
     into = room_for(candidates, room, num_parts, window)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rows, most = candidates.pages.shape
     device = candidates.pages.device
     sizes = rows, NUM_KV_HEADS
