@@ -82,8 +82,7 @@ class CostModel:
     """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
     costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
     where keys are read in place. Rows that read around replaced tokens do so soonest by programs of
-    one computing group where units are ``one_group`` at most. To go on from one span to the next
-    takes a part of a tile ``border``, or ``border_of_one`` if its program has one group."""
+    one computing group where units are ``one_group`` at most."""
 
     narrow: TileCost
     wide: TileCost
@@ -91,8 +90,6 @@ class CostModel:
     per_state: float
     gather: GatherCost | None = None
     one_group: int = 0
-    border: float = 2.6
-    border_of_one: float = 0.9
     share_keys: int = 1024
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:

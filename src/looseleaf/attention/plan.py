@@ -56,6 +56,9 @@ _MOST_PARTS = 8
 _PART_KEYS = 512
 # keys that a row may have of its own and still read when it is merged
 _FINISHED_KEYS = 256
+# what a part of a tile takes to go on from one span to the next, by the computing groups of its
+# program, in microseconds
+_BORDERS = {2: 2.6, 1: 0.9}
 # page lists that are long enough to be kept as arrays, and how many are
 _WORTH_KEEPING = 16
 _MOST_KEPT = 4096
@@ -240,7 +243,12 @@ class Planner:
     def _unit_costs(self, groups: int) -> UnitCosts | None:
         """What units cost that programs of so many ``groups`` read; in batch-invariant mode every
         tile is whole, whatever else is in the step."""
-        return None if self.batch_invariant else unit_costs(self.costs, groups)
+        if self.batch_invariant:
+            return None
+        costs, wide = self.costs, self.costs.wide
+        programs, block = wide.programs * PROGRAMS[groups], KEYS * wide.per_key
+        border = _BORDERS[groups]
+        return UnitCosts(programs, wide.start, block, border, costs.launch, costs.per_state)
 
     def _gathered(
         self, chunks: Sequence[PrefillChunk], read: ReadBySpans, gather: bool | None
@@ -353,12 +361,3 @@ class Planner:
         if gains[wide].sum() * self.num_kv_heads < self.costs.launch:
             wide[:] = False
         return wide
-
-
-def unit_costs(costs: CostModel, groups: int = 2) -> UnitCosts:
-    """What ``costs`` say of the units of a span list, which wide tiles read, or programs of one
-    computing group, twice as many at a time."""
-    wide = costs.wide
-    programs, block = wide.programs * PROGRAMS[groups], KEYS * wide.per_key
-    border = costs.border if groups == 2 else costs.border_of_one
-    return UnitCosts(programs, wide.start, block, border, costs.launch, costs.per_state)
