@@ -283,8 +283,6 @@ def test_deviation_is_relative_so_the_size_of_keys_does_not_matter() -> None:
         lambda: Deviation(BUDGET, (1, 2), (1.0, 1.5)),
         lambda: Question(BUDGET, 0.0),
         lambda: Links(Budget(threshold=0.5)),
-        lambda: Links(BUDGET, rounds=0),
-        lambda: Links(BUDGET, seed=0.8, step=0.1, rounds=3),
         lambda: Candidates(torch.arange(3), torch.arange(3), (2,)),
     ],
 )

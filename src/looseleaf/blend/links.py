@@ -7,6 +7,7 @@ the next scouts. A chain through as many documents as there are rounds is found.
 leave of the budget goes to all that was found, then to what the question reads next."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,10 @@ from looseleaf.blend.budget import Budget, budget_counts, choose_counts
 from looseleaf.blend.candidates import Candidates, Evidence
 from looseleaf.blend.question import Question
 from looseleaf.errors import InvalidOption
+
+# shares of the budget that begin a chase and that each round adds; and of the layers those, the
+# first ones, that scouts pass
+_SEED, _STEP, _DEPTH = 0.2, 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -42,24 +47,16 @@ class Chase:
 class Links:
     """Spends ``budget`` on scouts and on the tokens chosen, both together.
 
-    ``seed`` and ``step`` are the shares of the budget that begin a chase and that each of
-    ``rounds`` rounds adds. Scouts pass the first ``depth`` of the layers. The question's attention
-    is watched in the last ``watched_share`` of them, as by ``Question``."""
+    A chase has so many ``rounds``. The question's attention is watched in the last
+    ``watched_share`` of the layers, as by ``Question``."""
 
     budget: Budget
-    seed: float = 0.2
-    step: float = 0.1
-    rounds: int = 3
-    depth: float = 0.5
     watched_share: float = 0.25
+    rounds: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if not self.budget.is_fixed:
             raise InvalidOption("links must know what they may spend: give a ratio or tokens")
-        if min(self.seed, self.step) < 0 or self.rounds < 1 or not 0 < self.depth <= 1:
-            raise InvalidOption("seed and step are shares, rounds at least 1, depth in 0 to 1")
-        if self.seed + self.rounds * self.step > 1:
-            raise InvalidOption("seed and steps are more than the budget: make them smaller")
 
     @property
     def evidence(self) -> Evidence:
@@ -72,7 +69,7 @@ class Links:
 
     def scout_layers(self, num_layers: int) -> int:
         """Layers that scouts pass, the first ones."""
-        return max(1, round(num_layers * self.depth))
+        return max(1, round(num_layers * _DEPTH))
 
     def begin(self, candidates: Candidates, question_scores: Float[Tensor, " tokens"]) -> Chase:
         """The seed: the tokens that the question reads most, at least one of each request."""
@@ -113,17 +110,17 @@ class Links:
             step = self._step_counts(candidates, found)
             found = tuple(a + b for a, b in zip(found, step, strict=True))
             total = tuple(a + b for a, b in zip(total, step, strict=True))
-        return tuple(-int(-n * self.depth // 1) for n in total)
+        return tuple(-int(-n * _DEPTH // 1) for n in total)
 
     def _seed_counts(self, candidates: Candidates) -> tuple[int, ...]:
         allowed = budget_counts(candidates, self.budget)
-        return tuple(min(n, max(1, int(n * self.seed))) for n in allowed)
+        return tuple(min(n, max(1, int(n * _SEED))) for n in allowed)
 
     def _step_counts(self, candidates: Candidates, found: tuple[int, ...]) -> tuple[int, ...]:
         allowed = budget_counts(candidates, self.budget)
         # at least one, or small budgets would never follow a link
         pairs = zip(allowed, found, strict=True)
-        return tuple(min(n - f, max(1, int(n * self.step))) for n, f in pairs)
+        return tuple(min(n - f, max(1, int(n * _STEP))) for n, f in pairs)
 
     def _left(self, candidates: Candidates) -> tuple[int, ...]:
         allowed, cost = budget_counts(candidates, self.budget), self.scout_cost(candidates)
