@@ -18,9 +18,7 @@ from looseleaf.kv.summaries import Summary
 
 @dataclass(frozen=True)
 class Partial:
-    """Scores a page by its best key in ``share`` of the dims."""
-
-    share: float = 0.25
+    """Scores a page by its best key in a quarter of the dims."""
 
     @property
     def summary(self) -> Summary | None:
@@ -54,4 +52,4 @@ class Partial:
         return best * candidates.rules[layer].softmax_scale
 
     def _num_dims(self, head_dim: int) -> int:
-        return max(1, round(self.share * head_dim))
+        return max(1, round(head_dim / 4))
