@@ -133,10 +133,8 @@ class GraphIndex(KVIndex):
             links = np.where(links == np.iinfo(np.uint16).max, -1, links.astype(np.int32))
         index = cls(keys, built, config, effort)
         index.links = _huge(links, np.int32)
-        index.order, index.codes = (
-            _huge(arrays["order"], np.int32),
-            _huge(arrays["codes"], np.uint8),
-        )
+        index.order = _huge(arrays["order"], np.int32)
+        index.codes = _huge(arrays["codes"], np.uint8)
         index.steps = torch.from_numpy(np.array(arrays["steps"], dtype=np.float32))
         (index.num_entries,) = (int(n) for n in arrays["entries"])
         num, order = len(links), index.order.numpy()

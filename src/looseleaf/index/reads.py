@@ -126,10 +126,8 @@ class ReadPlaces:
                 place["effort"], place["top"] = head.index.effort, head.index.config.top
             if isinstance(head.index, IvfIndex) and (values := head.index.estimate) is not None:
                 place["value_means"] = values.means.data_ptr()
-                place["cluster_of"], place["estimated"] = (
-                    values.cluster_of.data_ptr(),
-                    len(values.means),
-                )
+                place["cluster_of"] = values.cluster_of.data_ptr()
+                place["estimated"] = len(values.means)
 
     @property
     def address(self) -> int:

@@ -104,10 +104,8 @@ def _blocks_seen(arrays: Mapping[str, IntArray]) -> list[list[tuple[int, int]]]:
     lasts, of_patch = arrays["row_positions"][rows].tolist(), [0] * len(rows)
     patches = [0] * len(lengths)
     if "row_patch_bounds" in arrays:
-        of_patch, patches = (
-            arrays["row_patch_bounds"][rows].tolist(),
-            arrays["span_explicit"].tolist(),
-        )
+        of_patch = arrays["row_patch_bounds"][rows].tolist()
+        patches = arrays["span_explicit"].tolist()
     seen = []
     for request, last, bound in zip(arrays["tile_request"].tolist(), lasts, of_patch, strict=True):
         of_tile = []
