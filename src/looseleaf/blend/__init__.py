@@ -7,7 +7,7 @@ through ``RowFilter``.
 """
 
 from looseleaf.blend.budget import Budget, choose
-from looseleaf.blend.candidates import Candidates, Evidence, Selector
+from looseleaf.blend.candidates import Candidates, Selector
 from looseleaf.blend.deviation import Deviation, kv_deviation
 from looseleaf.blend.everything import Everything
 from looseleaf.blend.first_k import FirstK
@@ -24,7 +24,6 @@ __all__ = [
     "Chase",
     "Deviation",
     "Everything",
-    "Evidence",
     "FirstK",
     "Links",
     "Nothing",

@@ -3,21 +3,17 @@
 Keys stand in their segment's frame, so an index that was built once is right wherever the segment
 is read, for a query that was turned into that frame. This layer knows vectors, not tokens."""
 
-from looseleaf.index.base import Arrays, Hits, KVIndex
-from looseleaf.index.choosing import Choice, Trial, choose_index
+from looseleaf.index.base import Hits, KVIndex
+from looseleaf.index.choosing import choose_index
 from looseleaf.index.estimating import attend_estimated
-from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
 from looseleaf.index.searching import search, search_each
-from looseleaf.index.segment import Heads, SegmentIndex, SegmentVectors, build_segment
+from looseleaf.index.segment import Heads, SegmentIndex, build_segment
 
 __all__ = [
-    "Arrays",
-    "Choice",
-    "FlatIndex",
     "GraphIndex",
     "Heads",
     "Hits",
@@ -25,8 +21,6 @@ __all__ = [
     "KVIndex",
     "KeyVectors",
     "SegmentIndex",
-    "SegmentVectors",
-    "Trial",
     "attend_estimated",
     "build_index",
     "build_segment",

@@ -6,10 +6,9 @@ changes a key.
 """
 
 from looseleaf.rope.frames import build_rotation, query_scale, rope_fingerprint, softmax_scale
-from looseleaf.rope.laws import Frequencies, rope_frequencies
+from looseleaf.rope.laws import rope_frequencies
 
 __all__ = [
-    "Frequencies",
     "build_rotation",
     "query_scale",
     "rope_fingerprint",

@@ -7,7 +7,7 @@ this file says how a policy plugs into a step."""
 from looseleaf.config import EVICTING, Select
 from looseleaf.sparse.break_even import BreakEven
 from looseleaf.sparse.budget import Budget
-from looseleaf.sparse.evicting import Eviction, Evictor, TextPages
+from looseleaf.sparse.evicting import Eviction, TextPages
 from looseleaf.sparse.evictors import make_evictor
 from looseleaf.sparse.layers import Schedule
 from looseleaf.sparse.partial import Partial
@@ -20,7 +20,6 @@ __all__ = [
     "BreakEven",
     "Budget",
     "Eviction",
-    "Evictor",
     "Partial",
     "Quest",
     "Representatives",
