@@ -2,20 +2,26 @@
 
 All of it is numpy over whole chunks and batches: a prompt has thousands of rows and pages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from looseleaf.attention.groups import DecodeRow, Positions, ReadSpan, join_bitmaps
+from looseleaf.attention.groups import DecodeRow, Positions, ReadSpan
 from looseleaf.attention.hosted import HostedRead
-from looseleaf.attention.lists import FlatItems, IntArray, indptr_of, int32, send
+from looseleaf.attention.lists import (
+    FlatItems,
+    IntArray,
+    PageArray,
+    indptr_of,
+    int32,
+    joined_masks,
+    send,
+)
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
-
-PageArray = Callable[[Sequence[int]], IntArray]
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,8 @@ def flat_tails(
     its newest key."""
     tails = [row.tail for row in rows]
     pages = [page_array(t.pages)[start:] for t, start in zip(tails, starts, strict=True)]
-    masks, mask_words = join_bitmaps([tail.hidden for tail in tails])
     explicit = int32([tail.places is not None for tail in tails])
-    # a list with patches or bitmaps has words: that is how operators know it from plain ones
-    if not len(mask_words) and explicit.any():
-        mask_words = int32([0])
+    masks, mask_words = joined_masks([tail.hidden for tail in tails], explicit)
     numbers = np.arange(len(rows)), [t.offset for t in tails], [t.bound for t in tails], masks
     return FlatItems(
         np.concatenate([int32([]), *pages]),
@@ -103,10 +106,8 @@ def host_spans(
         for start in range(0, len(chunk.positions), tile_rows):
             tile_counts.append(min(tile_rows, len(chunk.positions) - start))
             tile_request.append(index)
-    masks, mask_words = join_bitmaps([span.hidden for span in spans])
     explicit = int32([span.places is not None for span in spans])
-    if not len(mask_words) and explicit.any():
-        mask_words = int32([0])
+    masks, mask_words = joined_masks([span.hidden for span in spans], explicit)
     arrays = {
         "num_tiles": int32([len(tile_counts)]),
         "tile_row_indptr": indptr_of(tile_counts),

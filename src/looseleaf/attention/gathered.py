@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chunks import PageArray, PrefillChunk, host_spans, is_patched
+from looseleaf.attention.chunks import PrefillChunk, host_spans, is_patched
 from looseleaf.attention.cost_model import ReadBySpans
 from looseleaf.attention.groups import ReadSpan
-from looseleaf.attention.lists import IntArray, int32
+from looseleaf.attention.lists import IntArray, PageArray, int32
 from looseleaf.attention.span_buffer import HostSpans
 from looseleaf.ops.gather_kv import GATHERED_SIZE
 from looseleaf.ops.hopper_attention import serves

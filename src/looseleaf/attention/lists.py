@@ -3,7 +3,7 @@
 What is built here is numpy, of which tensors are made for one step; for a captured graph
 `looseleaf.attention.work_buffer` keeps some of fixed capacity."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,13 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, Item, join_bitmaps
+from looseleaf.attention.groups import Bitmap, DecodeRow, Item, join_bitmaps
 from looseleaf.attention.own_reads import own_reads
 from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
+PageArray = Callable[[Sequence[int]], IntArray]
+"""Pages as an array, kept from step to step."""
 # up to so many numbers are added up one by one sooner than by numpy
 _SHORT = 64
 # kernels read the arrays best where each begins at a multiple of 64 bytes
@@ -39,6 +41,15 @@ def indptr_of(counts: Sized) -> IntArray:
     indptr = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(np.asarray(counts), out=indptr[1:])
     return indptr
+
+
+def joined_masks(
+    bitmaps: Sequence[Bitmap | None], explicit: IntArray
+) -> tuple[list[int], IntArray]:
+    """As `join_bitmaps`, of what is ``explicit`` in part: a list with patches or bitmaps has words,
+    by which operators know it from plain ones."""
+    masks, words = join_bitmaps(bitmaps)
+    return masks, int32([0]) if not len(words) and explicit.any() else words
 
 
 def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tensor]:
@@ -96,11 +107,8 @@ class FlatItems:
         """``items``, whose pages are given as arrays."""
         entries = [entry for item in items for entry in item.entries]
         explicit = int32([item.explicit for item in items])
-        masks, mask_words = join_bitmaps([entry.hidden for entry in entries])
+        masks, mask_words = joined_masks([entry.hidden for entry in entries], explicit)
         numbers = [(*entry[:3], mask) for entry, mask in zip(entries, masks, strict=True)]
-        # a list with patches or bitmaps has words: that is how operators know it from plain ones
-        if not len(mask_words) and explicit.any():
-            mask_words = int32([0])
         return cls(
             np.concatenate(pages) if pages else int32([]),
             indptr_of([len(p) for p in pages]),

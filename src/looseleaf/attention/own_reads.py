@@ -1,11 +1,9 @@
 """What rows read alone and when they are merged, as `looseleaf.ops.finish_rows` takes it."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.integer[Any]]
+from looseleaf.ops.partial_attention.unit_numbers import IntArray
+
 OWN_NUMBERS = 4
 """Numbers a row of ``WorkList.row_own``."""
 

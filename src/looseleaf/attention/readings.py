@@ -18,11 +18,11 @@ from torch import Tensor
 from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
 from looseleaf.attention.hosted import HostedAttention, HostedRead, merge_all
 from looseleaf.attention.hosted_windows import HostedWindows, WindowedRows
+from looseleaf.attention.lists import PageArray
 from looseleaf.attention.selected import attend_chosen
 from looseleaf.attention.selection import (
     Candidates,
     CandidateTable,
-    PageArray,
     PagePolicy,
     RowCandidates,
     SelectingRow,

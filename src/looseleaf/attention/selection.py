@@ -19,14 +19,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from looseleaf.attention.groups import Bitmap, DecodeRow, ReadSpan, join_bitmaps
-from looseleaf.attention.lists import IntArray, int32
+from looseleaf.attention.lists import IntArray, PageArray, int32
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import AttnState, Rotation, ScoreRule
-
-PageArray = Callable[[Sequence[int]], IntArray]
-"""Pages as an array, kept from step to step."""
 
 
 class Choice(NamedTuple):
