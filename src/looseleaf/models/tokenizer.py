@@ -152,12 +152,10 @@ class Tokenizer:
         absent = {"tools": None, "documents": None}
         return self._protector.mend(template.render(messages, **{**absent, **named, **safe}))
 
-    def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
-    ) -> list[list[int]]:
-        """The conversation's ids, cut where documents stand: one run more than documents."""
-        text = self.render_chat(messages, add_generation_prompt, **variables)
-        first, *behind = _cut(text, self._protector)
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[list[int]]:
+        """The conversation's ids, cut where documents stand: one run more than documents. As
+        `render_chat`."""
+        first, *behind = _cut(self.render_chat(messages, **variables), self._protector)
         runs = [self.encode(piece, special=True, begins=False) for piece in behind]
         return [self.encode(first, special=True), *runs]
 
