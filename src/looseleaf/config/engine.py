@@ -35,9 +35,6 @@ class CacheConfig:
         require(
             self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
         )
-        require(
-            self.kv_dtype in ("auto", "fp8"), f"unknown kv_dtype {self.kv_dtype!r}: use auto or fp8"
-        )
         require(self.num_pages is None or self.num_pages > 0, "num_pages must be positive")
         require(self.memory_gib is None or self.memory_gib > 0, "memory_gib must be positive")
 
@@ -115,18 +112,6 @@ class EngineConfig:
         )
         require(0 <= self.canary_share <= 1, "canary_share must be from 0 to 1")
         require(0 <= self.canary_bound <= 1, "canary_bound must be from 0 to 1")
-        require(
-            self.dtype in ("auto", "float32", "float16", "bfloat16"),
-            f"unknown dtype {self.dtype!r}: use auto, float32, float16 or bfloat16",
-        )
-        require(
-            self.cpu_kernels in ("auto", "native", "torch"),
-            f"unknown cpu_kernels {self.cpu_kernels!r}: use auto, native or torch",
-        )
-        require(
-            self.attention_costs in ("built-in", "measured"),
-            f"unknown attention_costs {self.attention_costs!r}: use built-in or measured",
-        )
 
     def batched_tokens(self, on_gpu: bool) -> int:
         """What a step computes at most: as asked for, or what the device is fast with."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from looseleaf.config.option import require, require_kinds
 
@@ -74,10 +74,6 @@ class Fuse:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        known = get_args(EvaluatedSelector)
-        require(
-            self.selector in known, f"unknown selector {self.selector!r}: use {', '.join(known)}"
-        )
         takes = _TAKES[self.selector]
         given = [name for name in _BUDGETS if getattr(self, name) is not None]
         wrong = [name for name in self._stated() if name not in takes]

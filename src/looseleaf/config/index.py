@@ -48,18 +48,6 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(
-            self.kind in ("auto", "flat", "ivf", "graph"),
-            f"unknown index {self.kind!r}: use auto, flat, ivf or graph",
-        )
-        require(
-            self.per in ("kv_head", "query_head"),
-            f"an index per {self.per!r} is unknown: use kv_head or query_head",
-        )
-        require(
-            self.keys in ("stored", "float32", "float16", "bfloat16", "int8"),
-            f"unknown keys {self.keys!r}: use stored, float32, float16, bfloat16 or int8",
-        )
         require(self.sink >= 0 and self.local >= 0, "sink and local must not be negative")
         require(0 < self.recall <= 1, f"recall must be above 0 and at most 1, not {self.recall}")
         require(0 < self.sample <= 1, f"sample must be above 0 and at most 1, not {self.sample}")

@@ -17,14 +17,18 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_kinds(options: Any) -> None:
-    """Raise InvalidOption for a field of a dataclass that is to be a number, text, a switch, or a
-    tuple of these, and is something else. Numbers are finite, and whole where they are to be. A
-    list becomes a tuple."""
+    """Raise InvalidOption for a field of a dataclass that is to be a number, text, a switch, one of
+    some words, or a tuple of these, and is something else. Numbers are finite, and whole where they
+    are to be. A list becomes a tuple."""
     for one in fields(options):
         value = getattr(options, one.name)
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(options, one.name, value)
+        if get_origin(one.type) is Literal:
+            *words, last = get_args(one.type)
+            told = f"unknown {one.name} {value!r}: use {', '.join(words)} or {last}"
+            require(value in (*words, last), told)
         union = get_origin(one.type) in (Union, UnionType)
         _require_kind(one.name, get_args(one.type) if union else (one.type,), value)
 

@@ -51,10 +51,6 @@ class TierConfig:
             require(getattr(self, name) > 0, f"{name} must be positive")
         require(self.tier_ttl is None or self.tier_ttl > 0, "tier_ttl must be positive")
         require(0 < self.tenant_share <= 1, "tenant_share must be above 0 and at most 1")
-        require(
-            self.tier_packing in ("auto", "on", "off"),
-            f"unknown tier_packing {self.tier_packing!r}: use auto, on or off",
-        )
 
     @property
     def any(self) -> bool:
