@@ -340,7 +340,7 @@ def _once(bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]) -> _As
 
 def _row(
     config: FuseBench, what: str, cell: Cell, values: Sequence[float], against: tuple[float, float]
-) -> dict[str, str | int | float]:
+) -> Row:
     """A row of some seconds ``against`` those of full recompute and of prefix caching."""
     middle = statistics.median(values)
     return {
@@ -361,7 +361,7 @@ def _row(
     }
 
 
-def _about(config: FuseBench) -> dict[str, str | int | float]:
+def _about(config: FuseBench) -> Row:
     return {
         "model": f"{config.shape}, random",
         "documents": config.documents,

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.request import Document, Request
 from looseleaf.sampling_params import SamplingParams
 
 Parts = list[str | Document]
-Row = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)

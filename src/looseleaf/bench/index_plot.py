@@ -1,11 +1,11 @@
 """Recall against scanned share: one panel for each layer and number of keys, one line an index."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from looseleaf.bench.results import Row
+from looseleaf.bench.results import Cell
 from looseleaf.errors import InvalidOption
 
 _COLUMNS = 3
@@ -13,7 +13,7 @@ _COLUMNS = 3
 _LEAST_SHARE = 1.0
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[Mapping[str, Cell]], path: Path) -> None:
     """Write the plot of `measure`'s rows. Raises InvalidOption without matplotlib."""
     if find_spec("matplotlib") is None:
         raise InvalidOption("a plot needs matplotlib: pip install 'looseleaf[evals]'")
@@ -44,7 +44,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_layer(panel: Any, rows: Sequence[Row], known: dict[str, Any]) -> None:
+def _draw_layer(panel: Any, rows: Sequence[Mapping[str, Cell]], known: dict[str, Any]) -> None:
     """One line an index; ``known`` has a line for every name so far, for the legend."""
     for name in dict.fromkeys(str(row["index"]) for row in rows):
         # rows come as they were measured, some efforts later than others

@@ -19,6 +19,7 @@ import torch
 
 from looseleaf.bench.arrivals import arrive_at_random, serve
 from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, clock_of, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, Fuse
 from looseleaf.engine.engine import Engine
@@ -26,7 +27,6 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 
-Row = dict[str, str | int | float]
 Chosen = Sequence[int]
 LIMIT = 3.0
 """Past so many times a full recompute alone, a first token comes too late."""

@@ -21,6 +21,7 @@ from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.crossing import Crossing
 from looseleaf.bench.random_model import random_decoder, random_engine
 from looseleaf.bench.replays import seconds_of
+from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, clock_of, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.engine.engine import Engine
@@ -29,7 +30,6 @@ from looseleaf.engine.request import Request, TextPart
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
 
-Row = dict[str, str | int | float]
 Prompts = Sequence[tuple[TextPart]]
 
 PARTS = ("operator", "throughput", "few-shot", "rate")

@@ -8,10 +8,11 @@ from typing import Literal
 
 from looseleaf.errors import InvalidOption
 
-Row = Mapping[str, str | int | float]
+Cell = str | int | float
+Row = dict[str, Cell]
 
 
-def append_rows(path: Path, rows: Sequence[Row], origin: Mapping[str, str]) -> None:
+def append_rows(path: Path, rows: Sequence[Mapping[str, Cell]], origin: Mapping[str, str]) -> None:
     """Add rows to ``path``; all rows of a file have the same columns.
 
     Raises InvalidOption if the file has other columns, since results are never rewritten, or can't
@@ -62,7 +63,7 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
         raise InvalidOption(f"{path} has columns {known}, not {list(names)}: choose another file")
 
 
-def show_table(rows: Sequence[Row], title: str, columns: Sequence[str]) -> None:
+def show_table(rows: Sequence[Mapping[str, Cell]], title: str, columns: Sequence[str]) -> None:
     """Print some columns of the rows as a table."""
     from rich.console import Console
     from rich.table import Table
@@ -76,5 +77,5 @@ def show_table(rows: Sequence[Row], title: str, columns: Sequence[str]) -> None:
     Console().print(table)
 
 
-def _cell(value: str | int | float) -> str | int | float:
+def _cell(value: Cell) -> Cell:
     return float(f"{value:.4g}") if isinstance(value, float) else value

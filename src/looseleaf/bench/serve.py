@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from looseleaf.bench.results import Row
 from looseleaf.bench.server_process import ServerProcess
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError
 from looseleaf.sampling_params import SamplingParams
-
-Row = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)

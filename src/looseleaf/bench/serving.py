@@ -21,6 +21,7 @@ import torch
 from looseleaf.bench.attention import require_right
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf.bench.random_model import model_shape, random_engine
+from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.config.engine import AttentionCosts, KvDType
@@ -28,8 +29,6 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-
-Row = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)

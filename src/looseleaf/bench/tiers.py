@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 
 from looseleaf.bench.random_model import model_shape, random_decoder, random_engine
+from looseleaf.bench.results import Row
 from looseleaf.bench.throttled import ThrottledTier
 from looseleaf.config import Fuse, TierConfig
 from looseleaf.engine.engine import Engine, EngineParts
@@ -39,7 +40,6 @@ from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier, Ledger, RemoteTier, Tier, Tiers
 
 LEAST = 0.15
-Row = dict[str, str | int | float]
 Prompt = list[Document | str]
 _ALL = "all"
 
