@@ -10,16 +10,16 @@ stand beside ours for their order, not to be met."""
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
 
+from looseleaf.bench.results import Row
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.store import SegmentStore
 
-Row = dict[str, str | int | float]
 PAGE_SIZE = 64
 BLENDED = 0.18  # of the tokens of reused documents count as missed in the paper's CacheBlend
 
@@ -113,22 +113,30 @@ CACHES: dict[str, Identities] = {
 def trace(config: HitsConfig, alpha: float) -> list[list[Placed]]:
     """The requests: distinct documents by popularity, in random order, one behind the other."""
     rng = random.Random(f"{config.seed} {alpha}")
-    weights = list(accumulate(rank**-alpha for rank in range(1, config.documents + 1)))
     half = config.document_tokens // 2
     lengths = [
         config.document_tokens + (rng.randint(-half, half) if config.ragged else 0)
         for _ in range(config.documents)
     ]
+    drawn = by_popularity(rng, config.documents, config.per_request, alpha)
     requests = []
-    for _ in range(config.requests):
-        chosen: dict[int, None] = {}
-        while len(chosen) < config.per_request:
-            (pick,) = rng.choices(range(config.documents), cum_weights=weights)
-            chosen[pick] = None
-        order = rng.sample(list(chosen), len(chosen))
+    for order in islice(drawn, config.requests):
         starts = accumulate((lengths[n] for n in order), initial=0)
         requests.append([Placed(n, lengths[n], at) for n, at in zip(order, starts, strict=False)])
     return requests
+
+
+def by_popularity(
+    rng: random.Random, documents: int, per_request: int, alpha: float
+) -> Iterator[list[int]]:
+    """Distinct documents of one request after another, by Zipf's law, in random order."""
+    weights = list(accumulate(rank**-alpha for rank in range(1, documents + 1)))
+    while True:
+        chosen: dict[int, None] = {}
+        while len(chosen) < per_request:
+            (pick,) = rng.choices(range(documents), cum_weights=weights)
+            chosen[pick] = None
+        yield rng.sample(list(chosen), len(chosen))
 
 
 def hit_ratio(

@@ -10,11 +10,13 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from itertools import count, islice
 
 import torch
 
+from looseleaf.bench.hits import by_popularity
 from looseleaf.bench.random_model import random_engine
+from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, clock_of
 from looseleaf.config import CacheConfig, EngineConfig
 from looseleaf.engine.engine import Engine
@@ -22,7 +24,6 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 
-Row = dict[str, str | int | float]
 PAPER = {("first token", 2.1): 1.37, ("throughput", 2.1): 1.40}
 """How many times faster than copies per position, at Zipf's exponent 2.1; equal at uniform traffic.
 Tulu3-Block-FT 8B, H100."""
@@ -120,15 +121,8 @@ class Desk:
 def draw(config: LazyConfig, alpha: float) -> list[list[int]]:
     """The documents of each request: by popularity, in random order; ``alpha`` 0 is uniform."""
     rng = random.Random(f"lazy {alpha}")
-    weights = list(accumulate(rank**-alpha for rank in range(1, config.documents + 1)))
-    drawn = []
-    for _ in range(config.requests):
-        chosen: dict[int, None] = {}
-        while len(chosen) < config.per_request:
-            (pick,) = rng.choices(range(config.documents), cum_weights=weights)
-            chosen[pick] = None
-        drawn.append(rng.sample(list(chosen), len(chosen)))
-    return drawn
+    drawn = by_popularity(rng, config.documents, config.per_request, alpha)
+    return list(islice(drawn, config.requests))
 
 
 def measure(config: LazyConfig) -> Iterator[Row]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from looseleaf.bench.hits import closed_form
+from looseleaf.bench.results import Row
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Document, DocumentContext
@@ -34,24 +36,14 @@ class ReuseConfig:
     seed: int = 0
 
 
-def closed_form(documents: int, capacity: int, alpha: float) -> float:
-    """Share of requests for a document that the ``capacity`` most popular of ``documents``
-    serve.
-    """
-    weights: list[float] = [rank**-alpha for rank in range(1, documents + 1)]
-    return sum(weights[:capacity]) / sum(weights)
-
-
-def measure(
-    config: ReuseConfig, texts: Sequence[str], questions: Sequence[str]
-) -> list[dict[str, str | int | float]]:
+def measure(config: ReuseConfig, texts: Sequence[str], questions: Sequence[str]) -> list[Row]:
     """One row each for documents reused at any position and for prefix caching, on the same
     requests; the first ``skipped`` fill the cache and are not counted.
 
     ``texts`` has one text for each document of the world.
     """
     requests = _requests(config, texts, questions)
-    rows: list[dict[str, str | int | float]] = []
+    rows: list[Row] = []
     contexts: tuple[DocumentContext, ...] = ("lead", "prompt")
     for context in contexts:
         llm = _sized(config, requests)
@@ -106,7 +98,7 @@ def _ask(
 
 def _row(
     config: ReuseConfig, context: DocumentContext, outputs: Sequence[RequestOutput], llm: LLM
-) -> dict[str, str | int | float]:
+) -> Row:
     pool = llm.engine.store.pool
     held = [len(segment.pages) for segment in llm.engine.store.segments()]
     # one copy of a document takes several pages, a cached prefix is kept page by page
