@@ -21,7 +21,7 @@ from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.hosted_device import HostedDevice
 from looseleaf.attention.hosted_window import HostedWindow, WindowRow, WindowShape
 from looseleaf.bench.hosted_layers import Built, MadeKeys, build_layer, fill, host_layers
-from looseleaf.bench.random_model import MODEL_SHAPES, random_weights
+from looseleaf.bench.random_model import model_shape, random_weights
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, ModelConfig
@@ -68,23 +68,16 @@ class HostedBench:
     repetitions: int
 
     def __post_init__(self) -> None:
-        if self.shape not in MODEL_SHAPES:
-            raise InvalidOption(
-                f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
-            )
+        model_shape(self.shape)
         if not torch.cuda.is_available():
             raise InvalidOption("bench hosted needs a CUDA device: bench index measures a CPU")
 
 
-def measure(
-    bench: HostedBench, on_done: Callable[[Row], None], on_stage: Callable[[str], None]
-) -> list[Row]:
-    """A row for every context and arm; ``on_done`` hears each when it is there, ``on_stage`` what
-    is done next."""
+def measure(bench: HostedBench, on_stage: Callable[[str], None]) -> Iterator[Row]:
+    """A row for every context and arm; ``on_stage`` hears what is done next."""
     device = torch.device("cuda")
-    shape = replace(MODEL_SHAPES[bench.shape], num_layers=bench.num_layers)
+    shape = replace(model_shape(bench.shape), num_layers=bench.num_layers)
     dtype: torch.dtype = getattr(torch, shape.torch_dtype)
-    rows: list[Row] = []
     with ThreadPoolExecutor(1) as beside:
         on_stage("making keys, and the model beside them")
         making = beside.submit(_make, bench, shape, dtype, max(bench.contexts), bench.copies)
@@ -98,10 +91,7 @@ def measure(
         on_stage("keys are there")
     for context in bench.contexts:
         kv = room[:, :, :, :context]
-        for row in _measure_context(bench, decoder, made.first(context), kv, on_stage):
-            rows.append(row)
-            on_done(row)
-    return rows
+        yield from _measure_context(bench, decoder, made.first(context), kv, on_stage)
 
 
 def _make(
@@ -156,7 +146,7 @@ def _measure_context(
         yield row
 
 
-def _parts(row: Mapping[str, str | int | float], alone: float) -> str:
+def _parts(row: Row, alone: float) -> str:
     """What a token's time is made of: the model without the document, the host's part, and what is
     between them: copies, waiting for one another, and a launch that follows the last read."""
     token, search, layers = (float(row[name]) for name in ("token_ms", "search_ms", "layers"))
@@ -178,7 +168,7 @@ def _row(
     arm: "_Arm",
     taken: Mapping[str, Repeated],
     built: Mapping[str, Built],
-) -> dict[str, str | int | float]:
+) -> Row:
     ms = taken[name].map(lambda seconds: seconds * 1e3)
     kind = name.partition("-w")[0]
     own = built.get(kind)

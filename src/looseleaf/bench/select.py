@@ -6,8 +6,9 @@ as CUDA graphs. Bytes are counted, not measured: what must come from memory once
 values of the pages read, what was looked at to choose them, and states that rows keep."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.selection import SelectingRow
-from looseleaf.bench.random_model import MODEL_SHAPES
+from looseleaf.bench.random_model import model_shape
 from looseleaf.bench.results import Row
 from looseleaf.bench.select_tokens import TokenArms, settle
 from looseleaf.bench.timing import Repeated, measure_in_turn
@@ -48,10 +49,7 @@ class SelectBench:
     device: torch.device
 
     def __post_init__(self) -> None:
-        if self.shape not in MODEL_SHAPES:
-            raise InvalidOption(
-                f"unknown shape {self.shape!r}: there are {', '.join(MODEL_SHAPES)}"
-            )
+        model_shape(self.shape)
         summary = None
         if (policy := make_policy(self.policy, _PAGE_SIZE)) is not None:
             summary = policy.summary
@@ -62,21 +60,16 @@ class SelectBench:
             )
 
 
-def measure(bench: SelectBench, on_done: Callable[[Row], None]) -> list[Row]:
-    """A row for every arm of every context and batch; ``on_done`` hears each when it is there."""
-    rows: list[Row] = []
-    for context in bench.contexts:
-        for batch in bench.batches:
-            for make in (_attention_rows, _token_rows):
-                for row in make(bench, context, batch):
-                    rows.append(row)
-                    on_done(row)
-    return rows
+def measure(bench: SelectBench) -> Iterator[Row]:
+    """A row for every arm of every context and batch."""
+    for context, batch in product(bench.contexts, bench.batches):
+        yield from _attention_rows(bench, context, batch)
+        yield from _token_rows(bench, context, batch)
 
 
 def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     """Attention of one layer, and what sealing costs."""
-    layer = _Layer(MODEL_SHAPES[bench.shape], context, batch, bench.device)
+    layer = _Layer(model_shape(bench.shape), context, batch, bench.device)
     policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
     assert policy is not None and policy.summary is not None, "checked before"
     sealed = (context - 1) // _PAGE_SIZE

@@ -53,7 +53,8 @@ def generate(
     **sizes: Any,
 ) -> None:
     """Tokens per second and time to first token, beside Transformers' generate."""
-    _require_transformers()
+    if find_spec("transformers") is None:
+        raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
     from looseleaf.bench.checkpoints import write_random_checkpoint
     from looseleaf.bench.generate import GenerateConfig, Material, measure
     from looseleaf.bench.results import show_table
@@ -222,11 +223,6 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
     show_table(rows, f"attention: heads of {head_dim}", shown)
-
-
-def _require_transformers() -> None:
-    if find_spec("transformers") is None:
-        raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
 
 
 for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):

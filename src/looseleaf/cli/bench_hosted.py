@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, append
+from looseleaf.cli.bench_report import OUTPUT, collect
 
 
 @click.command()
@@ -54,36 +54,33 @@ def hosted(
 ) -> None:
     """Time of a token behind a hosted document, by kind of index, beside dense decoding."""
     from looseleaf.bench.hosted import HostedBench, measure
-    from looseleaf.bench.random_model import MODEL_SHAPES
-    from looseleaf.bench.results import Row, show_table
+    from looseleaf.bench.random_model import model_shape
+    from looseleaf.bench.results import show_table
 
-    shape = MODEL_SHAPES.get(options["shape"])
     bench = HostedBench(
         contexts=contexts or (16384,),
         kinds=kinds or ("flat", "ivf", "graph"),
         windows=windows or (1,),
-        num_layers=layers or (shape.num_layers if shape else 1),
+        num_layers=layers or model_shape(options["shape"]).num_layers,
         count=found,
         **options,
     )
-
-    def say(row: Row) -> None:
-        click.echo(
-            f"{row['context']} tokens, {row['arm']}: {row['token_ms']:.2f} ms a token, "
-            f"{row['search_ms']:.2f} searching, recall {row['recall']:.3f}",
-            err=True,
-        )
-        # a run takes long: what is measured is kept
-        append([row], output, "hosted")
 
     begun = time.monotonic()
 
     def stage(name: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {name}", err=True)
 
-    rows = measure(bench, say, stage)
+    rows = collect(measure(bench, stage), _say, output, "hosted")
     shown = ["context", "arm", "recall", "scanned", "effort", "token_ms", "search_ms"]
     shown += ["pool_gib", "device_gib", "host_gib", "build_s", "bytes_per_token"]
     shown += ["pays_after_tokens"]
     title = f"hosted, {bench.shape}, {bench.num_layers} layers, {bench.layer}"
     show_table(rows, title, shown)
+
+
+def _say(row: Any) -> str:
+    return (
+        f"{row['context']} tokens, {row['arm']}: {row['token_ms']:.2f} ms a token, "
+        f"{row['search_ms']:.2f} searching, recall {row['recall']:.3f}"
+    )

@@ -29,47 +29,30 @@ def report(
     rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
 ) -> None:
     """Show some columns of ``rows`` and append all to ``output``, or to ``results/<name>.csv``."""
-    from looseleaf.bench.results import show_table
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows, show_table
 
     show_table(rows, title, shown)
-    append(rows, output, name)
+    target = _target(output, name)
+    if target is not None:
+        append_rows(target, rows, describe_origin())
+        click.echo(f"appended to {target}", err=True)
 
 
 def collect(
     measured: Iterable[Any], say: Callable[[Any], str], output: Path | None, name: str
 ) -> list[Any]:
     """All rows; each is told by what ``say`` makes of it, and kept, as soon as it is measured."""
-    rows, keep = [], keeper(output, name)
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.results import append_rows
+
+    rows, target, origin = [], _target(output, name), describe_origin()
     for row in measured:
         rows.append(row)
-        keep(row)
-        click.echo(say(row), err=True)
-    return rows
-
-
-def keeper(output: Path | None, name: str) -> Callable[[Any], None]:
-    """What appends a row to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
-    from looseleaf.bench.origin import describe_origin
-    from looseleaf.bench.results import append_rows
-
-    target, origin = _target(output, name), describe_origin()
-
-    def keep(row: Any) -> None:
         if target is not None:
             append_rows(target, [row], origin)
-
-    return keep
-
-
-def append(rows: Sequence[Any], output: Path | None, name: str) -> None:
-    """Append ``rows`` to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
-    from looseleaf.bench.origin import describe_origin
-    from looseleaf.bench.results import append_rows
-
-    target = _target(output, name)
-    if target is not None:
-        append_rows(target, rows, describe_origin())
-        click.echo(f"appended to {target}", err=True)
+        click.echo(say(row), err=True)
+    return rows
 
 
 def _target(output: Path | None, name: str) -> Path | None:

@@ -1,10 +1,11 @@
 """``looseleaf bench select``: decoding under a select policy beside dense decoding."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, keeper
+from looseleaf.cli.bench_report import OUTPUT, collect
 
 
 @click.command()
@@ -39,7 +40,7 @@ def select(
     **sizes: int,
 ) -> None:
     """One layer's attention and a whole token, dense, under a policy, and revised."""
-    from looseleaf.bench.results import Row, show_table
+    from looseleaf.bench.results import show_table
     from looseleaf.bench.select import SelectBench, measure
     from looseleaf.config import Select
     from looseleaf.engine.loading import pick_device
@@ -53,16 +54,11 @@ def select(
         device=pick_device(device),
         **sizes,
     )
-    keep = keeper(output, "select")
-
-    def say(row: Row) -> None:
-        keep(row)
-        click.echo(
-            f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}: "
-            f"{float(row['ms']):.4g} ms",
-            err=True,
-        )
-
-    rows = measure(bench, say)
+    rows = collect(measure(bench), _say, output, "select")
     shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
     show_table(rows, f"quest, {budget} tokens, {shape}", shown)
+
+
+def _say(row: Any) -> str:
+    where = f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}"
+    return f"{where}: {float(row['ms']):.4g} ms"

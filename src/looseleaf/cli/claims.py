@@ -2,13 +2,13 @@
 blending."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from looseleaf.cli.bench_report import OUTPUT, collect, report
+from looseleaf.cli.options import given
 from looseleaf.errors import InvalidOption
 
 _DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
@@ -91,7 +91,7 @@ def relay(
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else RelayConfig(device=str(chosen))
-    config = dataclasses.replace(config, **_given(sizes))
+    config = dataclasses.replace(config, **given(sizes))
     model_shape(config.shape)
     if heads is not None:
         asked, kept, width = heads
@@ -127,7 +127,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else LazyConfig(device=str(chosen))
-    config = dataclasses.replace(config, **_given(sizes))
+    config = dataclasses.replace(config, **given(sizes))
     model_shape(config.shape)
     if config.documents < config.per_request or config.requests < 10:
         raise InvalidOption("--documents must be at least 5 and --requests at least 10")
@@ -171,7 +171,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else RateConfig(device=str(chosen))
-    config = dataclasses.replace(config, **_given(sizes))
+    config = dataclasses.replace(config, **given(sizes))
     model_shape(config.shape)
     config.policies()
     if not 1 <= config.per_request <= config.documents:
@@ -197,11 +197,6 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         "times_full",
     )
     show_table(rows, f"rate: {config.shape}", shown)
-
-
-def _given(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller stated; the rest is as the configuration has it."""
-    return {name: value for name, value in sizes.items() if value is not None and value != ()}
 
 
 def _figure(row: Any) -> str:
