@@ -102,9 +102,7 @@ def packed(samples: Iterator[Sample], shape: tuple[int, int]) -> Iterator[Batch]
         yield packer.batch()
 
 
-def score(
-    stepper: Stepper, batches: Iterable[Batch], engine_rule: bool = False
-) -> dict[str, float]:
+def score(stepper: Stepper, batches: Iterable[Batch]) -> dict[str, float]:
     """Share of answers that are right word for word, per kind.
 
     Gradients stay on, though nobody asks for them: the model is compiled for that already.
@@ -112,7 +110,7 @@ def score(
     exact = torch.zeros(len(KINDS), device=stepper.device)
     total = torch.zeros(len(KINDS), device=stepper.device)
     for batch in batches:
-        _, right, asked = stepper(DeviceBatch.of(batch, stepper.device), engine_rule)
+        _, right, asked = stepper(DeviceBatch.of(batch, stepper.device))
         exact += right.detach()
         total += asked.detach()
     pairs = zip(KINDS, exact.tolist(), total.tolist(), strict=True)
@@ -120,14 +118,10 @@ def score(
 
 
 def exact_match(
-    stepper: Stepper,
-    tokenizer: Tokenizer,
-    plan: EvalPlan,
-    shape: tuple[int, int],
-    engine_rule: bool = False,
+    stepper: Stepper, tokenizer: Tokenizer, plan: EvalPlan, shape: tuple[int, int]
 ) -> dict[str, float]:
     """`score` of the suite on held-out worlds."""
-    return score(stepper, eval_batches(tokenizer, plan, shape), engine_rule)
+    return score(stepper, eval_batches(tokenizer, plan, shape))
 
 
 class Exam:

@@ -38,21 +38,18 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotations of every place of a row; `local_*` those of a document encoded behind its lead."""
+    """Rotations of every place of a row."""
 
     cos: Tensor
     sin: Tensor
-    local_cos: Tensor | None = None
-    local_sin: Tensor | None = None
-    to_lead: Tensor | None = None  # [row, 1, query, key]: pairs that use the local rotation
 
-    @staticmethod
-    def at(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def at(cls, positions: Tensor, config: ModelConfig) -> Rope:
         """Half-split rotations, fp32, [..., head_dim]."""
         exponents = torch.arange(0, config.head_dim, 2, device=positions.device) / config.head_dim
         angles = positions.float()[..., None] * (config.rope_theta**-exponents)
         angles = torch.cat((angles, angles), -1)
-        return angles.cos(), angles.sin()
+        return cls(angles.cos(), angles.sin())
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -74,35 +71,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Rope, mask: BlockMask | Tensor) -> Tensor:
         heads = (*x.shape[:2], -1, self.config.head_dim)
-        query = self.q_proj(x).view(heads).transpose(1, 2)
+        query = _rotate(self.q_proj(x).view(heads).transpose(1, 2), rope.cos, rope.sin)
         key = _rotate(self.k_proj(x).view(heads).transpose(1, 2), rope.cos, rope.sin)
         value = self.v_proj(x).view(heads).transpose(1, 2)
-        rotated = _rotate(query, rope.cos, rope.sin)
         if not isinstance(mask, Tensor):
-            out = flex_attention(rotated, key, value, block_mask=mask, enable_gqa=True)
-        elif rope.to_lead is None:
-            out = functional.scaled_dot_product_attention(
-                rotated, key, value, attn_mask=mask, enable_gqa=True
-            )
+            out = flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
         else:
-            out = self._behind_lead(query, rotated, key, value, rope, mask)
+            out = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, enable_gqa=True
+            )
         assert isinstance(out, Tensor)
         merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return merged
-
-    def _behind_lead(
-        self, query: Tensor, rotated: Tensor, key: Tensor, value: Tensor, rope: Rope, mask: Tensor
-    ) -> Tensor:
-        """Documents stand right behind the lead when they read it, and at their place otherwise."""
-        assert rope.local_cos is not None and rope.local_sin is not None
-        assert rope.to_lead is not None
-        groups = self.config.num_qo_heads // self.config.num_kv_heads
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        local = _rotate(query, rope.local_cos, rope.local_sin)
-        scores = torch.where(rope.to_lead, local @ key.mT, rotated @ key.mT)
-        scores = (scores * self.config.head_dim**-0.5).masked_fill(~mask, -torch.inf)
-        weights: Tensor = scores.float().softmax(-1).nan_to_num(0.0).to(value.dtype)
-        return weights @ value
 
 
 class Mlp(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from training.data import FAINT, FULL, KINDS, LEAD, MAX_ANSWERS, TEXT, Batch
+from training.data import FAINT, FULL, KINDS, MAX_ANSWERS, Batch
 from training.model import FlexMasks, Llama, Rope, dense_mask
 
 FAINT_WEIGHT = 0.02  # of tokens that are read, not answered
@@ -68,8 +68,7 @@ class Stepper:
 
     def __init__(self, model: Llama, rows: int, length: int, device: torch.device) -> None:
         self.model, self.device = model, device
-        cos, sin = Rope.at(torch.arange(length, device=device), model.config)
-        self.rope = Rope(cos, sin)
+        self.rope = Rope.at(torch.arange(length, device=device), model.config)
         self._masks: FlexMasks | None = None
         self._head = loss_and_counts
         if device.type == "cuda":
@@ -83,32 +82,11 @@ class Stepper:
             return self._masks(batch.sample, batch.part)
         return dense_mask(batch.sample, batch.part)
 
-    def _engine_rope(self, batch: DeviceBatch) -> Rope:
-        """Documents read the lead from right behind it, as the engine encodes them."""
-        place = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
-        local = place.clone()
-        for row in range(batch.tokens.shape[0]):
-            for sample in batch.sample[row].unique().tolist():
-                mine = batch.sample[row] == sample
-                lead_length = int((mine & (batch.part[row] == LEAD)).sum())
-                start = int(mine.nonzero()[0])
-                for part in batch.part[row][mine].unique().tolist():
-                    if part not in (LEAD, TEXT):
-                        here = (mine & (batch.part[row] == part)).nonzero()[:, 0]
-                        local[row, here] = here - here[0] + start + lead_length
-        cos, sin = Rope.at(local[:, None], self.model.config)
-        in_document = (batch.part != LEAD) & (batch.part != TEXT)
-        to_lead = in_document[:, :, None] & (batch.part == LEAD)[:, None, :]
-        return Rope(self.rope.cos, self.rope.sin, cos, sin, to_lead[:, None])
-
-    def __call__(
-        self, batch: DeviceBatch, engine_rule: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss and counts; `engine_rule` (dense masks only) places documents as the engine does."""
-        rope = self._engine_rope(batch) if engine_rule else self.rope
+    def __call__(self, batch: DeviceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss and counts."""
         on_gpu = self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu):
-            states = self.model(batch.tokens, rope, self._mask(batch))
+            states = self.model(batch.tokens, self.rope, self._mask(batch))
             return self._head(
                 states,
                 self.model.embed_tokens.weight,
@@ -137,8 +115,11 @@ class Averages:
         return {k: e / t for k, e, t in zip(KINDS, exact, total, strict=True) if t > 0.5}
 
 
-def learning_rate(done: float, step: int, peak: float, warmup: int = 100) -> float:
+_WARM_UP_STEPS = 100
+
+
+def learning_rate(done: float, step: int, peak: float) -> float:
     """Cosine over the share of the budget that is used, after a short warm-up by steps."""
     floor = 0.02
     cosine = floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    return peak * cosine * min(1.0, (step + 1) / warmup)
+    return peak * cosine * min(1.0, (step + 1) / _WARM_UP_STEPS)
