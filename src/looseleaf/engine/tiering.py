@@ -17,7 +17,7 @@ from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
-from looseleaf.tiers import Keeping, Load, Tiers, Wanted
+from looseleaf.tiers import Copied, Load, Tiers, Wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class _Leaving:
 
     segment: Segment
     tenant: str
-    keeping: Keeping
+    copied: Copied
 
 
 @dataclass(eq=False)
@@ -140,13 +140,13 @@ class Tiering:
         # held before anything of it is on its way: whoever is interrupted in between leaves no copy
         # of pages that are somebody else's by then
         self.store.acquire(segment)
-        keeping = None
+        copied = None
         try:
-            keeping = self._keep(segment, tenant, packed=True)
-            if keeping is not None:
-                self._leaving.append(_Leaving(segment, tenant, keeping))
+            copied = self._keep(segment, tenant, packed=True)
+            if copied is not None:
+                self._leaving.append(_Leaving(segment, tenant, copied))
         finally:
-            if keeping is None:
+            if copied is None:
                 self.store.release(segment)
 
     def release_pages(self) -> bool:
@@ -154,33 +154,33 @@ class Tiering:
         held = bool(self._leaving)
         while self._leaving:
             for leaving in self._leaving:
-                leaving.keeping.wait()
+                leaving.copied.wait()
             self._let_go()
         return held
 
     def _let_go(self) -> None:
         staying = []
         for leaving in self._leaving:
-            if leaving.keeping.is_out:
+            if leaving.copied.is_out:
                 again = None
-                if not leaving.keeping.whole and not leaving.segment.forgotten:
+                if not leaving.copied.whole and not leaving.segment.forgotten:
                     again = self._keep(leaving.segment, leaving.tenant, packed=False)
                 if again is None:
                     self.store.release(leaving.segment)
                 else:
-                    staying.append(replace(leaving, keeping=again))
+                    staying.append(replace(leaving, copied=again))
             else:
                 staying.append(leaving)
         self._leaving = staying
 
-    def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> Keeping | None:
+    def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> Copied | None:
         """What becomes of a segment that is brought to the tiers; None if its pages need not wait
         for that."""
         assert self.tiers is not None
         wanted = Wanted(segment.key, segment.length, segment.pages)
-        keeping = self.tiers.keep(wanted, tenant, packed=packed)
-        done = keeping is None or (keeping.is_out and keeping.whole)
-        return None if done else keeping
+        copied = self.tiers.keep(wanted, tenant, packed=packed)
+        done = copied is None or (copied.is_out and copied.whole)
+        return None if done else copied
 
     def _is_hurried(self) -> bool:
         return self.hurry() or self.deadlines.is_over(time.perf_counter())

@@ -17,10 +17,10 @@ from looseleaf.tiers.disk import HOSTED, DiskTier
 from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import Load, LoadFailed
+from looseleaf.tiers.pool_copy import Copied
 from looseleaf.tiers.remote import RemoteTier
 from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
 from looseleaf.tiers.wrapping import WrappedTier
-from looseleaf.tiers.writer import Keeping
 
 __all__ = [
     "HOSTED",
@@ -29,7 +29,7 @@ __all__ = [
     "Wanted",
     "Load",
     "LoadFailed",
-    "Keeping",
+    "Copied",
     "tenant_of",
     "Tier",
     "Record",

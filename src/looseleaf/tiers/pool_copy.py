@@ -40,16 +40,28 @@ _PACKED_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True)
 class Copied:
-    """A segment that is being copied out of its pages: on a GPU ``event`` says when it is out, and
-    ``spilled`` then whether it could not be packed, in memory of the host."""
+    """A segment that is being copied out of its pages, which must stay until it ``is_out``: on a
+    GPU ``event`` says when that is, and ``spilled`` then whether it could not be packed, in memory
+    of the host."""
 
     event: torch.cuda.Event | None = None
     spilled: Int[Tensor, " 1"] | None = None
 
     @property
+    def is_out(self) -> bool:
+        """Whether it is copied: its pages may be used for something else, if it is `whole`."""
+        return self.event is None or bool(self.event.query())
+
+    @property
     def whole(self) -> bool:
-        """Whether what came out is the segment; to be asked when it is out."""
+        """Whether what came out is the segment; to be asked when it is out. If not, it could not be
+        packed, and is to be copied as it is."""
         return self.spilled is None or not int(self.spilled)
+
+    def wait(self) -> None:
+        """Return when it is out."""
+        if self.event is not None:
+            self.event.synchronize()
 
 
 class PoolCopy:

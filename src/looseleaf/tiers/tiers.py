@@ -27,11 +27,11 @@ from looseleaf.tiers.host import HostTier
 from looseleaf.tiers.ledger import Ledger
 from looseleaf.tiers.load import Load
 from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.pool_copy import Copied, PoolCopy
 from looseleaf.tiers.probe import probe
 from looseleaf.tiers.remote import RemoteTier
 from looseleaf.tiers.speed import Probe, TierSpeed
-from looseleaf.tiers.writer import Keeping, Writer
+from looseleaf.tiers.writer import Writer
 
 _GIB = 1 << 30
 _LAST_WORDS_SECONDS = 30.0
@@ -224,9 +224,9 @@ class Tiers:
         for loader in self._loaders.values():
             loader.wake()
 
-    def keep(self, wanted: Wanted, tenant: str = "", *, packed: bool = True) -> Keeping | None:
+    def keep(self, wanted: Wanted, tenant: str = "", *, packed: bool = True) -> Copied | None:
         """Bring a finished segment to the tiers in the background, ``packed`` if this engine packs;
-        None if it is left out. One that turns out not to be `Keeping.whole` is to be kept again,
+        None if it is left out. One that turns out not to be `Copied.whole` is to be kept again,
         not packed."""
         about = wanted.key, wanted.length, len(wanted.pages), tenant
         return self.writer.keep(self.copy.record(*about, packed=packed), wanted.pages)

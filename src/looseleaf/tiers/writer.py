@@ -27,30 +27,6 @@ _TEND_AFTER = 30.0
 
 
 @dataclass(eq=False)
-class Keeping:
-    """A segment that is being copied out of its pages, which must stay until it ``is_out``."""
-
-    copied: Copied
-
-    @property
-    def is_out(self) -> bool:
-        """Whether it is copied: its pages may be used for something else, if it is `whole`."""
-        event = self.copied.event
-        return event is None or bool(event.query())
-
-    @property
-    def whole(self) -> bool:
-        """Whether what is out can be kept; if not, the segment could not be packed, and is to be
-        copied as it is."""
-        return self.copied.whole
-
-    def wait(self) -> None:
-        """Return when it is out."""
-        if self.copied.event is not None:
-            self.copied.event.synchronize()
-
-
-@dataclass(eq=False)
 class Writer:
     """Brings records to the host's memory and to the tiers below it.
 
@@ -66,7 +42,7 @@ class Writer:
     _jobs: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
 
-    def keep(self, record: Record, pages: Sequence[int]) -> Keeping | None:
+    def keep(self, record: Record, pages: Sequence[int]) -> Copied | None:
         """Copy a segment out of ``pages`` and bring it to the tiers; None if it is left out.
 
         To be called by the engine's thread."""
@@ -83,7 +59,7 @@ class Writer:
         layers = run.view(record.num_layers, record.layer_bytes)
         copied = self.copy.read(record, pages, layers)
         self.do(lambda: self._bring(record, layers, slot, copied))
-        return Keeping(copied)
+        return copied
 
     def do(self, job: Callable[[], None]) -> None:
         """Have ``job`` called behind all that was asked for before."""
@@ -145,8 +121,7 @@ class Writer:
         slot: HostSlot | None,
         copied: Copied,
     ) -> None:
-        if copied.event is not None:
-            copied.event.synchronize()
+        copied.wait()
         if not copied.whole:
             if slot is not None and self.host is not None:
                 self.host.abandon(slot)
