@@ -1,7 +1,6 @@
 """Prometheus metrics: what the engine counts, read at each scrape, and how long requests take."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -150,78 +149,68 @@ class _EngineCollector:
         for state in ("free", "tails", "referenced", "idle", "pinned"):
             pages.add_metric([state], getattr(now.pages, state))
         yield pages
-        made = CounterMetricFamily(
-            "looseleaf_made_ready",
+        yield _by(
+            "made_ready",
             "GPU kernels compiled or loaded, and graphs captured, so far. What grows once a server "
             "is warm was waited for by a request.",
-            labels=["what"],
+            what={"kernels": now.kernels, "graphs": now.graphs},
         )
-        made.add_metric(["kernels"], now.kernels)
-        made.add_metric(["graphs"], now.graphs)
-        yield made
-        yield from self._sums(now)
+        yield from _sums(now)
         yield from _plan_sums(now.counters)
         yield from tier_metrics(now.tiers, now.skipped_writes)
         yield from hosted_metrics(now.hosted)
 
-    def _sums(self, now: EngineSnapshot) -> Iterator[Metric]:
-        sums = now.counters
-        for name, text in (
-            ("steps", "Steps of the engine."),
-            ("prompt_tokens", "Prompt tokens computed, those of preempted outputs included."),
-            ("output_tokens", "Tokens drawn."),
-            ("preemptions", "Outputs that had to make room and were computed again."),
-        ):
-            yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
-        ends = ("finished", "aborted", "failed")
-        requests = _by("requests", "Requests that ended.", "end", sums, ends)
-        requests.add_metric(["deadline"], sums.deadline_exceeded)
-        yield requests
-        sources = ("cached", "computed", "awaited", "loaded")
-        yield _by(
-            "documents", "Documents of requests, at admission.", "source", sums, sources, True
-        )
-        yield _by("document_tokens", "Their tokens, at admission.", "source", sums, sources, True)
-        yield CounterMetricFamily(
-            "looseleaf_document_tokens_recomputed",
+
+def _sums(now: EngineSnapshot) -> Iterator[Metric]:
+    sums = now.counters
+    for name, text in (
+        ("steps", "Steps of the engine."),
+        ("prompt_tokens", "Prompt tokens computed, those of preempted outputs included."),
+        ("output_tokens", "Tokens drawn."),
+        ("preemptions", "Outputs that had to make room and were computed again."),
+        (
+            "document_tokens_recomputed",
             "Document tokens computed again for one output, by its fuse policy.",
-            sums.document_tokens_recomputed,
-        )
-        for name, text in (
-            ("canaries", "Answers of fused requests that were compared with full prefill's."),
-            ("canaries_agreed", "Those of them that were the same."),
-            ("canary_raises", "How often ratios were raised because too few agreed."),
-        ):
-            yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
-        words = CounterMetricFamily(
-            "looseleaf_text_tokens", "Tokens of text, at admission.", labels=["source"]
-        )
-        words.add_metric(["cached"], sums.text_tokens_cached)
-        words.add_metric(["computed"], sums.text_tokens - sums.text_tokens_cached)
-        yield words
-        pages = CounterMetricFamily(
-            "looseleaf_selected_pages",
-            "Pages that tokens of requests with a select policy had before them, once a layer and "
-            "KV head.",
-            labels=["read"],
-        )
-        pages.add_metric(["yes"], sums.pages_read)
-        pages.add_metric(["no"], sums.pages_held - sums.pages_read)
-        yield pages
-        yield CounterMetricFamily(
-            "looseleaf_evicted_segments", "Segments evicted.", now.evicted_segments
-        )
-        yield CounterMetricFamily("looseleaf_evicted_pages", "Pages evicted.", now.evicted_pages)
+        ),
+        ("canaries", "Answers of fused requests that were compared with full prefill's."),
+        ("canaries_agreed", "Those of them that were the same."),
+        ("canary_raises", "How often ratios were raised because too few agreed."),
+    ):
+        yield CounterMetricFamily(f"looseleaf_{name}", text, getattr(sums, name))
+    ends = {end: getattr(sums, end) for end in ("finished", "aborted", "failed")}
+    ends["deadline"] = sums.deadline_exceeded
+    yield _by("requests", "Requests that ended.", end=ends)
+    for name, text in (
+        ("documents", "Documents of requests, at admission."),
+        ("document_tokens", "Their tokens, at admission."),
+    ):
+        sources = ("cached", "computed", "awaited", "loaded")
+        yield _by(name, text, source={s: getattr(sums, f"{name}_{s}") for s in sources})
+    cached = sums.text_tokens_cached
+    yield _by(
+        "text_tokens",
+        "Tokens of text, at admission.",
+        source={"cached": cached, "computed": sums.text_tokens - cached},
+    )
+    yield _by(
+        "selected_pages",
+        "Pages that tokens of requests with a select policy had before them, once a layer and KV "
+        "head.",
+        read={"yes": sums.pages_read, "no": sums.pages_held - sums.pages_read},
+    )
+    yield CounterMetricFamily(
+        "looseleaf_evicted_segments", "Segments evicted.", now.evicted_segments
+    )
+    yield CounterMetricFamily("looseleaf_evicted_pages", "Pages evicted.", now.evicted_pages)
 
 
 def _plan_sums(sums: EngineCounters) -> Iterator[Metric]:
     """What the planner of attention chose."""
-    items = CounterMetricFamily(
-        "looseleaf_work_items", "Runs of pages that decode steps read.", labels=["kind"]
+    yield _by(
+        "work_items",
+        "Runs of pages that decode steps read.",
+        kind={"grouped": sums.grouped_items, "single": sums.items - sums.grouped_items},
     )
-    items.add_metric(["grouped"], sums.grouped_items)
-    items.add_metric(["single"], sums.items - sums.grouped_items)
-    yield items
     yield CounterMetricFamily(
         "looseleaf_grouped_rows", "Rows that grouped work items served.", sums.grouped_rows
     )
@@ -230,14 +219,11 @@ def _plan_sums(sums: EngineCounters) -> Iterator[Metric]:
         "Stretches of pages that rows have in common and read alone, since that is faster.",
         sums.refused_groups,
     )
-    pieces = CounterMetricFamily(
-        "looseleaf_work_pieces",
+    yield _by(
+        "work_pieces",
         "What work items were cut into, by the tile that reads it; on a GPU.",
-        labels=["tile"],
+        tile={"narrow": sums.narrow_pieces, "wide": sums.wide_pieces},
     )
-    pieces.add_metric(["narrow"], sums.narrow_pieces)
-    pieces.add_metric(["wide"], sums.wide_pieces)
-    yield pieces
     yield CounterMetricFamily(
         "looseleaf_gathered_keys",
         "Keys laid out in the order of a prompt before its new rows read them; on a GPU.",
@@ -249,11 +235,10 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"looseleaf_{name}", text, value)
 
 
-def _by(
-    name: str, text: str, label: str, sums: Any, values: tuple[str, ...], prefixed: bool = False
-) -> CounterMetricFamily:
-    """A counter with one value a label; fields are called after it, or after both."""
+def _by(name: str, text: str, **labelled: Mapping[str, float]) -> Metric:
+    """A counter with one label, and its value for each of the label's."""
+    ((label, values),) = labelled.items()
     family = CounterMetricFamily(f"looseleaf_{name}", text, labels=[label])
-    for value in values:
-        family.add_metric([value], getattr(sums, f"{name}_{value}" if prefixed else value))
+    for value, number in values.items():
+        family.add_metric([value], number)
     return family
