@@ -12,7 +12,6 @@ from looseleaf.engine.request import Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.generation import Generation
 from looseleaf.server.keys import OPEN_CALLER
-from looseleaf.server.policies import Policies
 from tests.server.live import QUESTION, Live
 
 PROMPTS, TOKENS = 4, 200
@@ -48,9 +47,7 @@ def generation(live: Live, name: str) -> Generation:
     """Several prompts with long answers."""
     made = live.service.prompts(OPEN_CALLER).completion(QUESTION, [])
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    return Generation(
-        live.service, name, OPEN_CALLER, [made] * PROMPTS, params, 60.0, Policies(None, None, None)
-    )
+    return Generation(live.service, name, OPEN_CALLER, [made] * PROMPTS, params, 60.0, {})
 
 
 async def engine_is_idle(live: Live) -> None:

@@ -6,11 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Request
+from looseleaf.engine.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
-from looseleaf.server.policies import Policies
 from looseleaf.server.prompts import MadePrompt
 from looseleaf.server.service import Service
 
@@ -98,11 +97,8 @@ class Generation:
         name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
         params = replace(self.params, max_tokens=self._limit(self.prompts[number]))
         parts = self.prompts[number].parts
-        request = Request(name, parts, params, self.caller.salt, self.deadline)
-        asked = self.policies
-        return self.service.llm.stream(
-            replace(request, fuse=asked.fuse, select=asked.select, revise=asked.revise)
-        )
+        about = name, parts, params, self.caller.salt, self.deadline
+        return self.service.llm.stream(Request(*about, **self.policies))
 
     def _limit(self, prompt: MadePrompt) -> int | None:
         """Most tokens of the answers to a prompt."""

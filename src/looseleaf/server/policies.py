@@ -2,32 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
 
 from looseleaf.config import Fuse, Revise, Select
 from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.request import Policies
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.common import GenerationRequest
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 
-@dataclass(frozen=True)
-class Policies:
-    """The policies that a request asks for; None is the engine's default."""
-
-    fuse: Fuse | None = None
-    select: Select | None = None
-    revise: Revise | None = None
-
-
 def take_policies(body: GenerationRequest) -> Policies:
     """What a body asks for. Raises ApiError (400) if it has no meaning."""
     select = _select(body.select)
-    return Policies(fuse=_fuse(body.fuse), select=select, revise=_revise(body.revise, select))
+    return {
+        "fuse": _fuse(body.fuse),
+        "select": select,
+        "revise": _revise(body.revise, select),
+    }
 
 
 def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
