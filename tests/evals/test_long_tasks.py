@@ -60,14 +60,14 @@ def test_every_line_of_a_roll_call_is_said_by_the_documents_and_asked_once() -> 
 def test_lines_count_by_their_number_and_the_first_of_a_number_counts() -> None:
     roll_call = make_roll_call(0, 4, 4)
     one, two, three, four = roll_call.lines
-    assert all(lines_right(roll_call, roll_call.answer))
-    assert lines_right(roll_call, f"2. {two}\n1)  {one}\n4. {one}\n4. {four}") == [
+    assert all(lines_right(roll_call.lines, roll_call.answer))
+    assert lines_right(roll_call.lines, f"2. {two}\n1)  {one}\n4. {one}\n4. {four}") == [
         True,
         True,
         False,
         False,
     ]
-    assert lines_right(roll_call, f"{one}\n{two}\n{three}") == [False] * 4
+    assert lines_right(roll_call.lines, f"{one}\n{two}\n{three}") == [False] * 4
     assert numbered_lines("1. a\nb\n 2) c \n1. d") == {1: "a", 2: "c"}
 
 

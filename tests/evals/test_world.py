@@ -124,9 +124,9 @@ def test_training_worlds_name_some_inherited_values_openly() -> None:
 
 def test_only_the_answer_is_correct() -> None:
     example = make_example("lookup", 1)
-    assert is_correct(example, f"  {example.answer}\n")
-    assert not is_correct(example, example.answer + " And more.")
-    assert not is_correct(example, "")
+    assert is_correct(example.answer, f"  {example.answer}\n")
+    assert not is_correct(example.answer, example.answer + " And more.")
+    assert not is_correct(example.answer, "")
 
 
 def test_what_cannot_be_asked_is_refused_with_a_reason() -> None:

@@ -28,7 +28,7 @@ SHAPES = {
 }
 
 
-def write_random_checkpoint(shape: str, folder: Path, seed: int = 0) -> Path:
+def write_random_checkpoint(shape: str, folder: Path) -> Path:
     """A checkpoint of ``shape`` with random bf16 weights and the reference model's tokenizer.
 
     Raises InvalidOption for a shape that is not in `SHAPES`.
@@ -38,7 +38,7 @@ def write_random_checkpoint(shape: str, folder: Path, seed: int = 0) -> Path:
     if shape not in SHAPES:
         raise InvalidOption(f"unknown shape {shape!r}: there are {', '.join(SHAPES)}")
     config = SHAPES[shape]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {
         name: (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
         for name, size in _qwen2_tensors(config)

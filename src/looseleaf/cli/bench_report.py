@@ -33,7 +33,7 @@ def report(
     from looseleaf.bench.results import append_rows, show_table
 
     show_table(rows, title, shown)
-    target = _target(output, name)
+    target = target_of(output, name)
     if target is not None:
         append_rows(target, rows, describe_origin())
         click.echo(f"appended to {target}", err=True)
@@ -46,7 +46,7 @@ def collect(
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows
 
-    rows, target, origin = [], _target(output, name), describe_origin()
+    rows, target, origin = [], target_of(output, name), describe_origin()
     for row in measured:
         rows.append(row)
         if target is not None:
@@ -55,5 +55,6 @@ def collect(
     return rows
 
 
-def _target(output: Path | None, name: str) -> Path | None:
+def target_of(output: Path | None, name: str) -> Path | None:
+    """Where rows go: to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
     return output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)

@@ -19,23 +19,11 @@ def evaluate() -> None:
     """Measure how often answers are right."""
 
 
-def world_options(command: Any) -> Any:
-    """Adds the flags of tasks over generated worlds."""
-    options = (
-        click.option(
-            "--questions", default=200, show_default=True, help="items of each task and setting"
-        ),
-        click.option("--first-seed", default=0, show_default=True, help="the first held-out world"),
-        click.option("--documents", default=6, show_default=True, help="documents per question"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @evaluate.command()
 @click.argument("tasks", nargs=-1, type=click.Choice(_WORLD_TASKS))
-@world_options
+@click.option("--questions", default=200, show_default=True, help="items of each task and setting")
+@click.option("--first-seed", default=0, show_default=True, help="the first held-out world")
+@click.option("--documents", default=6, show_default=True, help="documents per question")
 @click.option("--lines", default=40, show_default=True, help="questions of an output")
 @click.option("--tokens", multiple=True, type=int, help="lengths of a needle's context [1024]")
 @click.option(

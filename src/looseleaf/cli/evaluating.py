@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from looseleaf.cli.bench_report import appendable
-from looseleaf.cli.options import engine_options, given
+from looseleaf.cli.bench_report import appendable, target_of
+from looseleaf.cli.options import ENGINE_SECTIONS, engine_options, field_names, given
 from looseleaf.cli.policies import (
     Reading,
     fuse_options,
@@ -64,10 +64,6 @@ _OPTIONS = (
         help="CSV file to append to [default: results/evals.csv if there is a results folder]",
     ),
 )
-_NAMES = (
-    "checkpoints", "arms", "endpoint", "served_model", "endpoint_key", "documents_as", "form",
-    "batch", "processes", "answers", "output",
-)  # fmt: skip
 
 
 def evaluation_options(command: Command) -> Command:
@@ -92,9 +88,9 @@ class Evaluation:
         """Reads the flags. Raises InvalidOption for flags that exclude each other."""
         from looseleaf.evals.catalog import ARMS
 
-        choices = {name: options.pop(name) for name in _NAMES}
-        choices["model"] = options.pop("model")
         fuses, readings = take_fuses(options), take_readings(options)
+        engine = given({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
+        choices = options
         chosen = [
             f"--{flag}"
             for flag, name in (("model", "model"), ("checkpoint", "checkpoints"), ("endpoint",) * 2)
@@ -117,7 +113,7 @@ class Evaluation:
             raise InvalidOption("--batch must be at least 1")
         if choices["processes"] < 1:
             raise InvalidOption("--processes must be at least 1")
-        return cls(choices, fuses, readings, given(options))
+        return cls(choices, fuses, readings, engine)
 
     def run(self, make_tasks: Callable[[Callable[[str], int]], Any], seeds: range) -> list[Any]:
         """Every task under every arm of every model; shows and returns the figures, and appends
@@ -250,9 +246,7 @@ class Evaluation:
 
     @property
     def _target(self) -> Path | None:
-        default = Path("results") / "evals.csv" if Path("results").is_dir() else None
-        target: Path | None = self.choices["output"] or default
-        return target
+        return target_of(self.choices["output"], "evals")
 
     def _require_output(self) -> None:
         from looseleaf.bench.origin import describe_origin

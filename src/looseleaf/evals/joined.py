@@ -18,7 +18,6 @@ class Joined:
 
     inner: Task
     count: int
-    instruction: str = INSTRUCTION
 
     @property
     def name(self) -> str:
@@ -54,7 +53,7 @@ class Joined:
         first = replace(parts[0], key=str(seed), documents=tuple(documents))
         return replace(
             first,
-            question="\n".join([self.instruction, *numbered]),
+            question="\n".join([INSTRUCTION, *numbered]),
             answers=tuple(part.answers[0] if part.answers else "" for part in parts),
             max_tokens=sum(part.max_tokens + 4 for part in parts),
         )

@@ -9,7 +9,6 @@ from looseleaf.evals.world import (
     MAX_HOPS,
     CountTokens,
     Example,
-    RollCall,
     count_words,
     is_correct,
     lines_right,
@@ -27,8 +26,16 @@ from looseleaf.evals.world import (
 _TOKENS_PER_LINE = 32
 
 
+class _WholeAnswers:
+    """What tasks of one question share: how its answer is scored."""
+
+    def score(self, item: Item, text: str) -> dict[str, float]:
+        """The whole answer, word for word, but for the spacing."""
+        return {"exact": float(is_correct(item.answers[0], text))}
+
+
 @dataclass(frozen=True)
-class WorldTask:
+class WorldTask(_WholeAnswers):
     """*lookup*, *look-alike*, *bridge*, *chain* of ``hops`` or *unanswerable*."""
 
     name: str
@@ -45,10 +52,6 @@ class WorldTask:
         """One question a world."""
         return [_item(self._example(seed), seed) for seed in seeds]
 
-    def score(self, item: Item, text: str) -> dict[str, float]:
-        """The whole answer, word for word, but for the spacing."""
-        return {"exact": float(_is_right(item, text))}
-
     def _example(self, seed: int) -> Example:
         if self.name == "look-alike":
             return make_look_alike(seed, self.documents)
@@ -58,7 +61,7 @@ class WorldTask:
 
 
 @dataclass(frozen=True)
-class LookupsTask:
+class LookupsTask(_WholeAnswers):
     """*lookup* of several facts of the same world, one at a time: ``per_world`` seeds in a row
     share its documents, so that a long context is read, or hosted, once for all of them."""
 
@@ -79,13 +82,9 @@ class LookupsTask:
             items += [_item(made[seed % self.per_world], seed) for seed in own]
         return items
 
-    def score(self, item: Item, text: str) -> dict[str, float]:
-        """The whole answer, word for word, but for the spacing."""
-        return {"exact": float(_is_right(item, text))}
-
 
 @dataclass(frozen=True)
-class NeedleTask:
+class NeedleTask(_WholeAnswers):
     """One fact in a context of about ``tokens`` by ``count``, at every depth in turn; or several
     ``needles`` in each context, one asked for at a time."""
 
@@ -110,10 +109,6 @@ class NeedleTask:
             made = make_needles(context, self.tokens, self.needles, self.count)
             items += [_item(made[seed % self.needles], seed) for seed in own]
         return items
-
-    def score(self, item: Item, text: str) -> dict[str, float]:
-        """The whole answer, word for word, but for the spacing."""
-        return {"exact": float(_is_right(item, text))}
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,7 @@ class RollCallTask:
     def score(self, item: Item, text: str) -> dict[str, float]:
         """The share of lines that are right; of lines that are there at all; and of the first and
         the last third that are right."""
-        right = lines_right(RollCall(item.documents, item.question, item.answers), text)
+        right = lines_right(item.answers, text)
         given = set(numbered_lines(text)) & set(range(1, len(right) + 1))
         third = max(1, len(right) // 3)
         return {
@@ -154,7 +149,3 @@ class RollCallTask:
 
 def _item(example: Example, seed: int) -> Item:
     return Item(str(seed), example.documents, example.question, (example.answer,))
-
-
-def _is_right(item: Item, text: str) -> bool:
-    return is_correct(Example(item.documents, item.question, item.answers[0], "", 0), text)

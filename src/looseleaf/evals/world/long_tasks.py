@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from looseleaf.evals.world.generate import World, WorldConfig, make_world
-from looseleaf.evals.world.tasks import Example
+from looseleaf.evals.world.tasks import Example, is_correct
 
 CountTokens = Callable[[str], int]
 """How long a text is for a model; `count_words` where no tokenizer is at hand."""
@@ -41,24 +41,21 @@ def count_words(text: str) -> int:
     return -(-4 * len(text.split()) // 3)
 
 
-def make_roll_call(
-    seed: int, lines: int = 40, num_documents: int = 50, config: WorldConfig | None = None
-) -> RollCall:
+def make_roll_call(seed: int, lines: int = 40, num_documents: int = 50) -> RollCall:
     """The roll-call of this seed: ``lines`` questions about different facts, in random order.
 
     With 50 documents the facts spread over more than 4,000 tokens of the reference tokenizer, and
-    40 answers take more than 600. ``config`` overrides ``num_documents``. Raises ValueError if no
-    world of that size has so many facts.
+    40 answers take more than 600. Raises ValueError if no world of that size has so many facts.
     """
     rng = random.Random(f"roll-call {seed}")
-    base = config or WorldConfig(num_documents=num_documents, marks=(0, 1), fillers=(1, 3))
+    config = WorldConfig(num_documents=num_documents, marks=(0, 1), fillers=(1, 3))
     if lines < 1:
         raise ValueError("a roll-call needs at least one line")
     for attempt in range(_RETRIES):
-        world = make_world(seed + attempt * _STRIDE, base)
+        world = make_world(seed + attempt * _STRIDE, config)
         if len(world.facts) >= lines:
             return call_roll(world, lines, rng)
-    raise ValueError(f"no world of {base.num_documents} documents has {lines} facts: ask for fewer")
+    raise ValueError(f"no world of {num_documents} documents has {lines} facts: ask for fewer")
 
 
 def call_roll(world: World, lines: int, rng: random.Random) -> RollCall:
@@ -78,13 +75,10 @@ def numbered_lines(text: str) -> dict[int, str]:
     return lines
 
 
-def lines_right(roll_call: RollCall, text: str) -> list[bool]:
-    """For each question whether its line is right, word for word, but for the spacing."""
+def lines_right(lines: Sequence[str], text: str) -> list[bool]:
+    """For each of a roll-call's lines whether it is right, word for word, but for the spacing."""
     given = numbered_lines(text)
-    return [
-        " ".join(given.get(number, "").split()) == " ".join(line.split())
-        for number, line in enumerate(roll_call.lines, 1)
-    ]
+    return [is_correct(line, given.get(number, "")) for number, line in enumerate(lines, 1)]
 
 
 def make_needle(
