@@ -124,11 +124,8 @@ class Books:
         counters, plan = self.counters, self.attention.counters
         counters.steps += 1
         counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        counters.items, counters.grouped_items = plan.items, plan.grouped_items
-        counters.grouped_rows = plan.grouped_rows
-        counters.refused_groups = plan.refused_groups
-        counters.narrow_pieces, counters.wide_pieces = plan.narrow_pieces, plan.wide_pieces
-        counters.gathered_keys = plan.gathered_keys
+        for name, number in vars(plan).items():
+            setattr(counters, name, number)
         if work.decode:
             shared = self._shared_keys.of(self.attention.groups, len(work.decode))
             reads = self._reads(work)

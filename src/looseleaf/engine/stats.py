@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from looseleaf.attention.groups import Groups
 from looseleaf.attention.hosted import HostedCounters
+from looseleaf.attention.plan import PlanCounters
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.kv.store import PageCounts
 from looseleaf.tiers import TierState
 
 
 @dataclass
-class EngineCounters:
+class EngineCounters(PlanCounters):
     """Sums since the engine was made.
 
     ``prompt_tokens`` are those computed, ``output_tokens`` those drawn. Requests end as
@@ -54,13 +55,6 @@ class EngineCounters:
     canaries: int = 0
     canaries_agreed: int = 0
     canary_raises: int = 0
-    items: int = 0
-    grouped_items: int = 0
-    grouped_rows: int = 0
-    refused_groups: int = 0
-    narrow_pieces: int = 0
-    wide_pieces: int = 0
-    gathered_keys: int = 0
     pages_read: int = 0
     pages_held: int = 0
 
@@ -69,18 +63,9 @@ class EngineCounters:
         self.text_tokens += report.text_tokens
         self.text_tokens_cached += report.text_tokens_cached
         for document in report.documents:
-            if document.source == "cached":
-                self.documents_cached += 1
-                self.document_tokens_cached += document.num_tokens
-            elif document.source == "computed":
-                self.documents_computed += 1
-                self.document_tokens_computed += document.num_tokens
-            elif document.source == "loaded":
-                self.documents_loaded += 1
-                self.document_tokens_loaded += document.num_tokens
-            else:
-                self.documents_awaited += 1
-                self.document_tokens_awaited += document.num_tokens
+            for name, number in (("documents", 1), ("document_tokens", document.num_tokens)):
+                field = f"{name}_{document.source}"
+                setattr(self, field, getattr(self, field) + number)
 
 
 @dataclass(frozen=True)
