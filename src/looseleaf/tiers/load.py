@@ -74,8 +74,6 @@ class Load:
         self._state: LoadState = "loading"
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
-        # whether somebody has waited for a layer
-        self.followed = False
         # whether that was a pass whose kernels are launched one by one, by a thread that needs the
         # interpreter as those do that load
         self.launched = False
@@ -104,7 +102,6 @@ class Load:
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
         """Return when ``layer`` is sent to a GPU, with the event of its arrival, or there, with
         None; raises LoadFailed, and LoadPostponed where there is no time to wait for it."""
-        self.followed = True
         if self._ordered is not None:
             self._await_order(*self._ordered, layer)
         with self._changed:
