@@ -110,10 +110,10 @@ class Definition:
                 k, v = old_k.index_copy(0, rows, k), old_v.index_copy(0, rows, v)
             attended = torch.empty_like(q)
             for reading in readings:
-                attended[reading.rows] = self.attend(
+                attended[reading.rows] = self.state(
                     index, q[reading.rows], k[reading.keys], v[reading.keys],
                     (reading.row_positions, reading.key_positions), shift,
-                )  # fmt: skip
+                ).out  # fmt: skip
             x = x + _project(attended.flatten(1), layer.output)
             if layer.mlp_norm is not None:
                 normed = self._norm(x, layer.mlp_norm)
@@ -128,21 +128,6 @@ class Definition:
         return _project(hidden, self.weights.lm_head)
 
     @torch.inference_mode()
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: tuple[Tensor, Tensor],
-        shift: int = 0,
-    ) -> Tensor:
-        """Softmax attention of ``q`` over all of ``k`` and ``v`` that stand at its position or
-        before, turned to where they truly stand; in the dtype of ``q``, softmax at least in fp32.
-        """
-        return self.state(layer, q, k, v, positions, shift).out
-
-    @torch.inference_mode()
     def state(
         self,
         layer: int,
@@ -152,7 +137,9 @@ class Definition:
         positions: tuple[Tensor, Tensor],
         shift: int = 0,
     ) -> AttnState:
-        """The same with its log-sum-exp ``[rows, heads]``; ``(0, -inf)`` where nothing is seen."""
+        """Softmax attention of ``q`` over all of ``k`` and ``v`` that stand at its position or
+        before, turned to where they truly stand, in the dtype of ``q``, softmax at least in fp32;
+        with its log-sum-exp ``[rows, heads]``, and ``(0, -inf)`` where nothing is seen."""
         row_positions, key_positions = positions
         group = self.shape.num_qo_heads // self.shape.num_kv_heads
         turned = self._stored(self._turn(k, key_positions + shift)).repeat_interleave(group, 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,11 +39,8 @@ def agrees_with_transformers(subject: Subject) -> list[Finding]:
     judged = Judged(
         f"{told}: prefill and decoding", torch.cat(whole), truth, torch.stack(plain), dtype
     )
-    return [judged.finding(), Judged("in chunks", torch.cat(chunked), *_rest(judged)).finding()]
-
-
-def _rest(judged: Judged) -> tuple[Tensor, Tensor, torch.dtype]:
-    return judged.truth, judged.plain, judged.dtype
+    in_chunks = replace(judged, what="in chunks", actual=torch.cat(chunked))
+    return [judged.finding(), in_chunks.finding()]
 
 
 @contextmanager

@@ -228,7 +228,7 @@ class Cases:
             ids += self._tokenizer.encode(sentence)
         return tuple(ids[:length])
 
-    def asked(self, *parts: tuple[int, ...] | int, fuse: Fuse | None = None) -> Asked:
+    def asked(self, *parts: tuple[int, ...] | int) -> Asked:
         """A prompt of texts and documents; a number is one of ``documents``, encoded behind the
         lead, a negative one (-1 for the first) encoded behind nothing but the first token."""
         made: list[TextPart | DocumentPart] = []
@@ -240,7 +240,7 @@ class Cases:
                 made.append(DocumentPart(self.documents[number], context, f"document {number}"))
             else:
                 made.append(TextPart(part))
-        return Asked(tuple(made), self.text(len(parts), SCRIPT_TOKENS), fuse)
+        return Asked(tuple(made), self.text(len(parts), SCRIPT_TOKENS))
 
     @cached_property
     def exact(self) -> Asked:
