@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+DOCUMENTS = click.option(
+    "-d", "--document", "names", multiple=True, metavar="FILE",
+    help="a text file, a folder of them, or - for stdin",
+)  # fmt: skip
+SYSTEM = click.option("--system", help="a system prompt, read before the documents")
+MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="longest answer")
+TEMPERATURE = click.option(
+    "--temperature", default=0.0, show_default=True, help="0 takes the likeliest words"
+)
+
+
 def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
     """By the chat template; for a base model without one, the parts of all messages in a row."""
     if llm.engine.tokenizer.has_chat_template:

@@ -5,6 +5,10 @@ from typing import Any
 import click
 
 from looseleaf.cli.answering import (
+    DOCUMENTS,
+    MAX_TOKENS,
+    SYSTEM,
+    TEMPERATURE,
     build_prompt,
     host_documents,
     print_answer,
@@ -27,15 +31,8 @@ from looseleaf.sampling_params import SamplingParams
 
 @click.command()
 @click.argument("question")
-@click.option(
-    "-d",
-    "--document",
-    "names",
-    multiple=True,
-    metavar="FILE",
-    help="a text file, a folder of them, or - for stdin",
-)
-@click.option("--system", help="a system prompt, read before the documents")
+@DOCUMENTS
+@SYSTEM
 @click.option(
     "--context",
     type=click.Choice(["lead", "alone", "prompt"]),
@@ -51,8 +48,8 @@ from looseleaf.sampling_params import SamplingParams
     help="keep documents in the host's memory behind an index, which --select retrieval reads: "
     "they may be longer than the pool",
 )
-@click.option("--max-tokens", default=256, show_default=True, help="longest answer")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
+@MAX_TOKENS
+@TEMPERATURE
 @click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
 @fuse_options(several=False)
 @select_options

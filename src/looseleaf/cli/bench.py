@@ -11,7 +11,7 @@ import click
 from looseleaf.cli.bench_fuse import fuse
 from looseleaf.cli.bench_hosted import hosted
 from looseleaf.cli.bench_index import index
-from looseleaf.cli.bench_report import OUTPUT, collect, report
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, report
 from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
@@ -153,7 +153,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     show_default=True,
     help="shape of the random model; tiny runs at toy sizes anywhere",
 )
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@DEVICE
 @click.option("--repetitions", type=int, help="of every line [default: 5]")
 @click.option("--attention-costs", default="built-in", type=click.Choice(["built-in", "measured"]))
 @click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
@@ -201,7 +201,7 @@ def serving(
 @click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--repetitions", default=9, show_default=True)
-@click.option("--device", default="auto", show_default=True)
+@DEVICE
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
 @click.option("--case", "only", multiple=True, help="cases with this in their name, all if none")
 @OUTPUT

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect
 
 
 @click.command()
@@ -15,7 +15,7 @@ from looseleaf.cli.bench_report import OUTPUT, collect
     "--shape", default="small", show_default=True, help="shape of the random model: tiny, small, "
     "llama-3.1-8b"
 )  # fmt: skip
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@DEVICE
 @click.option("--documents", default=5, show_default=True, help="documents of a prompt")
 @click.option("--document-tokens", default=4096, show_default=True)
 @click.option("--question", default=64, show_default=True, help="tokens of the question")
@@ -28,11 +28,7 @@ from looseleaf.cli.bench_report import OUTPUT, collect
 @click.option("--stored", default=14, show_default=True, help="documents of the sustained load")
 @click.option("--batch", default=2, show_default=True, help="requests of a batch of it")
 @click.option("--batches", default=22, show_default=True, help="batches of it; 0: none")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="where the disk tier writes [default: the system's folder for temporary files]",
-)
+@FOLDER
 @OUTPUT
 def fuse(
     device: str,

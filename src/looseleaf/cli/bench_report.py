@@ -17,6 +17,12 @@ def appendable(context: click.Context, parameter: click.Parameter, value: Any) -
     return value
 
 
+DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+FOLDER = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="where the disk tier writes [default: the system's folder for temporary files]",
+)
 OUTPUT = click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),

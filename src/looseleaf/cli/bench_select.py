@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect
 
 
 @click.command()
@@ -27,7 +27,7 @@ from looseleaf.cli.bench_report import OUTPUT, collect
 )
 @click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
 @click.option("--repetitions", default=5, show_default=True)
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@DEVICE
 @OUTPUT
 def select(
     shape: str,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect
 from looseleaf.errors import InvalidOption
 
 
@@ -15,15 +15,11 @@ from looseleaf.errors import InvalidOption
     "--shape",
     help="of a model with random weights instead of the reference model: small, llama-3.1-8b",
 )
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
+@DEVICE
 @click.option("--documents", default=4, show_default=True, help="documents of the prompt")
 @click.option("--document-tokens", default=300, show_default=True, help="about how long each is")
 @click.option("--repetitions", default=5, show_default=True)
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="where the disk tier writes [default: the system's folder for temporary files]",
-)
+@FOLDER
 @OUTPUT
 def tiers(
     shape: str | None,

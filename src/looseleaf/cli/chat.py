@@ -5,7 +5,16 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.answering import build_prompt, print_answer, reuse_report, tier_faults
+from looseleaf.cli.answering import (
+    DOCUMENTS,
+    MAX_TOKENS,
+    SYSTEM,
+    TEMPERATURE,
+    build_prompt,
+    print_answer,
+    reuse_report,
+    tier_faults,
+)
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, given, require_tiers
 from looseleaf.engine.request import Document
@@ -16,17 +25,10 @@ HELP = "/add FILE: add a document   /docs: list them   /reuse: last report   /ne
 
 
 @click.command()
-@click.option(
-    "-d",
-    "--document",
-    "names",
-    multiple=True,
-    metavar="FILE",
-    help="a text file, a folder of them, or - for stdin",
-)
-@click.option("--system", help="a system prompt, read before the documents")
-@click.option("--max-tokens", default=256, show_default=True, help="longest answer")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest words")
+@DOCUMENTS
+@SYSTEM
+@MAX_TOKENS
+@TEMPERATURE
 @engine_options
 def chat(
     names: tuple[str, ...], system: str | None, max_tokens: int, temperature: float, **options: Any

@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect, report
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, report
 from looseleaf.cli.options import given
 from looseleaf.errors import InvalidOption
-
-_DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 ...")
 
 
 @click.command()
@@ -74,7 +72,7 @@ def hits(
     type=click.Choice(["operator", "throughput", "few-shot", "rate"]),
     help="measure only this; may be repeated",
 )
-@_DEVICE
+@DEVICE
 @OUTPUT
 def relay(
     device: str,
@@ -116,7 +114,7 @@ def relay(
 @click.option("--capacity", type=int, help="documents that the pool holds")
 @click.option("--requests", type=int, help="asked in all, some of them to fill the cache")
 @click.option("--repetitions", default=3, show_default=True, help="of the breakdown")
-@_DEVICE
+@DEVICE
 @OUTPUT
 def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     """First tokens, throughput and a breakdown, documents stored once or often (LazyAttention)."""
@@ -160,7 +158,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     type=click.Choice(["rates", "sizes"]),
     help="measure only this, beside first tokens alone; may be repeated",
 )
-@_DEVICE
+@DEVICE
 @OUTPUT
 def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any) -> None:
     """First tokens while requests arrive, by what is computed of their documents (CacheBlend)."""
