@@ -15,9 +15,9 @@ from pathlib import Path
 
 from looseleaf.bench.results import append_rows
 from looseleaf.evals.report import write_report
+from looseleaf.evals.report.rows import ORIGIN
 
 ROOT = Path(__file__).resolve().parents[1]
-ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "transformers_version")
 ROLL_CALL = "causal_roll-call_40_lines_50_documents"
 NAMES = {
     f"exposure_{ROLL_CALL}": "exposure-roll-call",

@@ -3,7 +3,7 @@
 import io
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from looseleaf.errors import InvalidOption
@@ -30,7 +30,7 @@ class Chart:
     series: tuple[Series, ...]
     groups: tuple[str, ...] = ()
     x_label: str = ""
-    points: tuple[Series, ...] = field(default=())
+    points: tuple[Series, ...] = ()
     log_x: bool = False
     log_y: bool = False
     sideways: bool = False
@@ -83,7 +83,7 @@ def _bars(axes: Any, chart: Chart) -> None:
     for number, series in enumerate(chart.series):
         places = [x + (number - (len(chart.series) - 1) / 2) * share for x in series.x]
         axes.bar(places, series.y, share * 0.92, label=series.name, lw=0, **_look_of_bars(number))
-        _whiskers(axes, places, series, "#1a202c", "none")
+        _whiskers(axes, places, series, "#1a202c")
         for points in chart.points:
             if points.name == series.name:
                 marks = [x + (number - (len(chart.series) - 1) / 2) * share for x in points.x]
@@ -116,7 +116,7 @@ def _lines(axes: Any, chart: Chart) -> None:
         # colors that come again have another mark
         mark = _MARKS[number // len(_COLORS) % len(_MARKS)]
         axes.plot(series.x, series.y, f"{mark}-", label=series.name, color=color, markersize=4)
-        _whiskers(axes, series.x, series, color, "none")
+        _whiskers(axes, series.x, series, color)
     for number, points in enumerate(chart.points):
         # "X, model" is drawn beside X, and told once
         whose, _, kind = points.name.rpartition(", ")
@@ -142,11 +142,11 @@ def _lines(axes: Any, chart: Chart) -> None:
         axes.yaxis.set_minor_formatter("{x:g}" if highest < _DECADES * lowest else "")
 
 
-def _whiskers(axes: Any, places: Sequence[float], series: Series, color: str, line: str) -> None:
+def _whiskers(axes: Any, places: Sequence[float], series: Series, color: str) -> None:
     if series.low:
         below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
         errors = [below, above]
         axes.errorbar(
-            places, series.y, errors, ecolor=color, linestyle=line, capsize=2, linewidth=1
+            places, series.y, errors, ecolor=color, linestyle="none", capsize=2, linewidth=1
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
 from looseleaf.evals.report.rows import Row, Series, length_of, main_rows, policy_of, series_of
-from looseleaf.evals.report.tables import Table
+from looseleaf.evals.report.tables import Table, percent_of
 
 _SHARE = "right, %"
 
@@ -40,9 +40,7 @@ def quality_table(rows: Sequence[Row]) -> Table:
     columns = list(dict.fromkeys((row["model"], row["arm"]) for row in own))
     lines: dict[tuple[str, str], dict[tuple[str, str], str]] = defaultdict(dict)
     for row in own:
-        value, low, high = (100 * float(row[name]) for name in ("value", "low", "high"))
-        cell = f"{value:.1f} ({low:.1f} to {high:.1f}; {row['items']})"
-        lines[row["task"], row["setting"]][row["model"], row["arm"]] = cell
+        lines[row["task"], row["setting"]][row["model"], row["arm"]] = percent_of(row)
     return Table(
         "Right answers, percent (95 % interval; items)",
         ("task", "setting", *(f"{model}, {arm}" for model, arm in columns)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from looseleaf.evals.report.charts import Chart
 from looseleaf.evals.report.rows import Row, Series, main_rows, policy_of, series_of
-from looseleaf.evals.report.tables import Table
+from looseleaf.evals.report.tables import Table, percent_of
 
 _SHARE = "right, %"
 _BUDGET = "keys read, % of the context"
@@ -53,14 +53,14 @@ def reading_tables(rows: Sequence[Row]) -> Iterator[Table]:
         policies = _policies(own)
         budgets = sorted({budget for points in policies.values() for budget, _ in points})
         lines = [
-            (row["arm"], *([_cell(row)] * len(budgets)))
+            (row["arm"], *([percent_of(row)] * len(budgets)))
             for row in main_rows(own)
             if policy_of(row) is None
         ]
         for name, points in policies.items():
             cells = dict(points)
             found = (cells.get(budget) for budget in budgets)
-            lines.append((name, *(_cell(row) if row else "" for row in found)))
+            lines.append((name, *(percent_of(row) if row else "" for row in found)))
         title = f"{model}: {task}, {setting}: right answers, percent (95 % interval; outputs)"
         heads = (f"{100 * budget:g} %" for budget in budgets)
         yield Table(title, ("reads", *heads), tuple(lines))
@@ -140,8 +140,3 @@ def _exposure_table(title: str, exposure: _Exposure) -> Table:
 
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _cell(row: Row) -> str:
-    value, low, high = (100 * float(row[name]) for name in ("value", "low", "high"))
-    return f"{value:.1f} ({low:.1f} to {high:.1f}; {row['items']})"

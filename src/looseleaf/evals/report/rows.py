@@ -9,7 +9,7 @@ from pathlib import Path
 from looseleaf.errors import InvalidOption
 
 Row = dict[str, str]
-_ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "transformers_version")
+ORIGIN = ("date", "commit", "hardware", "python_version", "torch_version", "transformers_version")
 _MEASURED = frozenset(
     ("value", "low", "high", "gain", "gain_low", "gain_high", "median", "reused", "relay_faster",
      "once_faster", "items", "seeds", "against", "predicted",
@@ -38,7 +38,7 @@ def read_rows(path: Path, *, apart: bool = False) -> list[Row]:
         raise InvalidOption(f"{path} can't be read: {error}") from error
     newest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
-        kind = tuple(item for item in row.items() if item[0] not in _MEASURED | set(_ORIGIN))
+        kind = tuple(item for item in row.items() if item[0] not in _MEASURED | set(ORIGIN))
         if apart:
             kind += (("machine", _machine_of(row)),)
         if kind in newest and int(row.get("items") or 0) < int(newest[kind].get("items") or 0):

@@ -1,6 +1,7 @@
 """Tables as Markdown and as HTML."""
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -29,3 +30,9 @@ class Table:
         )
         title = html.escape(self.title)
         return f"<h3>{title}</h3><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def percent_of(row: Mapping[str, str]) -> str:
+    """A figure as a cell: its value, interval and number of items."""
+    value, low, high = (100 * float(row[name]) for name in ("value", "low", "high"))
+    return f"{value:.1f} ({low:.1f} to {high:.1f}; {row['items']})"
