@@ -86,7 +86,6 @@ class FuseBench:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of a prompt."""
         return self.documents * self.document_tokens + self.question
 
     def policies(self) -> dict[Arm, Fuse | None]:

@@ -118,7 +118,6 @@ class Moments(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Decoded tokens per second."""
         return self.decoded / (self.last - self.first)
 
 

@@ -97,7 +97,6 @@ class Desk:
         return self.engine.add(Request(f"lazy-{next(self._names)}", prompt, params))
 
     def finish(self) -> None:
-        """Step until nothing is left."""
         while self.engine.has_work:
             self.engine.step()
 

@@ -140,7 +140,6 @@ class Service:
         return self.engine.add(Request(f"rate-{next(self._names)}", prompt, params, fuse=fuse))
 
     def finish(self) -> None:
-        """Step until nothing is left."""
         while self.engine.has_work:
             self.engine.step()
 

@@ -165,7 +165,6 @@ class Service:
         self._names = count()
 
     def add(self, prompt: tuple[TextPart], output: int) -> RequestProgress:
-        """A request with so many tokens of answer."""
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         return self.engine.add(Request(f"relay-{next(self._names)}", prompt, params))
 

@@ -154,6 +154,5 @@ def _num_tokens(progress: RequestProgress) -> int:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

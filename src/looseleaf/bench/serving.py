@@ -168,7 +168,6 @@ class Workbench:
         return Moments(first - start, per_token, time.perf_counter() - start)
 
     def forget(self) -> None:
-        """Empty the cache."""
         self.engine.store.evict_idle()
 
     def floor(self, rows: int, keys_read: int, scores: float) -> float:

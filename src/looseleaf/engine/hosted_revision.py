@@ -31,7 +31,6 @@ class KeyRevision(Revision):
         self._tallies = np.zeros_like(self._rows)
 
     def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        """As of every `Revision`."""
         width = self.width(num_outputs, num_new_rows)
         if width == 1 or not any(read.leaves_out for read in newest.hosted):
             self.restart()
@@ -40,7 +39,6 @@ class KeyRevision(Revision):
         return [self._row(newest, age) for age in range(self.window.num_rows)]
 
     def book(self) -> None:
-        """As of every `Revision`."""
         self._rows[: self.window.num_rows] += 1
 
     def counts(self) -> list[int]:
@@ -52,7 +50,6 @@ class KeyRevision(Revision):
         return [round(count) for count in np.cumsum(self._tallies * share).tolist()]
 
     def release(self) -> None:
-        """As of every `Revision`."""
         self.restart()
         self._kept = None
 

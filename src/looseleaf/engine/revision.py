@@ -38,7 +38,6 @@ class PageRevision(Revision):
     _num_sealed: int = 0
 
     def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        """As of every `Revision`."""
         width = self.width(num_outputs, num_new_rows)
         if width == 1 or not isinstance(newest, SelectingRow):
             self.restart()
@@ -54,7 +53,6 @@ class PageRevision(Revision):
         return [first, *(self._row(newest, age) for age in range(1, window.num_rows))]
 
     def book(self) -> None:
-        """As of every `Revision`."""
         if self._slot is not None and self.window.num_past >= 0:
             self.exposure.book(self.policy.states.registers[:, self._slot], self._num_sealed)
 
@@ -63,7 +61,6 @@ class PageRevision(Revision):
         return self.exposure.totals()
 
     def restart(self) -> None:
-        """As of every `Revision`."""
         super().restart()
         self.exposure.restart()
 

@@ -43,7 +43,6 @@ class RowBuffer:
         told[4, : len(wanted)] = wanted
 
     def clear(self) -> None:
-        """No rows."""
         self._told[:4] = _PADDING
         self._told[4] = 0
 

@@ -32,18 +32,15 @@ class FileTask:
 
     @property
     def name(self) -> str:
-        """What the file is called."""
         return f"file {self.called}"
 
     @property
     def setting(self) -> str:
-        """How many documents an entry has."""
         numbers = [len(entry.documents) for entry in self.entries]
         low, high = min(numbers), max(numbers)
         return f"{low} documents" if low == high else f"{low} to {high} documents"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """The entries of these numbers, as many as there are."""
         return self.entries[seeds.start : seeds.stop]
 
     def score(self, item: Item, text: str) -> dict[str, float]:

@@ -29,11 +29,9 @@ class Interview:
 
     @property
     def setting(self) -> str:
-        """Questions and documents."""
         return f"{self.questions} questions, {self.documents} documents"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One world an item; the questions are its lines."""
         return [self._item(seed) for seed in seeds]
 
     def score(self, item: Item, text: str) -> dict[str, float]:

@@ -21,12 +21,10 @@ class Joined:
 
     @property
     def name(self) -> str:
-        """That of the inner task, joined."""
         return f"{self.inner.name}, joined"
 
     @property
     def setting(self) -> str:
-        """How many questions an output answers, and the inner setting of each."""
         return f"{self.count} questions of {self.inner.setting}"
 
     def items(self, seeds: range) -> Sequence[Item]:

@@ -55,7 +55,6 @@ class MapReduceArm(OneByOne):
     name = "map-reduce"
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item."""
         reduced = []
         for item, outputs in zip(items, self.ask_each(items), strict=True):
             said = [output.text.strip() for output in outputs]
@@ -75,7 +74,6 @@ class MapRerankArm(OneByOne):
     name = "map-rerank"
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item."""
         return [Answer(max(outputs, key=_rank).text) for outputs in self.ask_each(items)]
 
 

@@ -44,12 +44,10 @@ class WorldTask(_WholeAnswers):
 
     @property
     def setting(self) -> str:
-        """Hops and documents."""
         hops = f"{self.hops} hop{'s' if self.hops > 1 else ''}, " if self.hops else ""
         return f"{hops}{self.documents} documents"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One question a world."""
         return [_item(self._example(seed), seed) for seed in seeds]
 
     def _example(self, seed: int) -> Example:
@@ -71,11 +69,9 @@ class LookupsTask(_WholeAnswers):
 
     @property
     def setting(self) -> str:
-        """Documents, and the questions about each world."""
         return f"{self.documents} documents, {self.per_world} questions each"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One question a seed."""
         items = []
         for number, own in groupby(seeds, lambda seed: seed // self.per_world):
             made = make_lookups(number, self.per_world, self.documents)
@@ -95,7 +91,6 @@ class NeedleTask(_WholeAnswers):
 
     @property
     def setting(self) -> str:
-        """The length, and the needles if there are several."""
         several = f", {self.needles} needles" if self.needles > 1 else ""
         return f"{self.tokens} tokens{several}"
 
@@ -121,11 +116,9 @@ class RollCallTask:
 
     @property
     def setting(self) -> str:
-        """Lines and documents."""
         return f"{self.lines} lines, {self.documents} documents"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One output a world."""
         made = [make_roll_call(seed, self.lines, self.documents) for seed in seeds]
         length = self.lines * _TOKENS_PER_LINE
         return [

@@ -48,7 +48,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._places.idle(self)
 
     def give_way(self) -> None:
-        """Close at once: another connection needs the place."""
         self.transport.abort()
 
     @property

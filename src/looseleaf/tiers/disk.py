@@ -79,7 +79,6 @@ class DiskTier:
         return (folder / UNFINISHED).is_dir() or any(folder.glob(f"*{RECORD}"))
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
-        """Which of the records have a file."""
         with self._lock, disk_faults():
             return [self._find(key) is not None for key in keys]
 
@@ -165,7 +164,6 @@ class DiskTier:
         return True
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Delete files, those of side-cars too."""
         with self._lock, disk_faults():
             return sum(self._remove(key, remember=False) for key in keys)
 

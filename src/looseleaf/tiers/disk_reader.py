@@ -49,7 +49,6 @@ class DiskReader:
         return into
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self.file)
 
 

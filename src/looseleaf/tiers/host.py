@@ -55,12 +55,10 @@ class HostTier:
         self._arena = Arena(self.ledger.limit, pinned=self.pinned)
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
-        """Which of the records are there."""
         with self._lock:
             return [self.ledger.find(key) is not None for key in keys]
 
     def open(self, key: SegmentKey) -> "HostReader | None":
-        """The record for reading in place."""
         with self._lock:
             stored = self._stored.get(key)
             if stored is None or self.ledger.find(key) is None:
@@ -129,7 +127,6 @@ class HostTier:
             return len(found)
 
     def entries(self) -> Iterable[Entry]:
-        """All records, least recently used first."""
         with self._lock:
             return list(self.ledger)
 
@@ -161,7 +158,6 @@ class HostTier:
             return None if stored is None else stored.sidecars.get(name)
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """Keep a record, or let it go again."""
         with self._lock:
             if key in self._stored:
                 self._stored[key].entry.pinned = pinned

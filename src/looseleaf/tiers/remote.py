@@ -113,7 +113,6 @@ class RemoteTier:
         return True
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Drop records with their side-cars."""
         if not keys:
             return 0
         with _faults():
@@ -163,7 +162,6 @@ class RemoteTier:
                 self._redis.pexpire(_name(key), max(1, int(1000 * self.ttl)))
 
     def close(self) -> None:
-        """Close the connections."""
         self._redis.close()
 
     def read_field(self, key: SegmentKey, layer: int) -> bytes | None:

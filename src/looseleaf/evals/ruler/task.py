@@ -49,12 +49,10 @@ class RulerTask:
 
     @property
     def name(self) -> str:
-        """The type."""
         return f"ruler {self.kind}"
 
     @property
     def setting(self) -> str:
-        """The length."""
         return f"{self.tokens} tokens"
 
     def items(self, seeds: range) -> Sequence[Item]:
