@@ -21,7 +21,6 @@ from tests.engine.tiered import (
     make_unruly,
     prompts,
     raise_fault,
-    sources,
     tiered,
 )
 from tests.tiers.redis_server import RedisServer
@@ -210,31 +209,6 @@ def test_answers_do_not_depend_on_what_the_tiers_went_through_before(
         assert all(set(counter.faults) <= {"missing"} for counter in counters)
         llm.close()
     assert {"loads", "refused"} <= seen
-
-
-def test_a_sidecar_is_found_after_a_restart_and_goes_with_its_segment(
-    checkpoint: Folder, tmp_path: Path
-) -> None:
-    import torch
-
-    first = tiered(checkpoint(), tmp_path)
-    (output,) = first.generate([prompts()[0]], PARAMS)
-    assert sources(output) == ["computed"]
-    (segment,) = [s for s in first.engine.store.segments() if s.length > 16]
-    bounds = {"low": torch.arange(6.0).view(2, 3), "ids": torch.tensor([3, 1])}
-    assert first.engine.tiers is not None
-    first.engine.tiers.put_sidecar(segment.key, "bounds", bounds)
-    first.close()
-    second = tiered(checkpoint(), tmp_path)
-    tiers = second.engine.tiers
-    assert tiers is not None
-    found = tiers.get_sidecar(segment.key, "bounds")
-    assert found is not None and all(torch.equal(found[n], bounds[n]) for n in bounds)
-    assert tiers.get_sidecar(segment.key, "index") is None
-    tiers.delete([segment.key])
-    assert tiers.flush(30)
-    assert tiers.get_sidecar(segment.key, "bounds") is None
-    second.close()
 
 
 def test_a_load_that_fails_when_a_step_has_followed_it_halfway_is_computed_whole(

@@ -1,7 +1,7 @@
 """Engines with tiers under observation, and tiers that fail, lie or are slow as they are told."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,6 @@ class Unruly(WrappedTier):
     def delete(self, keys: Sequence[SegmentKey]) -> int:
         self.mood("delete", -1)
         return self.tier.delete(keys)
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        self.mood("put_sidecar", -1)
-        return self.tier.put_sidecar(key, name, arrays)
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        self.mood("get_sidecar", -1)
-        return self.tier.get_sidecar(key, name)
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
         self.mood("pin", -1)

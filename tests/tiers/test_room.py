@@ -108,10 +108,9 @@ def test_where_a_tenant_may_have_less_than_before_its_own_records_go(tmp_path: P
     assert len(list(tmp_path.glob("*.segment"))) == 4 and tier.counters.evicted == 4
 
 
-@pytest.mark.parametrize("kind", ["host", "disk"])
-def test_sidecars_make_room_within_the_limit(tmp_path: Path, kind: str) -> None:
+def test_sidecars_make_room_within_the_limit(tmp_path: Path) -> None:
     ledger = Ledger(20_000)
-    tier = DiskTier(tmp_path, ledger) if kind == "disk" else HostTier(ledger)
+    tier = DiskTier(tmp_path, ledger)
     for number in range(4):
         assert put(tier, number)
         assert tier.put_sidecar(key(number), "index", {"a": torch.zeros(5_000)[:1_250]})
@@ -121,7 +120,7 @@ def test_sidecars_make_room_within_the_limit(tmp_path: Path, kind: str) -> None:
     assert not tier.put_sidecar(key(3), "index", {"a": torch.zeros(6_000)})
     assert tier.get_sidecar(key(3), "index") is not None and tier.counters.refused == 1
     on_disk = sum(path.stat().st_size for path in tmp_path.iterdir() if path.is_file())
-    assert on_disk == (ledger.used if kind == "disk" else 0)
+    assert on_disk == ledger.used
 
 
 def test_a_damaged_sidecar_leaves_the_books_with_its_file(tmp_path: Path) -> None:

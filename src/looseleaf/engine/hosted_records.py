@@ -12,7 +12,7 @@ from looseleaf.errors import LooseleafError
 from looseleaf.index import SegmentIndex
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers import Record, Tier, TierFault
+from looseleaf.tiers import DiskTier, Record, TierFault
 from looseleaf.tiers.files import dtype_name
 
 _SIDECAR = "index"
@@ -24,7 +24,7 @@ def stored_key(key: SegmentKey) -> SegmentKey:
     return SegmentKey(hashlib.blake2b(b"hosted" + key, digest_size=32).digest())
 
 
-def is_stored(tier: Tier | None, key: SegmentKey) -> bool:
+def is_stored(tier: DiskTier | None, key: SegmentKey) -> bool:
     """Whether a tier, if there is one, has something of a document."""
     try:
         return tier is not None and tier.contains([stored_key(key)])[0]
@@ -32,7 +32,7 @@ def is_stored(tier: Tier | None, key: SegmentKey) -> bool:
         return False
 
 
-def store(tier: Tier | None, job: HostingJob) -> None:
+def store(tier: DiskTier | None, job: HostingJob) -> None:
     """Keep a document with its index; where it can't be kept, the log says so."""
     segment = job.segment
     if tier is None or segment.index is None:
@@ -64,7 +64,7 @@ def store(tier: Tier | None, job: HostingJob) -> None:
         )
 
 
-def load(tier: Tier | None, segment: HostedSegment, config: IndexConfig) -> bool:
+def load(tier: DiskTier | None, segment: HostedSegment, config: IndexConfig) -> bool:
     """Take keys, values and index from the tier; False if they are not all there and sound. Of one
     with another index keys and values stay, where the new one learns from nothing else."""
     if tier is None:
@@ -86,7 +86,7 @@ def load(tier: Tier | None, segment: HostedSegment, config: IndexConfig) -> bool
     return True
 
 
-def _read(tier: Tier, segment: HostedSegment) -> bool:
+def _read(tier: DiskTier, segment: HostedSegment) -> bool:
     """Fill a segment with the keys and values that a tier has; False if it has none that fit."""
     reader = tier.open(stored_key(segment.key))
     if reader is None:

@@ -26,7 +26,7 @@ from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers import HOSTED, DiskTier, Ledger, Tier, TierFault
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, TierFault
 from looseleaf.tiers.ending import join_all
 
 # indexes that are built at a time where a GPU compares: one is compared, others are joined up
@@ -62,7 +62,7 @@ class Hosting:
     attention: PagedAttention
     keys: KeySpace
     chunk_tokens: int
-    tier: Tier | None = None
+    tier: DiskTier | None = None
     folder: Path | None = None
     wake: Callable[[], None] = lambda: None
     loaded: int = 0

@@ -1,8 +1,8 @@
 """Where segments live besides the device pool: host memory, a disk, a server of several engines.
 
-A tier keeps *records*, segments by key with what was derived from them (side-cars). It is asked
-layer by layer, so that a layer's keys and values can be on their way while the layer before it is
-computed. A tier may fail, lie or be slow; that costs time, never an answer."""
+A tier keeps *records*, segments by key; a disk also what was derived from them (side-cars). It is
+asked layer by layer, so that a layer's keys and values can be on their way while the layer before
+it is computed. A tier may fail, lie or be slow; that costs time, never an answer."""
 
 from looseleaf.tiers.base import (
     Entry,

@@ -1,11 +1,11 @@
-"""What a tier is: records by key, read layer by layer, and side-cars by name.
+"""What a tier is: records by key, read layer by layer.
 
 A record's layer is one run of bytes, its K and then its V, ``[2, pages, kv_heads, page_size,
 head_dim]`` as in the device pool, so that a load is a copy; or the same packed, as
 `looseleaf.ops.packed_pages` does it. Slots behind the segment's end are 0. Tiers carry bytes: which
 of the two they are is a matter of who writes and reads pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -89,10 +89,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Tier(Protocol):
-    """A place for records. May be called from several threads; every method may raise TierFault.
-
-    Side-cars are named sets of arrays that were derived from a segment: page bounds, vector
-    indexes. They live and go with their segment; who stores one must be able to do without it."""
+    """A place for records. May be called from several threads; every method may raise TierFault."""
 
     name: str
 
@@ -111,21 +108,11 @@ class Tier(Protocol):
         ...
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Drop records with their side-cars; returns how many were there."""
+        """Drop records; returns how many were there."""
         ...
 
     def entries(self) -> Iterable[Entry]:
         """All records, least recently used first."""
-        ...
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Store arrays (on the host, any dtype and shape) beside a segment under ``name``, a word
-        of letters, digits, ``-`` and ``_``, in place of those before; False if the segment is not
-        there."""
-        ...
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays stored beside a segment under ``name``; None if there are none."""
         ...
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:

@@ -173,7 +173,8 @@ class DiskTier:
             return list(self.ledger)
 
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Write arrays to a file beside the segment's."""
+        """Store arrays (on the host, any dtype and shape) beside a segment under ``name``, in place
+        of those before; False if the segment is not there."""
         content = encode_sidecar(key, arrays)
         path = self._path(key, check_name(name))
         self._sidecars.add(name)
@@ -201,7 +202,7 @@ class DiskTier:
                 return True
 
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays of a file beside the segment's; a damaged one is dropped."""
+        """The arrays stored beside a segment; None if there are none. Damaged ones are dropped."""
         path = self._path(key, check_name(name))
         self._sidecars.add(name)
         with disk_faults():

@@ -5,7 +5,7 @@ Nothing is checked on the way back: it is memory of this process, as the pool it
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.arena import Arena, aligned
-from looseleaf.tiers.base import Entry, Record, TierCounters, check_name
+from looseleaf.tiers.base import Entry, Record, TierCounters
 from looseleaf.tiers.ledger import Ledger
 
 
@@ -35,7 +35,6 @@ class HostSlot:
 class _Stored:
     slot: HostSlot
     entry: Entry
-    sidecars: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     gone: bool = False
 
 
@@ -129,33 +128,6 @@ class HostTier:
     def entries(self) -> Iterable[Entry]:
         with self._lock:
             return list(self.ledger)
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Keep copies of arrays beside a segment."""
-        check_name(name)
-        with self._lock:
-            stored = self._stored.get(key)
-            if stored is None:
-                return False
-            copies = {n: array.detach().cpu().clone() for n, array in arrays.items()}
-            more = _size(copies) - _size(stored.sidecars.get(name, {}))
-            stored.entry.readers += 1
-            going = self.ledger.make_room(more, stored.entry.tenant, key)
-            stored.entry.readers -= 1
-            if going is None:
-                self.counters.refused += 1
-                return False
-            for entry in going:
-                self._evict(entry)
-            self.ledger.grow(stored.entry, more)
-            stored.sidecars[name] = copies
-            return True
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays beside a segment; not to be written to."""
-        with self._lock:
-            stored = self._stored.get(key)
-            return None if stored is None else stored.sidecars.get(name)
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
         with self._lock:
@@ -270,7 +242,3 @@ class HostReader:
     def close(self) -> None:
         """Let the record go."""
         self.tier.release(self.stored)
-
-
-def _size(arrays: Mapping[str, Tensor]) -> int:
-    return sum(array.numel() * array.element_size() for array in arrays.values())

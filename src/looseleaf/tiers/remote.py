@@ -4,7 +4,7 @@ A record is one hash: its header, and a field for every layer. It is filled unde
 renamed, so it is there whole or not at all. What the server evicts is its own business
 (``maxmemory-policy``); how long records live is told to it. Needs the package ``redis``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.base import Entry, Fault, Record, TierCounters, TierFault, check_name
+from looseleaf.tiers.base import Entry, Fault, Record, TierCounters, TierFault
 from looseleaf.tiers.files import (
     RecordHeader,
     decode_record,
-    decode_sidecar,
     encode_record,
-    encode_sidecar,
     raw,
 )
 
@@ -116,9 +114,7 @@ class RemoteTier:
         if not keys:
             return 0
         with _faults():
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.delete(*map(_name, keys)).delete(*map(_sidecars, keys))
-            return int(pipe.execute()[0])
+            return int(self._redis.delete(*map(_name, keys)))
 
     def entries(self) -> Iterable[Entry]:
         """All records, in no particular order; their time of creation is not known."""
@@ -128,30 +124,6 @@ class RemoteTier:
                 entry = None if key is None else self._entry(key)
                 if entry is not None:
                     yield entry
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Send arrays, to live as long as the segment does."""
-        content = encode_sidecar(key, arrays)
-        with _faults():
-            left = self._redis.pttl(_name(key))
-            if left == -2:
-                return False
-            self._redis.hset(_sidecars(key), check_name(name), content)
-            if left >= 0:
-                self._redis.pexpire(_sidecars(key), left)
-            return True
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays beside a segment; damaged ones are dropped."""
-        with _faults():
-            content = self._redis.hget(_sidecars(key), check_name(name))
-            if content is None:
-                return None
-            try:
-                return decode_sidecar(content, key)
-            except TierFault:
-                self._redis.hdel(_sidecars(key), name)
-                raise
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
         """A pinned record does not expire; the server may still evict it for want of memory."""
@@ -260,10 +232,6 @@ def _key(name: bytes) -> SegmentKey | None:
     except ValueError:
         return None
     return key if _name(key).encode() == name else None
-
-
-def _sidecars(key: SegmentKey) -> str:
-    return f"{PREFIX}sidecars:{key.hex()}"
 
 
 def _connect(url: str, timeout: float) -> Any:

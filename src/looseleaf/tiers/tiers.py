@@ -1,17 +1,11 @@
-"""All tiers of an engine: where a segment is, how it comes from there, and how it gets there.
-
-`put_sidecar` and `get_sidecar` are for whoever derives something from segments: page bounds, vector
-indexes. A side-car is a named set of arrays; it is written behind its segment in the background,
-found again after a restart, and dropped with the segment. It is never a fault not to find one."""
+"""All tiers of an engine: where a segment is, how it comes from there, and how it gets there."""
 
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from looseleaf.config import TierConfig
 from looseleaf.errors import InvalidOption
@@ -19,7 +13,7 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
-from looseleaf.tiers.base import Tier, TierCounters, TierFault, check_name
+from looseleaf.tiers.base import Tier, TierCounters, TierFault
 from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.guard import Guard
@@ -241,32 +235,8 @@ class Tiers:
 
         self.writer.do(job)
 
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> None:
-        """Store arrays beside a segment in every tier that has it, in the background, behind the
-        segment if that is on its way. ``name`` is a word of letters, digits, ``-`` and ``_``, by
-        which `get_sidecar` finds them; those before it under this name are gone.
-
-        The arrays are copied now: any dtype and shape, any device."""
-        check_name(name)
-        copies = {n: array.detach().cpu().clone() for n, array in arrays.items()}
-
-        def job() -> None:
-            for guard in self.guards:
-                guard.call(lambda tier: tier.put_sidecar(key, name, copies), False, writes=True)
-
-        self.writer.do(job)
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays stored beside a segment under ``name``, from the first tier that has them, on
-        the host and not to be written to; None if there are none, or they can't be read."""
-        for guard in self.guards:
-            found = guard.call(lambda tier: tier.get_sidecar(key, name), None, proof=False)
-            if found is not None:
-                return found
-        return None
-
     def delete(self, keys: Sequence[SegmentKey]) -> None:
-        """Drop segments with their side-cars everywhere, behind what is on its way."""
+        """Drop segments everywhere, behind what is on its way."""
 
         def job() -> None:
             # the host's memory last: what is still coming to it from below finds nothing there

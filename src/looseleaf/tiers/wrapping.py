@@ -1,6 +1,6 @@
 """A tier around another: every call is passed on, and who inherits from it changes some of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -30,12 +30,6 @@ class WrappedTier:
 
     def entries(self) -> Iterable[Entry]:
         return self.tier.entries()
-
-    def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        return self.tier.put_sidecar(key, name, arrays)
-
-    def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        return self.tier.get_sidecar(key, name)
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
         self.tier.pin(key, pinned)

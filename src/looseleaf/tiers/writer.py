@@ -1,7 +1,7 @@
 """Segments on their way to the tiers, in the background.
 
 The engine copies a segment out of the pool into memory of the host; one thread brings it on from
-there, first in, first out, and also does what must not overtake a write: side-cars and deletions.
+there, first in, first out, and also does what must not overtake a write, such as deletions.
 When it can't keep up, segments are left out, never waited for."""
 
 import logging
