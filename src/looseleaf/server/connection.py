@@ -32,7 +32,7 @@ async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
             raise ClientGone
         return task.result()
     finally:
-        await _cancel(task, listener)
+        await cancel(task, listener)
 
 
 async def _gone(receive: Receive) -> None:
@@ -40,7 +40,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
+async def cancel(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel, and wait until all that they hold is given back."""
     for task in tasks:
         task.cancel()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
+from looseleaf.server.connection import cancel
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
 from looseleaf.server.prompts import MadePrompt
@@ -89,9 +90,7 @@ class Generation:
                 left -= update[1].finished
                 yield update
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
     def _stream(self, number: int) -> AsyncIterator[RequestOutput]:
         name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"

@@ -8,7 +8,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from looseleaf.engine.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.server.hosted_metrics import hosted_metrics
 from looseleaf.server.tier_metrics import tier_metrics
 
 _FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -16,6 +15,15 @@ _STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _LONG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 _SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# what decoding read of hosted documents; nothing before the first read
+_HOSTED = (
+    ("reads", "Reads of hosted documents by decoding rows, layers and query heads.", "reads"),
+    ("keys", "Keys that these reads had before them.", "keys"),
+    ("keys_read", "Keys that they attended to.", "keys_read"),
+    ("keys_compared", "Vectors that their searches compared.", "keys_scanned"),
+    ("searches_sampled", "Searches whose recall was measured.", "sampled"),
+    ("recall_sum", "Sum of these searches' recall.", "recall_sum"),
+)
 
 
 class ServerMetrics:
@@ -158,7 +166,11 @@ class _EngineCollector:
         yield from _sums(now)
         yield from _plan_sums(now.counters)
         yield from tier_metrics(now.tiers, now.skipped_writes)
-        yield from hosted_metrics(now.hosted)
+        if now.hosted is not None and now.hosted.reads:
+            for name, text, field in _HOSTED:
+                yield CounterMetricFamily(
+                    f"looseleaf_hosted_{name}", text, getattr(now.hosted, field)
+                )
 
 
 def _sums(now: EngineSnapshot) -> Iterator[Metric]:
