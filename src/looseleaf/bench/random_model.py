@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
-from looseleaf.engine.engine import Engine, EngineParts
-from looseleaf.engine.loading import reference_model
-from looseleaf.engine.runner import Runner, pool_dtype
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.loading import LoadedModel, make_engine, reference_model
 from looseleaf.errors import InvalidOption
-from looseleaf.kv.keys import KeySpace
 from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
-from looseleaf.rope.frames import rope_fingerprint
-from looseleaf.tiers import Tiers
 
 MODEL_SHAPES = {
     "llama-3.1-8b": ModelConfig(
@@ -91,20 +87,16 @@ def random_engine(
 
     Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
     """
-    model = model_shape(shape)
-    max_model_len = config.max_model_len or model.max_position_embeddings
-    decoder = decoder or random_decoder(shape, device)
-    keys = KeySpace.create(
-        model=f"random {shape}".encode(),
-        rope=rope_fingerprint(model.rope),
-        kv_dtype=str(pool_dtype(decoder, config.cache)),
-        salt=config.salt,
-        page_size=config.cache.page_size,
+    model, folder = model_shape(shape), reference_model()
+    loaded = LoadedModel(
+        folder,
+        model,
+        decoder or random_decoder(shape, device),
+        Tokenizer(folder),
+        f"random {shape}".encode(),
+        config.max_model_len or model.max_position_embeddings,
     )
-    runner = Runner.create(decoder, config, max_model_len)
-    tiers = Tiers.create(config.tiers, runner.pool)
-    tokenizer = Tokenizer(reference_model())
-    return Engine(EngineParts(config, runner, tokenizer, keys, max_model_len, tiers))
+    return make_engine(loaded, config)
 
 
 def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
