@@ -71,8 +71,6 @@ class ChatRequest(GenerationRequest):
     def _agree(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise ValueError("max_tokens and max_completion_tokens differ: give one of them")

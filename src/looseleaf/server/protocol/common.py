@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from looseleaf.server.protocol.base import FIRST_ONLY, Nothing, Strict
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
@@ -137,3 +137,9 @@ class GenerationRequest(Strict):
         description="How many of the last tokens profit from the keys that one selects: a number, "
         "or an object. Needs `select`.",
     )
+
+    @model_validator(mode="after")
+    def _stream_agrees(self) -> "GenerationRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from looseleaf.server.protocol.base import FIRST_ONLY
 from looseleaf.server.protocol.common import GenerationRequest
@@ -26,12 +26,6 @@ class CompletionRequest(GenerationRequest):
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
-
-    @model_validator(mode="after")
-    def _agree(self) -> "CompletionRequest":
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
