@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 from looseleaf.evals.world import words
@@ -72,11 +73,7 @@ class Filler:
         return str(rng.randint(1, 99)) if slot == "digits" else self._name()
 
     def fill(self, template: str) -> str:
-        text = template
-        while "{" in text:
-            start = text.index("{")
-            end = text.index("}", start)
-            text = text[:start] + self._slot(text[start + 1 : end]) + text[end + 1 :]
+        text = re.sub(r"\{(\w+)\}", lambda slot: self._slot(slot[1]), template)
         return text[0].upper() + text[1:]
 
     def title(self) -> str:
