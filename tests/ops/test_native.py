@@ -16,8 +16,9 @@ from looseleaf.attention.groups import DecodeRow, ReadSpan, group_rows
 from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption, NativeUnavailable
 from looseleaf.ops import native_build
+from looseleaf.ops.c_compiler import find_compiler
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.native_build import cache_folder, find_compiler, load_library
+from looseleaf.ops.native_build import cache_folder, load_library
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import partial_attention_native
 from looseleaf.ops.rotate import rotate
@@ -136,7 +137,9 @@ def test_what_a_compiler_makes_of_them_changes_no_bit(
     """Else two copies of one loop may round differently, and so may rows by who reads along."""
     usual = shared_states(sharing, torch.float32, grouping=True)
     compiler = tmp_path / "cc"
-    compiler.write_text(f'#!/bin/sh\nexec {find_compiler()} "$@" -O1 -fno-tree-vectorize\n')
+    compiler.write_text(
+        f'#!/bin/sh\nexec {" ".join(find_compiler())} "$@" -O1 -fno-tree-vectorize\n'
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -223,11 +226,10 @@ def test_a_compiled_file_that_is_damaged_is_named(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def cut(command: object, libraries: object, source: str, path: Path) -> None:
-        path.parent.mkdir(parents=True)
+    def cut(compiler: object, way: object, flags: object, source: str, path: Path) -> None:
         path.write_bytes(b"half of it")
 
-    monkeypatch.setattr(native_build, "_compile", cut)
+    monkeypatch.setattr(native_build, "compile_library", cut)
     with pytest.raises(NativeUnavailable, match=r"delete .*\.so if it is damaged"):
         load_library("int answer(void) { return ANSWER; }", (("ANSWER", 44),))
 
@@ -241,5 +243,5 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     load_library.cache_clear()
     native_build._try_to_load.cache_clear()
     # from here on a compiler would fail, and none is asked
-    monkeypatch.setattr(native_build, "_compile", None)
+    monkeypatch.setattr(native_build, "compile_library", None)
     assert load_library(source, (("ANSWER", 41),)).answer() == 41

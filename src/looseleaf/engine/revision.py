@@ -16,7 +16,7 @@ from looseleaf.engine.hosted_revision import KeyRevision
 from looseleaf.engine.revised_rows import Revision
 from looseleaf.engine.runner import Runner
 from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
-from looseleaf.ops.native_build import find_compiler
+from looseleaf.ops.c_compiler import find_compiler
 from looseleaf.retro import (
     Exposure,
     RevisedRow,

@@ -55,7 +55,7 @@ class Crew:
     Raises NativeUnavailable without a C compiler."""
 
     def __init__(self, threads: int) -> None:
-        source = resources.files("looseleaf.index").joinpath("crew.c").read_text()
+        source = resources.files("looseleaf.index").joinpath("crew.c").read_text(encoding="utf-8")
         library = load_library(source, ())
         library.looseleaf_begin_crew.restype = ctypes.c_void_p
         begun = library.looseleaf_begin_crew(ctypes.c_int64(threads), ctypes.c_int64(_PATIENCE_NS))

@@ -2,13 +2,13 @@
 
 import ctypes
 import math
-from importlib import resources
 
 import torch
 
 from looseleaf.errors import NativeUnavailable
 from looseleaf.index.keys import KeyVectors
-from looseleaf.ops.native_build import load_library, vector_lanes
+from looseleaf.ops.c_compiler import vector_lanes
+from looseleaf.ops.native_build import load_library, read_source
 
 # what C calls the dtypes of keys, and of queries, which are no int8
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
@@ -51,9 +51,7 @@ def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
     for dtype in (keys.vectors.dtype, keys.source.vectors.dtype):
         if dtype not in KEY_TYPES:
             raise NativeUnavailable(f"no C search over keys of {dtype}")
-    folder = resources.files("looseleaf.index")
-    files = ("vectors.h", *_BEFORE.get(name, ()), name)
-    source = "".join(folder.joinpath(file).read_text() for file in files)
+    source = read_source("looseleaf.index", "vectors.h", *_BEFORE.get(name, ()), name)
     dim = keys.head_dim
     defines = {
         "DIM": dim,

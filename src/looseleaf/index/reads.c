@@ -53,7 +53,7 @@ typedef struct {
 
 static float widen_number(const void *p, int64_t type, int64_t n) {
     if (type == 0) return ((const float *)p)[n];
-    if (type == 2) return (float)((const _Float16 *)p)[n];
+    if (type == 2) return widen_float16(((const float16_bits *)p)[n]);
     uint32_t word = (uint32_t)((const uint16_t *)p)[n] << 16;
     float wide;
     memcpy(&wide, &word, sizeof wide);

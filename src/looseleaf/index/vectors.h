@@ -2,7 +2,8 @@
 
    Compiled for one DIM, LANES, KEY_TYPE and VALUE_TYPE: the widest vector that the processor has and
    DIM is a multiple of, the type of keys that are compared, and of all that is read exactly. A key is
-   named by its ordinal, at which it lies: so one copy of the keys serves every index over them. */
+   named by its ordinal, at which it lies: so one copy of the keys serves every index over them.
+   `float16.h` stands before this text. */
 
 #include <math.h>
 #include <stdint.h>
@@ -43,27 +44,24 @@ INLINE const char *number(int type, const void *first, int64_t n) {
 /* LANES numbers from number n on. */
 INLINE vec load_as(int type, const char *vector, int64_t n) {
     const char *p = number(type, vector, n);
-#if LANES == 16
+#if LANES == 16 && defined(__AVX512F__)
     if (type == BFLOAT16)
         return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
     if (type == FLOAT16) return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
     if (type == INT8) return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 #else
-    typedef uint16_t halves_t __attribute__((vector_size(2 * LANES)));
-    typedef _Float16 floats_t __attribute__((vector_size(2 * LANES)));
     typedef int8_t bytes_t __attribute__((vector_size(LANES)));
     typedef uint32_t words_t __attribute__((vector_size(4 * LANES)));
     typedef int32_t ints_t __attribute__((vector_size(4 * LANES)));
-    halves_t halves;
-    floats_t floats;
+    float16_lanes halves;
     bytes_t bytes;
     if (type == BFLOAT16) {
         memcpy(&halves, p, sizeof halves);
         return (vec)(__builtin_convertvector(halves, words_t) << 16);
     }
     if (type == FLOAT16) {
-        memcpy(&floats, p, sizeof floats);
-        return __builtin_convertvector(floats, vec);
+        memcpy(&halves, p, sizeof halves);
+        return widen_float16_lanes(halves);
     }
     if (type == INT8) {
         memcpy(&bytes, p, sizeof bytes);
@@ -83,7 +81,7 @@ static inline vec load_floats(const float *p) {
 
 /* The sum of the lanes, by halves of halves. */
 static inline float sum_vec(vec x) {
-#if LANES == 16
+#if LANES == 16 && defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
 #elif LANES == 8
     typedef float quarter __attribute__((vector_size(16)));
@@ -110,7 +108,7 @@ static inline float score_floats(const float *query, const float *vector) {
 }
 
 INLINE float score_as(int type, const float *query, const char *key) {
-#if LANES != 16
+#if LANES != 16 || !defined(__AVX512F__)
     if (type == INT8) { /* compilers widen bytes better in a plain loop */
         float score = 0.0f;
 #pragma omp simd reduction(+ : score)

@@ -5,24 +5,31 @@ processor, so that only the first run of a shape waits (about a second). Nothing
 the package is installed: it stays pure Python, and shapes are constants to the compiler.
 """
 
+import atexit
 import ctypes
 import hashlib
+import logging
 import os
-import platform
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
-import torch
-
 from looseleaf.errors import NativeUnavailable
+from looseleaf.ops.c_compiler import (
+    FLAGS,
+    compile_library,
+    compiler_version,
+    find_compiler,
+    processor,
+    way_of,
+    ways,
+)
 
-_SECONDS = 120
+_log = logging.getLogger(__name__)
 # what decides, besides the source, whether it compiles
-_ENVIRONMENT = ("CC", "PATH", "XDG_CACHE_HOME")
+_ENVIRONMENT = ("CC", "PATH", "HOME", "XDG_CACHE_HOME")
 
 
 @cache
@@ -53,6 +60,11 @@ def _try_to_load(
         return _load(_find_or_compile(source, defines, flags))
     except NativeUnavailable as error:
         return str(error)
+    except OSError as error:
+        return (
+            f"the CPU kernels can't be compiled: {error}; set XDG_CACHE_HOME or TMPDIR to a folder "
+            "that can be written to, or choose cpu_kernels='torch'"
+        )
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -65,106 +77,58 @@ def _load(path: Path) -> ctypes.CDLL:
         ) from error
 
 
+def read_source(package: str, *names: str) -> str:
+    """C files of a package, one behind the other, behind what widens floats of 16 bits."""
+    files = [resources.files("looseleaf.ops").joinpath("float16.h")]
+    files += [resources.files(package).joinpath(name) for name in names]
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
 def _find_or_compile(
     source: str, defines: tuple[tuple[str, int], ...], flags: tuple[str, ...]
 ) -> Path:
     compiler = find_compiler()
-    command = [compiler, "-std=gnu11", *_flags(), *flags, *(f"-D{name}={n}" for name, n in defines)]
-    libraries = ["-lm", *_openmp_libraries()]
-    identity = [source, *command, *libraries, _compiler_version(compiler), _processor()]
+    wanted = [*FLAGS, *flags, *(f"-D{name}={n}" for name, n in defines)]
+    asked = [*compiler, *wanted, *map(str, ways())]
+    identity = [source, *asked, compiler_version(compiler), processor()]
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     path = cache_folder() / f"{name}.so"
+    # not Path.exists, which raises where a folder of another user's is in between
+    if os.path.exists(path):
+        return path
+    if not _can_write_to(path.parent):
+        path = _process_folder() / path.name
     if not path.exists():
-        _compile(command, libraries, source, path)
+        compile_library(compiler, way_of(compiler), wanted, source, path)
     return path
 
 
-def vector_lanes() -> int:
-    """Floats in the processor's widest vector."""
-    processor = _processor()
-    return 16 if "avx512f" in processor else 8 if "avx2" in processor else 4
-
-
-def find_compiler() -> str:
-    """The C compiler: ``$CC``, or cc, gcc, clang. Raises NativeUnavailable without one."""
-    wanted = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
-    for name in wanted:
-        if found := shutil.which(name):
-            return found
-    raise NativeUnavailable(
-        f"no C compiler ({', '.join(wanted)}): install gcc or clang, or choose cpu_kernels='torch'"
-    )
-
-
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/looseleaf/native``."""
+    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/looseleaf/native``. Who has neither that
+    nor a home has a folder that ends with the process."""
     home = os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home else Path.home() / ".cache"
+    try:
+        base = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:
+        return _process_folder()
     return base / "looseleaf" / "native"
 
 
-def _compile(command: Sequence[str], libraries: Sequence[str], source: str, path: Path) -> None:
+def _can_write_to(folder: Path) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / "kernel.so"
-            c_file = Path(folder) / "kernel.c"
-            c_file.write_text(source)
-            done = subprocess.run(
-                [*command, "-shared", "-fPIC", str(c_file), "-o", str(made), *libraries],
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-            )
-            if done.returncode != 0:
-                raise NativeUnavailable(
-                    f"{command[0]} can't compile the CPU kernels: "
-                    f"{done.stderr.strip()[:500]}\nfix the compiler, name another in $CC, or "
-                    "choose cpu_kernels='torch'"
-                )
-            # another process may have made the same: either is as good
-            made.replace(path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(
-            f"the CPU kernels can't be compiled in {path.parent}: {error}; set XDG_CACHE_HOME to a "
-            "folder that can be written, or choose cpu_kernels='torch'"
-        ) from error
-
-
-def _flags() -> list[str]:
-    # infinities matter (an empty state has lse -inf), so no -ffast-math
-    flags = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp"]
-    machine = platform.machine().lower()
-    if machine in ("x86_64", "amd64"):
-        flags += ["-march=native"]
-        if "avx512" in _processor():
-            flags += ["-mprefer-vector-width=512"]
-    elif machine in ("arm64", "aarch64"):
-        flags += ["-mcpu=native"]
-    return flags
-
-
-def _openmp_libraries() -> list[str]:
-    """PyTorch's own OpenMP runtime, so that one pool of threads serves both; two would fight."""
-    root = Path(torch.__file__).parent
-    for folder in (root / "lib", root.parent / "torch.libs"):
-        for path in sorted(folder.glob("libgomp*.so*")):
-            return [str(path)]
-    return []
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @cache
-def _compiler_version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS)
-    return done.stdout
-
-
-@cache
-def _processor() -> str:
-    """What the processor can do: a cache folder may be shared by machines."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return platform.processor()
+def _process_folder() -> Path:
+    # a name that others could know is one at which they could lay a library of theirs
+    folder = Path(tempfile.mkdtemp(prefix="looseleaf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _log.warning(
+        "no cache folder that can be written to: the CPU kernels are compiled anew in every "
+        "process; set XDG_CACHE_HOME to one that can"
+    )
+    return folder

@@ -31,7 +31,9 @@ class Fences:
     def __init__(self) -> None:
         if not torch.cuda.is_available() or torch.cuda.is_initialized():
             raise InvalidOption("fences are for a GPU that this process has not used yet")
-        source = resources.files("looseleaf.testing").joinpath("fences.c").read_text()
+        source = (
+            resources.files("looseleaf.testing").joinpath("fences.c").read_text(encoding="utf-8")
+        )
         self._library = load_library(source, ())
         names = "looseleaf_alloc", "looseleaf_free"
         allocator = torch.cuda.memory.CUDAPluggableAllocator(self._library._name, *names)

@@ -110,7 +110,9 @@ class Courier:
 
     def __init__(self, pool: PagePool, device: Device) -> None:
         """Raises NativeUnavailable without a C compiler, or if the system gives no thread."""
-        source = resources.files("looseleaf.tiers").joinpath("courier.c").read_text()
+        source = (
+            resources.files("looseleaf.tiers").joinpath("courier.c").read_text(encoding="utf-8")
+        )
         library = load_library(source, ())
         library.looseleaf_courier_bytes.restype = _LONG
         library.looseleaf_begin_courier.argtypes = [_POINTER, _POINTER]

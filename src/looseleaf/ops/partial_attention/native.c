@@ -4,7 +4,8 @@
    of a page lie SLOT numbers apart), so that every loop over dims has a constant length and becomes vector
    instructions. Keys and values are read where they lie, once per item and block of four query rows; for many
    rows of an item they are widened once, a tile at a time, which changes no bit. All arithmetic is fp32, softmax
-   in base 2. The arrays are those of `WorkList`; the Python beside this file says what each means.
+   in base 2. The arrays are those of `WorkList`; the Python beside this file says what each means. `float16.h`
+   stands before this text.
 
    A row has the same bits whoever is read with it, so no sum is left to the compiler: products are fused with
    sums where it says so (`fused`) and nowhere else (-ffp-contract=off), and lanes are added in a fixed order. */
@@ -35,9 +36,9 @@ static inline row_t round_row(float x) {
     return (row_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
 }
 #else
-typedef _Float16 row_t;
-static inline float load_row(row_t x) { return (float)x; }
-static inline row_t round_row(float x) { return (row_t)x; }
+typedef float16_bits row_t;
+static inline float load_row(row_t x) { return widen_float16(x); }
+static inline row_t round_row(float x) { return round_float16(x); }
 #endif
 
 #if KV_TYPE == 3
@@ -113,10 +114,9 @@ static inline vec load_vec(const kv_t *p) {
     memcpy(&narrow, p, sizeof narrow);
     return widen_codes((words)__builtin_convertvector(narrow, codes));
 #else
-    typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
-    halves narrow;
+    float16_lanes narrow;
     memcpy(&narrow, p, sizeof narrow);
-    return __builtin_convertvector(narrow, vec);
+    return widen_float16_lanes(narrow);
 #endif
 }
 
@@ -344,9 +344,7 @@ static inline __attribute__((always_inline)) vec widen(words packed, const int p
     typedef int32_t codes __attribute__((vector_size(4 * LANES)));
     return widen_codes((words)((codes)(packed << (24 - 8 * part)) >> 24));
 #else
-    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-    typedef _Float16 floats __attribute__((vector_size(2 * LANES)));
-    return __builtin_convertvector((floats)__builtin_convertvector(packed >> (16 * part), halves), vec);
+    return widen_float16_lanes(__builtin_convertvector(packed >> (16 * part), float16_lanes));
 #endif
 }
 

@@ -9,7 +9,6 @@ import ctypes
 import math
 from collections.abc import Iterable
 from enum import IntFlag
-from importlib import resources
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption, NativeUnavailable
-from looseleaf.ops.native_build import load_library, vector_lanes
+from looseleaf.ops.c_compiler import vector_lanes
+from looseleaf.ops.native_build import load_library, read_source
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -155,7 +155,7 @@ def load_attention(
         "KV_TYPE": _DTYPES[pages.dtype],
         "LANES": math.gcd(head_dim, vector_lanes()),
     }
-    source = resources.files("looseleaf.ops.partial_attention").joinpath("native.c").read_text()
+    source = read_source("looseleaf.ops.partial_attention", "native.c")
     return load_library(source, tuple(defines.items()), _FLAGS)
 
 

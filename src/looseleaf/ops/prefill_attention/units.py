@@ -121,7 +121,11 @@ def span_units(
 
 @cache
 def _listing() -> Any:
-    source = resources.files("looseleaf.ops.prefill_attention").joinpath("units.c").read_text()
+    source = (
+        resources.files("looseleaf.ops.prefill_attention")
+        .joinpath("units.c")
+        .read_text(encoding="utf-8")
+    )
     # times are compared: they are rounded as the reference rounds them
     listing = load_library(source, (), ("-ffp-contract=off",)).looseleaf_units
     listing.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
