@@ -27,6 +27,7 @@ from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
+from looseleaf.engine.machine_memory import available_memory
 from looseleaf.engine.pace import ComputePace, count_read, passes_over
 from looseleaf.engine.pass_graphs import MAX_ROWS, PassGraphs
 from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
@@ -380,11 +381,9 @@ def _pool_pages(
 
 def _spare_bytes(device: torch.device) -> int:
     """What a pool may take when nobody said: most of a GPU's free memory, a quarter of the
-    machine's.
+    machine's, or of what a container may have.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)
-    import psutil
-
-    return int(psutil.virtual_memory().available * 0.25)
+    return int(available_memory() * 0.25)
