@@ -1,15 +1,18 @@
 """Which checkpoint a name stands for."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from looseleaf import LLM
 from looseleaf.config import EngineConfig
 from looseleaf.engine import loading
 from looseleaf.engine.loading import find_model, reference_model
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
+from looseleaf.models.checkpoint import list_tensors
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 
@@ -83,3 +86,19 @@ def test_what_generation_config_advises_is_told(
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     loading.load_model(folder, EngineConfig(device="cpu"))
     assert "generation_config.json has temperature, top_k: SamplingParams" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_take_more_than_is_free_are_told(
+    dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, config = make_checkpoint(tmp_path), EngineConfig(device="cpu", dtype=dtype)
+    numbers = sum(math.prod(entry.shape) for entry in list_tensors(folder).values())
+    needed = numbers * getattr(torch, dtype).itemsize
+    monkeypatch.setattr(loading, "available_memory", lambda: needed)
+    loading.load_model(folder, config)
+    assert "memory are free" not in caplog.text
+    monkeypatch.setattr(loading, "available_memory", lambda: needed // 2)
+    loading.load_model(folder, config)
+    assert "memory are free, so loading may fail" in caplog.text
+    assert ("or dtype='bfloat16'" in caplog.text) == (dtype == "float32")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import looseleaf.assets
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
 from looseleaf.engine.engine import Engine, EngineParts
+from looseleaf.engine.machine_memory import available_memory
 from looseleaf.engine.runner import OnProgress, Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
 from looseleaf.kv.keys import KeySpace
@@ -23,6 +25,7 @@ from looseleaf.models import (
     names_of_advice,
     read_config,
 )
+from looseleaf.models.checkpoint import list_tensors
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import rope_fingerprint
 from looseleaf.tiers import Tiers
@@ -95,7 +98,10 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
             "generation_config.json has %s: SamplingParams don't take that by themselves",
             ", ".join(advice),
         )
-    weights = load_weights(folder, shape, _pick_dtype(config, shape, device), device)
+    dtype = _pick_dtype(config, shape, device)
+    if device.type == "cpu":
+        _compare_with_memory(folder, dtype)
+    weights = load_weights(folder, shape, dtype, device)
     return LoadedModel(
         folder,
         shape,
@@ -104,6 +110,20 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         model_fingerprint(folder, whole=config.tiers.outlive),
         max_model_len,
     )
+
+
+def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
+    """Say it if the weights take more than is free: a system that swaps is slow, another one ends
+    the process without a word."""
+    numbers = sum(math.prod(entry.shape) for entry in list_tensors(folder).values())
+    needed, free = numbers * dtype.itemsize, available_memory()
+    if needed > free:
+        _log.warning(
+            "the weights take %.1f GiB and %.1f GiB of memory are free, so loading may fail or end "
+            "the process: close other programs, raise the container's limit, or take a smaller "
+            "model%s", needed / 2**30, free / 2**30,
+            "" if dtype.itemsize == 2 else " or dtype='bfloat16'",
+        )  # fmt: skip
 
 
 def make_engine(
