@@ -111,3 +111,24 @@ def test_a_server_gives_itself_the_descriptors_that_it_may_have() -> None:
     with limited(256) as hard:
         raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+
+
+def test_where_the_system_refuses_what_it_says_is_allowed_a_server_takes_less(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """macOS says that there is no hard limit, and gives 10,240."""
+    given = list[int]()
+
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        if limits[0] > 10_240 or limits[0] < 0:
+            raise ValueError("current limit exceeds maximum limit")
+        given.append(limits[0])
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 2**63 - 1))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    raise_descriptor_limit()
+    assert given == [10_240]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20_000, 2**63 - 1))
+    raise_descriptor_limit()
+    assert given == [10_240]
+    assert "stays at 20000: current limit exceeds" in caplog.text

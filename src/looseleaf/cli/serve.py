@@ -73,6 +73,10 @@ def serve(model: str | None, **options: Any) -> None:
     Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
     """
     end_at_once()
+    if find_spec("resource") is None:
+        raise InvalidOption(
+            "the server takes the signals and limits of Linux or macOS: on Windows, run it in WSL"
+        )
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidOption(f"serving needs {missing[0]}: pip install 'looseleaf[serve]'")

@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 
 _log = logging.getLogger(__name__)
 
+# what macOS lets a process have whose hard limit is said to be infinite
+_OPEN_MAX = 10_240
 _RESERVE = 128
 """Descriptors for all that is no connection: files, tiers, the log."""
 
@@ -69,11 +71,17 @@ class OpenConnections:
 def raise_descriptor_limit() -> None:
     """Let the process have as many descriptors as it may give itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if soft == hard:
+        return
+    refusal: Exception | None = None
+    for wanted in (hard, _OPEN_MAX):
+        if wanted == _OPEN_MAX and soft >= wanted:
+            continue
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            _log.warning("the limit of descriptors stays at %d: %s", soft, error)
+            refusal = refusal or error
+    _log.warning("the limit of descriptors stays at %d: %s", soft, refusal)
 
 
 def room(wanted: int) -> tuple[int, int]:

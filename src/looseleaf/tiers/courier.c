@@ -14,6 +14,12 @@
 #include <string.h>
 #include <time.h>
 
+#ifdef __APPLE__ /* conditions know no other clock there */
+#define CLOCK CLOCK_REALTIME
+#else
+#define CLOCK CLOCK_MONOTONIC
+#endif
+
 enum { NOT_READY = 600, TO_DEVICE = 1, NO_ROOM = -2, ENDED = -1, GLANCE = 30000 /* nanoseconds */ };
 
 /* Of the CUDA runtime, but for the last, which is the driver's; each returns 0 if it went well. */
@@ -92,7 +98,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static struct timespec after(int64_t nanoseconds) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK, &t);
     nanoseconds += t.tv_nsec;
     t.tv_sec += nanoseconds / 1000000000;
     t.tv_nsec = nanoseconds % 1000000000;
@@ -274,7 +280,9 @@ int32_t looseleaf_begin_courier(Courier *c, const void *given) {
     memcpy(c, given, offsetof(Courier, next));
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+#ifndef __APPLE__
+    pthread_condattr_setclock(&monotonic, CLOCK);
+#endif
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->called, &monotonic);
     pthread_cond_init(&c->told, &monotonic);

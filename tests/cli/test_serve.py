@@ -1,0 +1,42 @@
+"""What ``looseleaf serve`` says where it can't run."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from tests.cli.conftest import Run
+
+# the package has the command by that name
+serve = import_module("looseleaf.cli.serve")
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has a module be missing."""
+    monkeypatch.setattr(serve, "end_at_once", lambda: None)
+
+    def lack(module: str) -> None:
+        monkeypatch.setattr(
+            serve, "find_spec", lambda name: None if name == module else ModuleSpec(name, None)
+        )
+
+    return lack
+
+
+@pytest.mark.parametrize("module", serve.NEEDED)
+def test_who_installed_the_library_alone_is_told_what_serving_needs(
+    module: str, lacking: Callable[[str], None], run: Run
+) -> None:
+    lacking(module)
+    done = run("serve")
+    assert done.code == 2
+    assert f"serving needs {module}: pip install 'looseleaf[serve]'" in done.err
+
+
+def test_windows_is_sent_to_its_linux(lacking: Callable[[str], None], run: Run) -> None:
+    lacking("resource")
+    done = run("serve")
+    assert done.code == 2
+    assert "on Windows, run it in WSL" in done.err
