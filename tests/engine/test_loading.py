@@ -1,6 +1,8 @@
 """Which checkpoint a name stands for."""
 
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from looseleaf import LLM
 from looseleaf.config import EngineConfig
 from looseleaf.engine import loading
-from looseleaf.engine.loading import find_model, reference_model
+from looseleaf.engine.loading import find_model, make_room, reference_model
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
 from looseleaf.models.checkpoint import list_tensors
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -102,3 +104,27 @@ def test_weights_that_take_more_than_is_free_are_told(
     loading.load_model(folder, config)
     assert "memory are free, so loading may fail" in caplog.text
     assert ("or dtype='bfloat16'" in caplog.text) == (dtype == "float32")
+
+
+@pytest.mark.parametrize(("device", "goes"), [("cuda", True), ("cpu", False)])
+def test_a_model_for_a_gpu_finds_the_memory_of_engines_that_nobody_holds(
+    device: str, goes: bool
+) -> None:
+    llm = LLM(device="cpu", num_pages=8, max_model_len=64)
+    pool = weakref.ref(llm.engine.runner.pool)
+    gc.disable()
+    try:
+        llm.close()
+        del llm
+        make_room(torch.device(device))
+        assert (pool() is None) == goes
+    finally:
+        gc.enable()
+
+
+def test_an_engine_that_nobody_closed_goes_with_whoever_held_it() -> None:
+    llm = LLM(device="cpu", num_pages=8, max_model_len=64)
+    engine = weakref.ref(llm.engine)
+    del llm
+    gc.collect()
+    assert engine() is None

@@ -15,12 +15,13 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.apart_steps import compute_step
 from looseleaf.engine.books import Books
 from looseleaf.engine.canary import Canary
+from looseleaf.engine.closing import close
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.drawing import Drawing
 from looseleaf.engine.eviction import Evictions
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.home import only_here
-from looseleaf.engine.hosting import Hosting, Indexing
+from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.intake import Intake
 from looseleaf.engine.launched import Launched, still_running
 from looseleaf.engine.measuring import make_tiering
@@ -34,7 +35,6 @@ from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import (
     DeadlineExceeded,
     EngineClosed,
@@ -110,7 +110,8 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        self.close = weakref.finalize(self, only_here(_close), self.hosting.indexing, self.tiering)
+        left = self.hosting.indexing, self.tiering, parts.runner.model.device
+        self.close = weakref.finalize(self, only_here(close), *left)
 
     @property
     def counters(self) -> EngineCounters:
@@ -384,12 +385,6 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
-
-
-def _close(indexing: Indexing, tiering: Tiering) -> None:
-    """What an engine leaves behind; it is not held by it, or it would never be collected."""
-    indexing.close()
-    tiering.close()
 
 
 def drain(engine: Engine) -> Iterable[RequestProgress]:

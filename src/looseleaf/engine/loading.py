@@ -1,6 +1,7 @@
 """From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
 
 import dataclasses
+import gc
 import logging
 import math
 import os
@@ -101,6 +102,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     dtype = _pick_dtype(config, shape, device)
     if device.type == "cpu":
         _compare_with_memory(folder, dtype)
+    make_room(device)
     weights = load_weights(folder, shape, dtype, device)
     return LoadedModel(
         folder,
@@ -110,6 +112,13 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         model_fingerprint(folder, whole=config.tiers.outlive),
         max_model_len,
     )
+
+
+def make_room(device: torch.device) -> None:
+    """Let go of what engines that nobody holds any more have on a GPU: they stay until Python looks
+    for objects that hold each other, and what PyTorch lacks it does not look for there."""
+    if device.type != "cpu":
+        gc.collect()
 
 
 def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
