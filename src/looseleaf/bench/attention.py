@@ -90,6 +90,9 @@ def cases(config: AttentionConfig) -> list[Case]:
         behind_documents(shape, rows, 5, long // 8),
         behind_documents(shape, rows, 4, long // 16),
         behind_documents(shape, rows, 6, long // 32),
+        behind_documents(shape, 2 * rows, 1, long // 4),
+        behind_documents(shape, 4 * rows, 4, long // 16),
+        behind_documents(shape, 8 * rows, 5, long // 8),
     ]
     only = config.only or ("",)
     return [case for case in every if any(part in case.name for part in only)]
