@@ -37,7 +37,8 @@ def store_kv(
     """Write ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
 
     Slots are distinct; the pages' dtype may differ from that of ``k`` and is what is stored: e4m3
-    saturates.
+    saturates. Positions and slots are read while the launch before still runs: who computes them on
+    the device has another one stand in between.
     """
     if choose(implementation, k) == "triton":
         from looseleaf.ops.store_kv.kernel import store_kv_triton

@@ -84,7 +84,8 @@ def store_kv_triton(
     tokens, heads, head_dim = k.shape
     block_d = triton.next_power_of_2(head_dim)
     block_h = heads_per_program(heads, block_d)
-    chained = chains(k)
+    # copies of these two would be made by the launch before, and are read before it is waited for
+    chained = chains(k) and frame_positions.is_contiguous() and slots.is_contiguous()
     _store_kv_kernel[(tokens, triton.cdiv(heads, block_h))](
         k, v, frame_positions.contiguous(), slots.contiguous(), *table(rotation), k_pages, v_pages,
         heads, *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
