@@ -13,7 +13,7 @@ import torch
 import looseleaf.assets
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
 from looseleaf.engine.engine import Engine, EngineParts
-from looseleaf.engine.machine_memory import available_memory
+from looseleaf.engine.machine_limits import available_memory, usable_cores
 from looseleaf.engine.runner import OnProgress, Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
 from looseleaf.kv.keys import KeySpace
@@ -103,6 +103,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     if device.type == "cpu":
         _compare_with_memory(folder, dtype)
     make_room(device)
+    fit_threads()
     weights = load_weights(folder, shape, dtype, device)
     return LoadedModel(
         folder,
@@ -119,6 +120,18 @@ def make_room(device: torch.device) -> None:
     for objects that hold each other, and what PyTorch lacks it does not look for there."""
     if device.type != "cpu":
         gc.collect()
+
+
+def fit_threads() -> None:
+    """Have PyTorch compute with no more threads than this process may keep busy, unless the
+    environment says how many: it counts the machine's cores, whatever a container is given."""
+    cores, threads = usable_cores(), torch.get_num_threads()
+    if cores < threads and "OMP_NUM_THREADS" not in os.environ:
+        _log.info(
+            "this process may use %d of the cores: PyTorch computes with as many threads instead "
+            "of %d; OMP_NUM_THREADS says otherwise", cores, threads,
+        )  # fmt: skip
+        torch.set_num_threads(cores)
 
 
 def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:

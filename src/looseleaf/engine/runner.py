@@ -27,7 +27,7 @@ from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
-from looseleaf.engine.machine_memory import available_memory
+from looseleaf.engine.machine_limits import available_memory
 from looseleaf.engine.pace import ComputePace, count_read, passes_over
 from looseleaf.engine.pass_graphs import MAX_ROWS, PassGraphs
 from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device

@@ -1,4 +1,4 @@
-"""What is free is what the machine has, or what the tightest limit leaves of it."""
+"""What a process may have is what the machine has, or what the tightest limit leaves of it."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from looseleaf.engine import runner
-from looseleaf.engine.machine_memory import available_memory
+from looseleaf.engine import loading, machine_limits, runner
+from looseleaf.engine.machine_limits import available_memory, usable_cores
 
 FREE = 64 << 30
 
@@ -79,3 +79,50 @@ def test_a_group_that_holds_more_than_its_limit_leaves_nothing(tmp_path: Path) -
 def test_a_pool_takes_a_quarter_of_what_a_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_memory", lambda: 1 << 30)
     assert runner._spare_bytes(torch.device("cpu")) == 1 << 28
+
+
+@pytest.fixture
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_limits.os, "sched_getaffinity", lambda process: set(range(16)))
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"),
+    [("max 100000", 16), ("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1)],
+)
+def test_cores_are_those_of_the_quota(
+    tmp_path: Path, sixteen_cores: None, written: str, cores: int
+) -> None:
+    assert usable_cores(tmp_path) == 16
+    files = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/cpu.max": written}
+    assert usable_cores(write(tmp_path, files)) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(-1, 16), (250_000, 3)])
+def test_the_first_version_of_the_interface_tells_a_quota_too(
+    tmp_path: Path, sixteen_cores: None, quota: int, cores: int
+) -> None:
+    folder = "sys/fs/cgroup/cpu"
+    files = {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
+    listed = "5:cpu,cpuacct:/docker/0a\n4:memory:/docker/0a\n0::/\n"
+    assert usable_cores(write(tmp_path, {"proc/self/cgroup": listed} | files)) == cores
+
+
+@pytest.mark.parametrize(("told", "threads"), [(None, 2), ("7", 7)])
+def test_threads_are_no_more_than_cores_unless_somebody_says_so(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(loading, "usable_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    try:
+        torch.set_num_threads(7)
+        loading.fit_threads()
+        assert torch.get_num_threads() == threads
+        torch.set_num_threads(1)
+        loading.fit_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
