@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from looseleaf.engine.admission import Admission
@@ -18,6 +19,7 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.sampling_params import SamplingParams
 from tools.fuzz import Fuzz, damage, differs, parsed
 from tools.fuzz_drawing import Ask, Drawing, Kind
+from tools.fuzz_models import gpu_model
 from tools.fuzz_trouble import Interrupted, Trouble
 
 
@@ -51,6 +53,17 @@ def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(EngineDrawing, "draw", swapped)
     run = fuzz(seed=11, rounds=3)
     assert run() == 1 and run.found
+
+
+def test_in_sixteen_bits_some_may_choose_otherwise_and_not_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = fuzz(seed=11, rounds=3)
+    run.model = gpu_model(2, torch.device("cpu"))
+    monkeypatch.setattr("tools.fuzz.chooses", lambda policies: True)
+    monkeypatch.setattr("tools.fuzz.differs", lambda *answers, **how: "another")
+    assert run() == 1
+    assert run.found == [f"{run.otherwise} of {run.chose} chose otherwise"]
 
 
 def test_what_an_interrupt_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

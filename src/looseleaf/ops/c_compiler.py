@@ -121,6 +121,8 @@ def way_of(compiler: tuple[str, ...]) -> Way:
 def compile_library(
     compiler: Sequence[str], way: Way, flags: Sequence[str], source: str, path: Path
 ) -> None:
+    """Make the library of a C ``source`` at ``path``, whose folder is there. Raises
+    NativeUnavailable if the compiler can't, or the folder can't be written to."""
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made, c_file = Path(folder) / "kernel.so", Path(folder) / "kernel.c"
@@ -157,6 +159,7 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 @cache
 def compiler_version(compiler: tuple[str, ...]) -> str:
+    """What the compiler says of itself. Raises NativeUnavailable if it can't be run."""
     return _run([*compiler, "--version"]).stdout
 
 
