@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
@@ -16,6 +17,7 @@ from looseleaf.engine.entering import Entering
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.request import Request
+from looseleaf.engine.rows import RowInputs, step_rows
 from tests.checkpoints import make_checkpoint
 from tests.engine.fused import LEAD, PARAMS, SEVERAL, Blended, blend_all, same
 from tests.engine.harness import Recorder, assert_idle, make_llm, words, worst
@@ -112,3 +114,19 @@ def test_who_makes_room_between_choosing_and_its_pass_answers_the_same(
     recorder: Any = llm.engine.runner
     assert fusion.chosen_positions == alone[2].chosen
     assert worst(recorder.logits["a", 0][0], alone[2].logits[0]) < 1e-4
+
+
+def test_the_numbers_of_rows_lie_in_one_piece(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kernels read them as they are: a step that had to copy them would do so in every layer."""
+    made = []
+
+    def seen(*args: Any) -> RowInputs:
+        made.append(step_rows(*args))
+        return made[-1]
+
+    monkeypatch.setattr(running, "step_rows", seen)
+    for one in ASKED:
+        blend_all(engine(folder, passes=False), [one])
+    assert len(made) > len(ASKED)
+    for rows in made:
+        assert all(numbers.is_contiguous() for numbers in rows.to(torch.device("cpu")))

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -28,13 +29,27 @@ POLICIES = [
 ]
 
 
-def _forget_kernels():
-    """As in a new process: whatever tests before this one compiled."""
+def _kernels():
     for name, module in list(sys.modules.items()):
         if name.startswith("looseleaf.ops."):
             for value in vars(module).values():
                 if hasattr(value, "device_caches"):
-                    value.device_caches.clear()
+                    yield value
+
+
+def _forget_kernels():
+    """As in a new process: whatever tests before this one compiled."""
+    for kernel in _kernels():
+        kernel.device_caches.clear()
+
+
+def _compiled():
+    """How often each kernel is compiled, by its name."""
+    kernels = {id(kernel): kernel for kernel in _kernels()}.values()
+    counts = Counter()
+    for kernel in kernels:
+        counts[kernel.fn.__name__] += sum(len(held[0]) for held in kernel.device_caches.values())
+    return counts
 
 
 def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
@@ -54,6 +69,8 @@ def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
     engine.runner.warm_up()
     warm = num_compiled()
     assert warm > 10 and engine.snapshot().kernels == warm
+    before = _compiled()
+    assert before.total() == warm
     rng = random.Random(0)
 
     def tokens(length):
@@ -74,12 +91,12 @@ def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
                     engine.step()
             while engine.has_work:
                 engine.step()
-        told[str(policy)] = num_compiled() - warm
+        told[str(policy)] = dict(_compiled() - before)
     for number, length in ((1, 3001), (3, 700), (40, 33)):
         for n in range(number):
             engine.add(Request(f"text {number} {n}", (TextPart(tokens(length + n)),), params))
         while engine.has_work:
             engine.step()
-        told[f"{number} texts"] = num_compiled() - warm
+        told[f"{number} texts"] = dict(_compiled() - before)
     assert not any(told.values()), told
     engine.check()

@@ -133,7 +133,8 @@ def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
     columns += [chunk.table(page_size) for chunk in work.chunks]
     wanted = list(_wanted(work, len(decode))) if work.chunks or any(num_past) else None
     past = range(len(work.decode), len(decode))
-    return RowInputs(np.concatenate(columns, axis=1), wanted, past)
+    # joined in the order of its parts, those of a blend column by column: kernels read rows
+    return RowInputs(np.ascontiguousarray(np.concatenate(columns, axis=1)), wanted, past)
 
 
 def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
