@@ -116,6 +116,8 @@ def test_nothing_is_asked_of_one_that_is_closed(checkpoint: Folder) -> None:
     for ask_again in (lambda: llm.generate(["who?"], GREEDY), lambda: llm.register(A)):
         with pytest.raises(EngineClosed, match="make a new one"):
             ask_again()
+    with pytest.raises(EngineClosed, match="not complete"):
+        llm.engine.step()
     llm.close()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.runner import Runner
+from looseleaf.errors import EngineClosed
 from tests.checkpoints import FAMILIES, make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -207,3 +208,16 @@ def test_a_prompt_in_chunks_is_as_one_that_is_computed_whole(tmp_path):
     for one, other in zip(whole, chunked, strict=True):
         assert [entry.token_id for entry in one] == [entry.token_id for entry in other]
         assert max(abs(a.logprob - b.logprob) for a, b in zip(one, other, strict=True)) < 1e-3
+
+
+def test_an_engine_that_is_closed_gives_its_pages_back_while_it_is_held(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=20_000)
+    llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=4))
+    size, before = llm.engine.runner.pool.kv.nbytes, torch.cuda.memory_allocated()
+    llm.close()
+    assert before - torch.cuda.memory_allocated() >= size > 1 << 20
+    with pytest.raises(EngineClosed):
+        llm.generate(PROMPTS)
+    with pytest.raises(EngineClosed):
+        llm.engine.step()

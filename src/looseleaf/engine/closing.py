@@ -6,15 +6,18 @@ import torch
 
 from looseleaf.engine.hosting import Indexing
 from looseleaf.engine.tiering import Tiering
+from looseleaf.kv.pool import PagePool
 
 
-def close(indexing: Indexing, tiering: Tiering, device: torch.device) -> None:
-    """End what runs beside an engine on ``device``; it is not held by it, or it would never be
-    collected."""
+def close(indexing: Indexing, tiering: Tiering, pool: PagePool) -> None:
+    """End what runs beside an engine, and give its pages' memory back where that is a GPU's; the
+    engine is held by none of these, or it would never be collected."""
     indexing.close()
     tiering.close()
+    device = pool.kv.device
     if device.type == "cuda":
         # a step on its way reads numbers in memory of the host, which is somebody else's next. Of a
         # device that has failed the engine has said so
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(device)
+            pool.let_go()

@@ -110,7 +110,7 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        left = self.hosting.indexing, self.tiering, parts.runner.model.device
+        left = self.hosting.indexing, self.tiering, parts.runner.pool
         self.close = weakref.finalize(self, only_here(close), *left)
 
     @property
@@ -205,7 +205,10 @@ class Engine:
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
-        A fault on the way ends the requests it concerns, each with its ``error``, and no other."""
+        A fault on the way ends the requests it concerns, each with its ``error``, and no other.
+        Raises EngineClosed after `close`."""
+        if not self.close.alive:
+            raise EngineClosed("this engine is closed: the answer is not complete")
         changed = self._expire(self.books.begin_step())
         self.hosting.step()
         self._canary.start(self.add, len(self._scheduler.waiting))

@@ -257,7 +257,8 @@ class LLM(OfOneProcess):
                 self.engine.abort(progress.request.request_id)
 
     def close(self) -> None:
-        """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
+        """Finish what is on its way to the tiers, and let go of them and of a GPU's pages; at exit
+        that happens anyway. The weights stay for as long as this object is held.
 
         Nothing may be asked after. In a forked process it does nothing."""
         if self._lock.home.is_here:

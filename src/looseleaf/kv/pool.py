@@ -80,6 +80,12 @@ class PagePool:
         """K pages and V pages of one layer, views of the pool."""
         return self._layers[layer]
 
+    def let_go(self) -> None:
+        """Give the memory of all pages back, whoever still holds the pool; none may be read after.
+        On a CPU it goes with the pool."""
+        if self.kv.is_cuda:
+            self.kv.untyped_storage().resize_(0)
+
     def place(self, pages: Sequence[int], positions: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Say where the keys in ``pages`` stand, slot by slot; the slots behind them hold none."""
         flat = np.full(len(pages) * self.page_size, -1, dtype=np.int32)
