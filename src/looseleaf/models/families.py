@@ -1,0 +1,181 @@
+"""Each family's words and defaults in ``config.json``, and what Transformers makes of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from looseleaf.config import ModelConfig
+from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
+from looseleaf.models.fields import Json, number, rows, shown, switch, text, whole
+from looseleaf.models.rope_reader import max_positions, read_rope
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+}
+# what config.json may say, and what a model is run in then; nothing here runs in float64
+_DTYPES = {
+    **{"float32": "float32", "float": "float32", "float64": "float32", "double": "float32"},
+    **{"float16": "float16", "half": "float16", "bfloat16": "bfloat16"},
+}
+# some times as many as any model has
+_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
+
+
+def _shape(raw: Json) -> dict[str, Any]:
+    """What every family writes the same way."""
+    num_qo_heads = whole(raw, "num_attention_heads")
+    hidden_size = whole(raw, "hidden_size")
+    return {
+        "family": str(raw["model_type"]),
+        "vocab_size": whole(raw, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": whole(raw, "intermediate_size"),
+        "num_layers": whole(raw, "num_hidden_layers", most=_MOST_LAYERS),
+        "num_qo_heads": num_qo_heads,
+        "num_kv_heads": whole(raw, "num_key_value_heads", num_qo_heads),
+        "head_dim": whole(raw, "head_dim", hidden_size // num_qo_heads, most=_MOST_HEAD_DIM),
+        "max_position_embeddings": max_positions(raw),
+        "tie_word_embeddings": switch(raw, "tie_word_embeddings"),
+        "torch_dtype": _dtype(raw),
+    }
+
+
+def _dtype(raw: Json) -> str:
+    given = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
+    if given != "auto" and given not in _DTYPES:
+        raise UnsupportedModel(
+            f"dtype {shown(given)} is not one that models are run in: write float32, float16, "
+            "bfloat16 or auto into config.json"
+        )
+    return _DTYPES.get(given, given)
+
+
+def _activation(raw: Json, default: str) -> str:
+    name = text(raw, "hidden_act", default)
+    if name not in _ACTIVATIONS:
+        known = ", ".join(sorted(_ACTIVATIONS))
+        raise UnsupportedModel(
+            f"activation {shown(name)} is not implemented; Looseleaf knows {known}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _every_layer(raw: Json, num_layers: int) -> tuple[int, ...]:
+    window = whole(raw, "sliding_window", 0, least=0)
+    return (window,) * num_layers if window else ()
+
+
+def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
+    """Qwen's windows: only if switched on, then by ``layer_types`` or past a count of layers."""
+    window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
+    window *= switch(raw, "use_sliding_window")
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        first = whole(raw, "max_window_layers", 28, least=0)
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    return _layers_of(kinds, window, num_layers)
+
+
+def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
+    """``window`` in the layers that ``kinds`` calls sliding."""
+    known = ("full_attention", "sliding_attention")
+    unknown = sorted({str(kind) for kind in kinds if kind not in known})
+    if unknown:
+        raise UnsupportedModel(
+            f"layer types {shown(unknown)} are not implemented; supported: full and sliding"
+        )
+    if len(kinds) != num_layers:
+        raise CorruptCheckpoint(
+            f"layer_types names {len(kinds)} layers, the model has {num_layers}"
+        )
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
+    """What families with RMS norms and a gated MLP write the same way."""
+    shape = _shape(raw)
+    return {
+        **shape,
+        "rope": read_rope(raw, shape["head_dim"]),
+        "norm_eps": number(raw, "rms_norm_eps", norm_eps),
+        "activation": _activation(raw, "silu"),
+    }
+
+
+def _llama(raw: Json) -> ModelConfig:
+    bias = switch(raw, "attention_bias")
+    return ModelConfig(
+        **_gated(raw),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=switch(raw, "mlp_bias"),
+    )
+
+
+def _mistral(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 8, "sliding_window": 4096, **raw}
+    common = _gated(raw)
+    num_layers = common["num_layers"]
+    # Ministral goes by Mistral's name, and has its window in some layers only
+    windows = _every_layer(raw, num_layers)
+    if raw.get("layer_types") is not None:
+        window = whole(raw, "sliding_window", 0, least=0)
+        windows = _layers_of(rows(raw, "layer_types"), window, num_layers)
+    return ModelConfig(**common, windows=windows)
+
+
+def _qwen2(raw: Json) -> ModelConfig:
+    common = _gated(raw)
+    windows = _upper_layers(raw, common["num_layers"])
+    return ModelConfig(**common, qkv_bias=True, windows=windows)
+
+
+def _qwen3(raw: Json) -> ModelConfig:
+    common, bias = _gated({"head_dim": 128, **raw}), switch(raw, "attention_bias")
+    return ModelConfig(
+        **common,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=_upper_layers(raw, common["num_layers"]),
+    )
+
+
+def _phi(raw: Json) -> ModelConfig:
+    if switch(raw, "qk_layernorm"):
+        raise UnsupportedModel(
+            "Phi with qk_layernorm is not implemented; use a checkpoint without it"
+        )
+    shape = _shape(raw)
+    return ModelConfig(
+        **shape,
+        rope=read_rope(raw, shape["head_dim"], default_fraction=0.5),
+        norm_eps=number(raw, "layer_norm_eps", 1e-5),
+        norm="layer",
+        activation=_activation(raw, "gelu_new"),  # type: ignore[arg-type]
+        gated_mlp=False,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        lm_head_bias=True,
+        parallel_residual=True,
+    )
+
+
+def _phi3(raw: Json) -> ModelConfig:
+    common = _gated(raw, norm_eps=1e-5)
+    return ModelConfig(**common, windows=_every_layer(raw, common["num_layers"]))
+
+
+FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "phi": _phi,
+    "phi3": _phi3,
+}

@@ -1,0 +1,138 @@
+"""RoPE from a checkpoint's ``config.json``: the law, its parameters and which dims turn.
+
+Both spellings are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from looseleaf.config import RopeConfig
+from looseleaf.errors import CorruptCheckpoint, InvalidOption, UnsupportedModel
+from looseleaf.models.fields import (
+    Json,
+    as_number,
+    mapping,
+    number,
+    rows,
+    shown,
+    switch,
+    text,
+    whole,
+)
+from looseleaf.rope import rope_frequencies
+
+# a law's parameters go by these names in config.json and in RopeConfig
+_ROPE_FIELDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        *("truncate", "original_max_position_embeddings"),
+    ),
+    "longrope": (
+        *("factor", "attention_factor", "short_factor", "long_factor"),
+        "original_max_position_embeddings",
+    ),
+}
+_ROPE_REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+_ORIGINAL = "original_max_position_embeddings"
+# what queries and keys may be multiplied by
+_LEAST_FACTOR = 1e-6
+# families of which Transformers turns a part of each head; in others it turns whole heads
+_PARTIAL = ("phi", "phi3")
+_DEFAULT_MAX_POSITIONS = {"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096}
+
+
+def max_positions(raw: Json) -> int:
+    """What ``max_position_embeddings`` is, or what the family has it be."""
+    default = _DEFAULT_MAX_POSITIONS.get(str(raw["model_type"]), 2048)
+    return whole(raw, "max_position_embeddings", default)
+
+
+def read_rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig:
+    """The law that either spelling describes; where both are there they must mean the same."""
+    spellings = [*filter(None, (mapping(raw, n) for n in ("rope_parameters", "rope_scaling")))]
+    meant = [_rope_of(raw, one, head_dim, default_fraction) for one in spellings or [{}]]
+    if meant[0] != meant[-1]:
+        raise UnsupportedModel(
+            "rope_parameters and rope_scaling are both there and differ: write the law and its "
+            "rope_theta into rope_parameters, and delete rope_scaling"
+        )
+    return meant[0]
+
+
+def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -> RopeConfig:
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise UnsupportedModel("RoPE parameters that differ between layers are not implemented")
+    law = text(scaling, "rope_type", text(scaling, "type", "default"))
+    if raw["model_type"] == "phi3" and law in ("su", "yarn"):
+        # early Phi-3 checkpoints call LongRoPE so
+        law = "longrope"
+    if law != "default" and law not in _ROPE_FIELDS:
+        known = ", ".join(["default", *_ROPE_FIELDS])
+        raise UnsupportedModel(f"RoPE law {shown(law)} is not implemented; Looseleaf knows {known}")
+    fallback = number(raw, "partial_rotary_factor", default_fraction, most=1.0)
+    fraction = number(scaling, "partial_rotary_factor", fallback, most=1.0)
+    if fraction != 1.0 and raw["model_type"] not in _PARTIAL:
+        raise UnsupportedModel(
+            f"partial_rotary_factor {fraction} is not implemented for {raw['model_type']}, of "
+            "which Transformers turns whole heads; delete it if the model was trained so"
+        )
+    return RopeConfig(
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * fraction),
+        theta=number(scaling, "rope_theta", number(raw, "rope_theta", 10_000.0)),
+        law=law,  # type: ignore[arg-type]
+        max_position_embeddings=max_positions(raw),
+        **_law_parameters(raw, law, scaling),
+    )
+
+
+def _law_parameters(raw: Json, law: str, scaling: Json) -> dict[str, Any]:
+    names = [name for name in _ROPE_FIELDS.get(law, ()) if scaling.get(name) is not None]
+    for name in _ROPE_REQUIRED.get(law, ()):
+        if name not in names:
+            raise CorruptCheckpoint(f"RoPE law {law!r} needs {name!r}; check rope_scaling")
+    given = {name: _rope_value(name, scaling) for name in names}
+    if law in ("llama3", "yarn", "longrope") and raw.get(_ORIGINAL) is not None:
+        given[_ORIGINAL] = whole(raw, _ORIGINAL)
+    elif raw["model_type"] == "phi3" and law == "longrope":
+        given.setdefault(_ORIGINAL, 4096)
+    if law in ("yarn", "longrope") and "factor" not in given:
+        given["factor"] = max_positions(raw) / given.get(_ORIGINAL, max_positions(raw))
+    return given
+
+
+def _rope_value(name: str, scaling: Json) -> Any:
+    if name in ("short_factor", "long_factor"):
+        return tuple(as_number(f"each of {name}", item) for item in rows(scaling, name))
+    if name == "truncate":
+        return switch(scaling, name)
+    return whole(scaling, name) if name == _ORIGINAL else number(scaling, name)
+
+
+def require_frequencies(rope: RopeConfig) -> None:
+    """Refuse parameters that are numbers each, and together give none."""
+    # a law has one range up to the original length and another behind it
+    behind = rope.max_position_embeddings * (2 if rope.law == "dynamic" else 1)
+    try:
+        for length in (1, behind):
+            inverse, factor = rope_frequencies(dataclasses.replace(rope, length=length))
+            if not inverse.isfinite().all():
+                raise ArithmeticError("a frequency is infinite")
+            if not _LEAST_FACTOR < factor < 1 / _LEAST_FACTOR:
+                raise ArithmeticError(f"scores would be multiplied by {factor:g} squared")
+    except (ArithmeticError, ValueError) as error:
+        if isinstance(error, InvalidOption):
+            raise
+        raise CorruptCheckpoint(
+            f"no frequencies follow from the parameters of RoPE law {rope.law!r} ({error}); "
+            "correct them"
+        ) from error
