@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
+_FIRST = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
+FAMILIES = (*_FIRST, "gemma2", "glm", "glm4", "granite")
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -36,6 +37,7 @@ _SHAPE = {
     "pad_token_id": None,
     "attn_implementation": "eager",
 }
+_FRACTIONS = {"phi": 0.5, "phi3": 0.75, "glm": 0.5, "glm4": 0.5}
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
@@ -43,6 +45,18 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
     "phi": {"num_key_value_heads": 4},
     "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": ORIGINAL_POSITIONS},
+    # caps so low that they bend scores and logits of random weights
+    "gemma2": {
+        **{"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 10},
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
+    },
+    "glm": {"head_dim": 32},
+    "glm4": {"head_dim": 32, "num_key_value_heads": 1},
+    "granite": {
+        **{"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        **{"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+        **{"attention_multiplier": 0.4, "logits_scaling": 0.25},
+    },
 }
 
 
@@ -71,7 +85,7 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {**_SHAPE, **_FAMILY_SHAPE[family], **overrides}
-    fraction = 0.5 if family == "phi" else 0.75 if family == "phi3" else 1.0
+    fraction = _FRACTIONS.get(family, 1.0)
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     rope = rope_parameters(rope_law, int(head_dim * fraction))
     if fraction != 1.0:

@@ -80,7 +80,7 @@ class DenseBlend:
     def __init__(self, model: Decoder, prompt: Prompt) -> None:
         self.model, self.prompt = model, prompt
         config = model.config
-        self.rule = ScoreRule(softmax_scale(config.rope))
+        self.rule = ScoreRule(softmax_scale(config))
         self.rotation = build_rotation(config.rope, config.max_position_embeddings)
         self.tokens, self.candidates = prompt.tokens, prompt.candidates
         shape = (config.num_layers, len(self.tokens), config.num_kv_heads, config.head_dim)

@@ -28,7 +28,7 @@ class _Sight:
     def __init__(self, config: ModelConfig, parts: PromptParts, num_output_tokens: int) -> None:
         self.config = config
         self.frequencies = rope_frequencies(config.rope).inverse
-        self.scale = softmax_scale(config.rope)
+        self.scale = softmax_scale(config)
         total = sum(len(part.tokens) for part in parts) + num_output_tokens
         self.true = torch.arange(total)
         self.encoded = self.true.clone()
@@ -56,11 +56,18 @@ class _Sight:
         if window := self.config.window(layer):
             key_position = torch.where(self.in_document[:, None], self.encoded, self.true)
             visible = visible & (self.encoded[:, None] - key_position < window)
-        weights = (scores * self.scale).masked_fill(~visible, -torch.inf).softmax(-1)
+        scores = capped(scores * self.scale, self.config)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v)
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         return turned_at(x, positions, self.frequencies, self.config.rope.interleaved)
+
+
+def capped(scores: Tensor, config: ModelConfig) -> Tensor:
+    """Scaled scores as the softmax takes them."""
+    cap = config.soft_cap
+    return cap * torch.tanh(scores / cap) if cap else scores
 
 
 def blended_logits(
@@ -97,6 +104,7 @@ class _Blend:
         group = q.shape[1] // k.shape[1]
         keys = stored.turn(keys, stored.true).repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", stored.turn(q, rows), keys) * stored.scale
+        scores = capped(scores, stored.config)
         distance = rows[:, None] - stored.true
         visible = distance >= 0
         if window := stored.config.window(layer):

@@ -96,10 +96,11 @@ def test_hosting_in_16_bits_errs_as_the_pool_does(checkpoint: Folder) -> None:
     assert 0 < errors[0] < 3 * errors[1], errors
 
 
-def test_another_family_reads_hosted_documents(checkpoint: Folder) -> None:
-    llm = make(checkpoint("qwen3", "dynamic"))
+@pytest.mark.parametrize("family", ["qwen3", "glm4", "granite"])
+def test_other_families_read_hosted_documents(checkpoint: Folder, family: str) -> None:
+    llm = make(checkpoint(family, "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)
-    expected = logits(make(checkpoint("qwen3", "dynamic")), prompt(), None)
+    expected = logits(make(checkpoint(family, "dynamic")), prompt(), None)
     torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
 
 
@@ -232,8 +233,9 @@ def test_what_has_no_meaning_is_refused(checkpoint: Folder) -> None:
         llm.generate([prompt()], GREEDY, select=FEW, fuse=Fuse("first", tokens=3))
     with pytest.raises(InvalidRequest, match="none of this request's documents is hosted"):
         llm.generate([prompt()], GREEDY, select=FEW, salt="another")
-    with pytest.raises(InvalidRequest, match="sliding windows"):
-        make(checkpoint("qwen2", "dynamic")).host(document(0, LONG, context="alone"))
+    for family in ("qwen2", "gemma2"):
+        with pytest.raises(InvalidRequest, match="sliding windows"):
+            make(checkpoint(family, "dynamic")).host(document(0, LONG, context="alone"))
     with pytest.raises(InvalidRequest, match="the context holds"):
         llm.host(document(1, 100_000, context="alone"))
 

@@ -8,13 +8,13 @@ from looseleaf.rope import build_rotation, softmax_scale
 
 
 class DenseAttend:
-    """One sequence's attention. ``positions`` are those of the next call's rows, ``asked`` those of
-    them that the last layer has queries of, None for all."""
+    """One sequence's attention, at least in fp32. ``positions`` are those of the next call's rows,
+    ``asked`` those of them that the last layer has queries of, None for all."""
 
     def __init__(self, config: ModelConfig, num_positions: int = 128) -> None:
         self.config = config
         self.rotation = build_rotation(config.rope, num_positions)
-        self.scale = softmax_scale(config.rope)
+        self.scale = softmax_scale(config)
         self.keys: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.positions = torch.empty(0, dtype=torch.long)
@@ -22,6 +22,8 @@ class DenseAttend:
         self.key_positions: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dtype = q.dtype
+        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         self.keys[layer].append(self.turn(k, self.positions))
         self.values[layer].append(v)
         self.key_positions[layer].append(self.positions)
@@ -35,11 +37,19 @@ class DenseAttend:
         window = self.config.window(layer)
         hidden = (distance < 0) | (distance >= window if window else distance < 0)
         scores = torch.einsum("qhd,khd->hqk", self.turn(q, rows), keys) * self.scale
+        if cap := self.config.soft_cap:
+            scores = cap * torch.tanh(scores / cap)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, values)
+        return torch.einsum("hqk,khd->qhd", weights, values).to(dtype)
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        half = self.rotation.rotary_dim // 2
+        width = self.rotation.rotary_dim
         cos, sin = (table[positions][:, None] for table in (self.rotation.cos, self.rotation.sin))
-        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+        turning, rest = x[..., :width], x[..., width:]
+        if self.rotation.interleaved:
+            first, second = turning[..., 0::2], turning[..., 1::2]
+        else:
+            first, second = turning.chunk(2, -1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        joined = torch.stack(turned, -1) if self.rotation.interleaved else torch.stack(turned, -2)
+        return torch.cat((joined.flatten(-2), rest), -1)

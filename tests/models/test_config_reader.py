@@ -124,6 +124,53 @@ def test_phi_turns_half_of_each_head_by_default() -> None:
     )
 
 
+def test_gemma_s_defaults_are_those_of_transformers() -> None:
+    few = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+    config = parse_config({**few, "model_type": "gemma2", "hidden_act": "silu"})
+    assert (config.num_kv_heads, config.head_dim, config.tie_word_embeddings) == (4, 256, True)
+    assert (config.soft_cap, config.final_soft_cap, config.softmax_scale) == (50.0, 30.0, 1 / 16)
+    assert (config.embedding_multiplier, config.norm_offset, config.post_norms) == (8.0, 1.0, True)
+    assert (config.windows, config.activation) == ((4096, 0, 4096, 0), "gelu_new")
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8}, (8, 0, 8, 0)),
+        ({"sliding_window": None}, ()),
+        ({"layer_types": None}, (4096, 0, 4096, 0)),
+        ({"layer_types": ["full_attention"] * 4}, ()),
+    ],
+)
+def test_gemma_s_windows(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert parse_config({**BASE, "model_type": "gemma2", **changes}).windows == windows
+
+
+def test_null_is_no_cap() -> None:
+    null = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    config = parse_config({**BASE, "model_type": "gemma2", **null})
+    assert (config.soft_cap, config.final_soft_cap) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("family", ["glm", "glm4"])
+def test_glm_turns_pairs_of_half_of_each_head_by_default(family: str) -> None:
+    config = parse_config({**BASE, "model_type": family})
+    assert (config.head_dim, config.rope.rotary_dim, config.rope.interleaved) == (128, 64, True)
+    assert (config.qkv_bias, config.output_bias, config.norm_eps) == (True, False, 1.5625e-7)
+    assert config.post_norms == (family == "glm4")
+    # Transformers' default stands for what is not there, and null is whole heads
+    null = parse_config({**BASE, "model_type": family, "partial_rotary_factor": None})
+    assert null.rope.rotary_dim == 128
+
+
+def test_granite_scales_its_scores_by_1_unless_told() -> None:
+    config = parse_config({**BASE, "model_type": "granite"})
+    assert config.softmax_scale == config.embedding_multiplier == config.logits_scaling == 1.0
+    given = {"attention_multiplier": 0.015625, "residual_multiplier": 0.22}
+    config = parse_config({**BASE, "model_type": "granite", **given})
+    assert (config.softmax_scale, config.residual_multiplier) == (0.015625, 0.22)
+
+
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize(
     ("written", "dtype"),
@@ -165,7 +212,9 @@ def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> 
 
 
 def test_an_unknown_family_names_the_known_ones() -> None:
-    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, mistral, phi, phi3, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'mamba'.*gemma2, glm, glm4, granite, llama, mistral, phi"
+    ):
         parse_config({**BASE, "model_type": "mamba"})
 
 
@@ -177,6 +226,13 @@ def test_an_unknown_family_names_the_known_ones() -> None:
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
         ({"is_causal": False}, "reads in both directions"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "reads in both directions"),
+        ({"model_type": "gemma2", "hidden_activation": "relu2"}, "activation 'relu2'"),
+        ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 4}, "layer types"),
+        (
+            {"model_type": "granite", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor 0.5 is not implemented for granite",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, "the method 'gptq'; quantised"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not implemented for llama"),
         (
@@ -201,6 +257,11 @@ def test_what_would_change_a_logit_is_refused(changes: dict[str, Any], words: st
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be a whole number"),
         ({"rope_scaling": {"rope_type": "linear"}}, "needs 'factor'"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "names 1 layers"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0}, "attn_logit_softcapping must be"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0.0}, "query_pre_attn_scalar must be"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling must be a number from"),
+        ({"model_type": "granite", "residual_multiplier": -1.0}, "residual_multiplier must be"),
+        ({"model_type": "granite", "embedding_multiplier": 1e9}, "embedding_multiplier must be"),
     ],
 )
 def test_values_that_make_no_sense_are_named(changes: dict[str, Any], words: str) -> None:

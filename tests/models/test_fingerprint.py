@@ -67,6 +67,20 @@ def test_another_model_has_another_fingerprint(folder: Path, change: str, whole:
     assert model_fingerprint(folder, whole) != before
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("query_pre_attn_scalar", "attn_logit_softcapping", "residual_multiplier"),
+        *("attention_multiplier", "partial_rotary_factor"),
+    ],
+)
+def test_what_changes_logits_and_no_tensor_is_another_model(folder: Path, name: str) -> None:
+    before = model_fingerprint(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: 0.75}))
+    assert model_fingerprint(folder) != before
+
+
 @pytest.mark.parametrize("row", [7, 77, 319])
 def test_every_row_counts_where_all_bytes_do(folder: Path, row: int) -> None:
     before = model_fingerprint(folder, whole=True)

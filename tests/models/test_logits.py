@@ -68,6 +68,22 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
+@pytest.mark.parametrize("family", ["gemma2", "glm4", "granite"])
+def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
+    exact = make_model(family)
+    # weights that are numbers of 16 bits, so that their own rounding is no error
+    model = make_model(family).to(torch.bfloat16)
+    exact.load_state_dict({name: x.float() for name, x in model.state_dict().items()})
+    tokens = torch.arange(LENGTH)
+    with torch.inference_mode():
+        truth, theirs = exact(tokens[None]).logits[0], model(tokens[None]).logits[0].float()
+    config = read_config(write_checkpoint(tmp_path, model))
+    decoder = Decoder(config, load_weights(tmp_path, config, torch.bfloat16))
+    ours = logits_in_chunks(decoder, tokens, [LENGTH]).float()
+    errors = [float((x - truth).square().mean().sqrt()) for x in (ours, theirs)]
+    assert errors[0] <= errors[1], errors
+
+
 def test_mistral_with_types_of_layers_equals_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -105,6 +121,12 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 5}),
         ("phi", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
         ("phi3", {"sliding_window": None, "num_key_value_heads": 1}),
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        ("gemma2", {"attention_bias": True, "layer_types": ["full_attention"] * 3}),
+        ("gemma2", {"tie_word_embeddings": False, "hidden_activation": "gelu"}),
+        ("glm", {"attention_bias": False, "num_key_value_heads": 4}),
+        ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+        ("granite", {"mlp_bias": False, "attention_bias": False, "tie_word_embeddings": False}),
     ],
 )
 def test_logits_equal_transformers_for_variants_of_a_family(

@@ -186,6 +186,9 @@ def _compile_layer(dtype: torch.dtype) -> None:
     if parts:
         whole_linear_triton(stream, weight)
     rms_norm_triton(stream, weight[0], 1e-5, delta)
+    if dtype.itemsize == 2:
+        # of a branch that is normed before it is added, by a weight with an offset in it
+        rms_norm_triton(stream, weight[0].float(), 1e-5)
     numbers = torch.zeros(300, dtype=torch.int32)
     fetch_numbers_triton(numbers, numbers.clone())
     told = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)

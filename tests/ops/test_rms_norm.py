@@ -56,6 +56,19 @@ def test_the_kernel_sums_and_norms_what_it_stored_within_the_budget(
     assert_within_budget(normed, truth, plain, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_a_wide_weight_counts_in_full(dtype: torch.dtype, added: bool, implementation: str) -> None:
+    stream, delta, weight = drawn(5, 64, dtype)
+    wide = weight.float() + 1 + 1 / 4096
+    normed, after = rms_norm(stream, wide, EPS, delta if added else None, implementation)
+    truth = functional.rms_norm(after.double(), (64,), wide.double(), EPS)
+    plain = functional.rms_norm(after.float(), (64,), wide, EPS).to(dtype)
+    assert normed.dtype == dtype
+    assert_within_budget(normed, truth, plain, dtype)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
     stream, delta, weight = drawn(6, 200, torch.float32)
     together, _ = rms_norm(stream.clone(), weight, EPS, delta, "triton")

@@ -153,7 +153,9 @@ class DenseRetro:
             return before
         keys, values = self.keys[layer][:, head, at]
         turned = self.turn(q, torch.full((len(q),), position))
-        scores = turned @ self.turn(keys, torch.tensor(at)).T * softmax_scale(self.config.rope)
+        scores = turned @ self.turn(keys, torch.tensor(at)).T * softmax_scale(self.config)
+        if cap := self.config.soft_cap:
+            scores = cap * torch.tanh(scores / cap)
         lse = torch.logaddexp(before[1], scores.logsumexp(-1))
         out = (scores - lse[:, None]).exp() @ values
         return out + (before[1] - lse).exp()[:, None] * before[0], lse

@@ -49,7 +49,7 @@ def bound(retro: DenseRetro, layer: int, q: Tensor, page: Page, head: int) -> Te
     here = torch.full((len(queries),), retro.rows[0] - page.offset)
     turned = retro.turn(queries, here)
     most = torch.maximum(turned[:, None] * keys.amax(0), turned[:, None] * keys.amin(0)).sum(-1)
-    return most.max() * softmax_scale(retro.config.rope)
+    return most.max() * softmax_scale(retro.config)
 
 
 def expected(llm: LLM, prompt: Prompt, output: Sequence[int], **how: Any) -> Tensor:

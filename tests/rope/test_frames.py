@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from looseleaf.config import RopeConfig
+from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import (
     build_rotation,
@@ -54,6 +54,15 @@ def make(law: str, layout: str = "halves", **changes: Any) -> RopeConfig:
     )
 
 
+def model(rope: RopeConfig, **changes: Any) -> ModelConfig:
+    """The least of a model that has this RoPE."""
+    counts = {"num_layers": 1, "num_qo_heads": 1, "num_kv_heads": 1, "head_dim": HEAD_DIM}
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    return ModelConfig(
+        "llama", rope=rope, max_position_embeddings=512, **counts, **sizes, **changes
+    )
+
+
 def turn(x: Tensor, position: int, config: RopeConfig) -> Tensor:
     """``x`` at ``position`` as complex numbers, fp64: the definition, not the product's code."""
     body, rest = x[: config.rotary_dim], x[config.rotary_dim :]
@@ -94,8 +103,10 @@ def test_the_table_holds_unscaled_cosines_of_fp64_angles(law: str) -> None:
 
 
 def test_the_attention_factor_is_squared_into_the_softmax_scale() -> None:
-    assert softmax_scale(make("default")) == HEAD_DIM**-0.5
-    assert softmax_scale(make("yarn", attention_factor=1.5)) == pytest.approx(HEAD_DIM**-0.5 * 2.25)
+    yarn = make("yarn", attention_factor=1.5)
+    assert softmax_scale(model(make("default"))) == HEAD_DIM**-0.5
+    assert softmax_scale(model(yarn)) == pytest.approx(HEAD_DIM**-0.5 * 2.25)
+    assert softmax_scale(model(yarn, softmax_scale=0.4)) == pytest.approx(0.4 * 2.25)
 
 
 def test_dims_that_pass_through_are_relieved_of_the_attention_factor() -> None:

@@ -164,3 +164,25 @@ def test_kv_heads_choose_apart() -> None:
     assert isinstance(policy, SparsePolicy)
     choice = policy.choose(0, stage.q, selected.candidates)
     assert choice.ordinals[0, :, 0].tolist() == [2, 5]
+
+
+def test_a_budget_of_mass_counts_scores_as_they_are_capped() -> None:
+    """One page has all mass by its scores, and hardly more than any other by what is left of them
+    under a low cap."""
+    span, tail = ReadSpan(range(1, 9), 0, 8 * PAGE_SIZE, 0), ReadSpan([9], 8 * PAGE_SIZE, 1, 0)
+    counts = []
+    for rule in (RULE, replace(RULE, soft_cap=1e-3)):
+        stage = Stage([DecodeRow(8 * PAGE_SIZE, (span,), tail)], rules=(rule,))
+        k_pages, _ = stage.pool.layer(0)
+        k_pages.zero_()
+        slow = HEAD_DIM // 2 - 1
+        k_pages[3, :, 5, slow] = 500.0
+        stage.q.zero_()
+        stage.q[..., slow] = 1.0
+        stage.kv[0].zero_()
+        policy = make("quest", Budget(mass=0.5))
+        stage.answer(stage.selecting(policy))
+        [selected] = stage.attention.selected
+        assert isinstance(policy, SparsePolicy)
+        counts.append(policy.choose(0, stage.q, selected.candidates).counts.tolist())
+    assert counts == [[[1, 1]], [[4, 4]]]

@@ -108,7 +108,7 @@ class Capture:
         self.shape = shape
         self.layers = layers
         self.rotation = build_rotation(shape.rope, num_tokens)
-        self.scale = softmax_scale(shape.rope)
+        self.scale = softmax_scale(shape)
         self.keys: dict[int, Float[Tensor, "tokens head_dim"]] = {}
         self.queries: dict[int, Float[Tensor, "queries head_dim"]] = {}
 

@@ -46,7 +46,13 @@ class ModelConfig:
     """The shape of a decoder, whatever file it was read from.
 
     ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is
-    ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi)."""
+    ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi).
+
+    ``post_norms`` norm what attention and MLP add to the stream, before it is added (Gemma, GLM-4);
+    ``norm_offset`` is what norms weigh besides their stored weights. ``embedding_multiplier`` is
+    rounded to the model's dtype. ``softmax_scale`` is None for one over the root of ``head_dim``.
+    ``soft_cap`` caps attention scores, ``final_soft_cap`` logits; 0 caps nothing. Logits are
+    divided by ``logits_scaling`` first."""
 
     family: str
     vocab_size: int
@@ -68,9 +74,16 @@ class ModelConfig:
     lm_head_bias: bool = False
     qk_norm: bool = False
     parallel_residual: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
     tie_word_embeddings: bool = False
     windows: tuple[int, ...] = ()
+    softmax_scale: float | None = None
     soft_cap: float = 0.0
+    final_soft_cap: float = 0.0
     torch_dtype: str = "float32"
 
     def __post_init__(self) -> None:

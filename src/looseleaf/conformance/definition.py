@@ -99,7 +99,7 @@ class Definition:
         ``keep`` collects what every layer makes of its rows. With ``rows`` only these tokens are
         computed, and see ``stored`` keys and values of the others."""
         ids = torch.tensor(tokens, device=self.device)
-        x = self.weights.embedding[ids if rows is None else ids[rows]].to(dtype)
+        x = self._embed(ids if rows is None else ids[rows], dtype)
         for index, layer in enumerate(self.weights.layers):
             normed = self._norm(x, layer.input_norm)
             q, k, v = self._heads(layer, normed)
@@ -114,18 +114,19 @@ class Definition:
                     index, q[reading.rows], k[reading.keys], v[reading.keys],
                     (reading.row_positions, reading.key_positions), shift,
                 ).out  # fmt: skip
-            x = x + _project(attended.flatten(1), layer.output)
+            attended = _project(attended.flatten(1), layer.output)
+            x = x + self._branch(attended, layer.output_norm)
             if layer.mlp_norm is not None:
                 normed = self._norm(x, layer.mlp_norm)
-                x = x + self._mlp(layer, normed)
-            else:
-                x = x + self._mlp(layer, normed)
+            x = x + self._branch(self._mlp(layer, normed), layer.down_norm)
         return self._norm(x, self.weights.final_norm)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary of some rows."""
-        return _project(hidden, self.weights.lm_head)
+        scores = _project(hidden, self.weights.lm_head) / self.shape.logits_scaling
+        cap = self.shape.final_soft_cap
+        return cap * (scores / cap).tanh() if cap else scores
 
     @torch.inference_mode()
     def state(
@@ -145,7 +146,7 @@ class Definition:
         turned = self._stored(self._turn(k, key_positions + shift)).repeat_interleave(group, 1)
         values = self._stored(v).repeat_interleave(group, 1)
         scale, window, cap = (
-            self.shape.head_dim**-0.5,
+            self.shape.softmax_scale or self.shape.head_dim**-0.5,
             self.shape.window(layer),
             self.shape.soft_cap,
         )
@@ -162,6 +163,15 @@ class Definition:
             weights = scores.softmax(-1).nan_to_num(0.0).to(q.dtype)
             out.append(torch.einsum("hqk,khd->qhd", weights, values))
         return AttnState(torch.cat(out), torch.cat(lse))
+
+    def _embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        # the multiplier is a number of the model's dtype, whatever computes with it
+        own = torch.tensor(self.shape.embedding_multiplier, dtype=self.weights.embedding.dtype)
+        return self.weights.embedding[ids].to(dtype) * own.item()
+
+    def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
+        normed = x if norm is None else self._norm(x, norm)
+        return normed * self.shape.residual_multiplier
 
     def _stored(self, x: Tensor) -> Tensor:
         stored_in, own = self._narrow
@@ -207,7 +217,11 @@ class Definition:
         return _project(inner, layer.down)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
-        shape, weight = norm.weight.shape, norm.weight.to(x.dtype)
+        shape, weight = norm.weight.shape, norm.weight
+        if weight.itemsize > x.itemsize:
+            wide = functional.rms_norm(x.to(weight.dtype), shape, weight, self.shape.norm_eps)
+            return wide.to(x.dtype)
+        weight = weight.to(x.dtype)
         # a norm of heads is a norm of their dims, whatever the model's other norms are
         if self.shape.norm == "rms" or norm.bias is None:
             return functional.rms_norm(x, shape, weight, self.shape.norm_eps)

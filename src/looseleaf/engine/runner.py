@@ -352,7 +352,7 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
-    scale = softmax_scale(shape.rope)
+    scale = softmax_scale(shape)
     return tuple(
         ScoreRule(scale, soft_cap=shape.soft_cap, window=shape.window(layer))
         for layer in range(shape.num_layers)

@@ -16,7 +16,7 @@ from looseleaf.models.layers import (
     DecoderWeights,
     LayerWeights,
     Stream,
-    add_projected,
+    add_branch,
     apply_gated,
     apply_norm,
     project_heads,
@@ -35,6 +35,10 @@ class Decoder:
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
         scale = query_scale(config.rope)
         self._query_scale = None if scale is None else scale.to(self.device, self.dtype)
+        # Gemma's root of the hidden size is rounded so, and Granite's multipliers are exact
+        self._embedding_multiplier = float(
+            torch.tensor(config.embedding_multiplier, dtype=self.dtype)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +64,7 @@ class Decoder:
         With ``asked`` only those of the rows that it lists, rising: the last layer makes keys and
         values of all rows, and nothing else of the others.
         """
-        stream = Stream(self.weights.embedding[tokens])
+        stream = Stream(self._embed(tokens))
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             if hook is not None and (hooked is None or index in hooked):
@@ -74,7 +78,12 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
         """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
-        return project(hidden, self.weights.lm_head)
+        config, scores = self.config, project(hidden, self.weights.lm_head)
+        if config.logits_scaling != 1.0:
+            scores = scores / config.logits_scaling
+        if config.final_soft_cap:
+            scores = torch.tanh(scores / config.final_soft_cap) * config.final_soft_cap
+        return scores
 
     @torch.inference_mode()
     def keys_values(
@@ -85,6 +94,12 @@ class Decoder:
         normed, _ = apply_norm(Stream(hidden), weights.input_norm, self.config)
         _, k, v = self._heads(weights, normed)
         return k, v
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        embedded = self.weights.embedding[tokens]
+        if self._embedding_multiplier == 1.0:
+            return embedded
+        return embedded * self._embedding_multiplier
 
     def _layer(
         self,
@@ -102,11 +117,11 @@ class Decoder:
         attended = attend(index, q, k, v).flatten(1)
         if not len(attended):
             return stream
-        stream = add_projected(stream, attended, layer.output)
+        stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
         if layer.mlp_norm is not None:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
-        return add_projected(stream, inner, layer.down)
+        return add_branch(stream, inner, layer.down, layer.down_norm, config)
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, config = normed.shape[0], self.config

@@ -20,6 +20,8 @@ _DTYPES = {
     **{"float32": "float32", "float": "float32", "float64": "float32", "double": "float32"},
     **{"float16": "float16", "half": "float16", "bfloat16": "bfloat16"},
 }
+# what is multiplied with lies in between: numbers stay finite in fp32
+_LEAST_FACTOR = 1e-6
 # some times as many as any model has
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
 
@@ -53,8 +55,8 @@ def _dtype(raw: Json) -> str:
     return _DTYPES.get(given, given)
 
 
-def _activation(raw: Json, default: str) -> str:
-    name = text(raw, "hidden_act", default)
+def _activation(raw: Json, default: str, key: str = "hidden_act") -> str:
+    name = text(raw, key, default)
     if name not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
         raise UnsupportedModel(
@@ -171,6 +173,74 @@ def _phi3(raw: Json) -> ModelConfig:
     return ModelConfig(**common, windows=_every_layer(raw, common["num_layers"]))
 
 
+def _gemma2(raw: Json) -> ModelConfig:
+    if switch(raw, "use_bidirectional_attention"):
+        raise UnsupportedModel(
+            "use_bidirectional_attention is true: this model reads in both directions, to embed "
+            "texts, and Looseleaf only continues them; use a causal language model"
+        )
+    raw = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, **raw}
+    common, bias = _gated(raw), switch(raw, "attention_bias")
+    num_layers = common["num_layers"]
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+    window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
+    return ModelConfig(
+        **{**common, "activation": _activation(raw, "gelu_pytorch_tanh", "hidden_activation")},
+        qkv_bias=bias,
+        output_bias=bias,
+        post_norms=True,
+        norm_offset=1.0,
+        embedding_multiplier=common["hidden_size"] ** 0.5,
+        softmax_scale=_factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
+        soft_cap=_cap(raw, "attn_logit_softcapping", 50.0),
+        final_soft_cap=_cap(raw, "final_logit_softcapping", 30.0),
+        windows=_layers_of(kinds, window, num_layers),
+    )
+
+
+def _glm(raw: Json) -> ModelConfig:
+    # null turns whole heads, as no fraction means half of them
+    defaults = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
+    raw = {**defaults, **raw}
+    return ModelConfig(
+        **_gated(raw, norm_eps=1.5625e-7),
+        qkv_bias=switch(raw, "attention_bias", True),
+        post_norms=raw["model_type"] == "glm4",
+    )
+
+
+def _granite(raw: Json) -> ModelConfig:
+    bias = switch(raw, "attention_bias")
+    return ModelConfig(
+        **_gated(raw),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=switch(raw, "mlp_bias"),
+        embedding_multiplier=_factor(raw, "embedding_multiplier", 1.0),
+        residual_multiplier=_factor(raw, "residual_multiplier", 1.0),
+        softmax_scale=_factor(raw, "attention_multiplier", 1.0),
+        logits_scaling=_factor(raw, "logits_scaling", 1.0),
+    )
+
+
+def _factor(raw: Json, name: str, default: float) -> float:
+    """A number to multiply with or to divide by."""
+    factor = number(raw, name, default, most=1 / _LEAST_FACTOR)
+    if factor < _LEAST_FACTOR:
+        raise CorruptCheckpoint(
+            f"{name} must be a number from {_LEAST_FACTOR:g} to {1 / _LEAST_FACTOR:g}, not "
+            f"{factor:g}; correct it"
+        )
+    return factor
+
+
+def _cap(raw: Json, name: str, default: float) -> float:
+    """What scores are capped at: null is no cap, as 0 is in a ``ModelConfig``."""
+    return 0.0 if name in raw and raw[name] is None else _factor(raw, name, default)
+
+
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -178,4 +248,8 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "qwen3": _qwen3,
     "phi": _phi,
     "phi3": _phi3,
+    "gemma2": _gemma2,
+    "glm": _glm,
+    "glm4": _glm,
+    "granite": _granite,
 }

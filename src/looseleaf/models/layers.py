@@ -25,7 +25,8 @@ _FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
-    """Weight and, for layer norm, bias ``[features]``."""
+    """Weight and, for layer norm, bias ``[features]``. The weight is fp32 in a narrower model, too,
+    where it has an offset in it."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -35,7 +36,9 @@ class Norm(NamedTuple):
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
 
-    ``mlp_norm`` is None where attention and MLP read the same normed input.
+    ``mlp_norm`` is None where attention and MLP read the same normed input. ``output_norm`` and
+    ``down_norm`` are those of what attention and MLP add to the stream, None where it is added as
+    it is.
     """
 
     input_norm: Norm
@@ -46,6 +49,8 @@ class LayerWeights:
     down: Projection
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    output_norm: Norm | None = None
+    down_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,35 @@ class Stream(NamedTuple):
         """The stream with everything in it."""
         if self.pending is None:
             return self.total
-        added = self.pending if self.pending.ndim == 2 else self.pending.sum(0)
-        return self.total + added.to(self.total.dtype)
+        return self.total + _whole(self.pending, self.total.dtype)
 
 
-def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm.
+def add_branch(
+    stream: Stream, hidden: Tensor, projection: Projection, norm: Norm | None, config: ModelConfig
+) -> Stream:
+    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm: after a norm of
+    its own, if there is one, and times the model's multiplier.
 
     May change the stream in place: what was given is not to be used again.
     """
+    if norm is None and config.residual_multiplier == 1.0:
+        return _add_projected(stream, hidden, projection)
+    few = hidden.is_cuda and len(hidden) <= _FEW_ROWS
+    branch = _summands(hidden, projection) if few else project(hidden, projection)
+    if norm is not None:
+        # the norm is one of the whole branch, so parts can't wait for the stream's next one
+        branch = _normed(_whole(branch, hidden.dtype), norm, config)
+    if config.residual_multiplier != 1.0:
+        branch = branch * config.residual_multiplier
+    return Stream(stream.settled(), branch)
+
+
+def _whole(summands: Tensor, dtype: torch.dtype) -> Tensor:
+    """What may be in parts as one ``[rows, features]``."""
+    return (summands if summands.ndim == 2 else summands.sum(0)).to(dtype)
+
+
+def _add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
     if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
         return Stream(stream.settled(), _summands(hidden, projection))
     if stream.total.is_cuda:
@@ -108,11 +133,20 @@ def apply_norm(stream: Stream, norm: Norm, config: ModelConfig) -> tuple[Tensor,
     if config.norm == "rms" and stream.total.is_cuda:
         normed, total = rms_norm(stream.total, norm.weight, config.norm_eps, stream.pending)
         return normed, Stream(total)
-    total, shape = stream.settled(), norm.weight.shape
+    total = stream.settled()
+    return _normed(total, norm, config), Stream(total)
+
+
+def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
+    if config.norm == "rms" and hidden.is_cuda:
+        return rms_norm(hidden, norm.weight, config.norm_eps).normed
+    shape = norm.weight.shape
+    if config.norm == "rms" and norm.weight.dtype != hidden.dtype:
+        wide = hidden.to(norm.weight.dtype)
+        return functional.rms_norm(wide, shape, norm.weight, config.norm_eps).to(hidden.dtype)
     if config.norm == "rms":
-        return functional.rms_norm(total, shape, norm.weight, config.norm_eps), Stream(total)
-    normed = functional.layer_norm(total, shape, norm.weight, norm.bias, config.norm_eps)
-    return normed, Stream(total)
+        return functional.rms_norm(hidden, shape, norm.weight, config.norm_eps)
+    return functional.layer_norm(hidden, shape, norm.weight, norm.bias, config.norm_eps)
 
 
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:

@@ -46,8 +46,13 @@ _ORIGINAL = "original_max_position_embeddings"
 # what queries and keys may be multiplied by
 _LEAST_FACTOR = 1e-6
 # families of which Transformers turns a part of each head; in others it turns whole heads
-_PARTIAL = ("phi", "phi3")
-_DEFAULT_MAX_POSITIONS = {"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096}
+_PARTIAL = ("phi", "phi3", "glm", "glm4")
+# families that pair dims (2i, 2i + 1)
+_INTERLEAVED = ("glm", "glm4")
+_DEFAULT_MAX_POSITIONS = {
+    **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
+    **{"glm": 131_072, "glm4": 131_072},
+}
 
 
 def max_positions(raw: Json) -> int:
@@ -88,6 +93,7 @@ def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -
     return RopeConfig(
         head_dim=head_dim,
         rotary_dim=int(head_dim * fraction),
+        interleaved=raw["model_type"] in _INTERLEAVED,
         theta=number(scaling, "rope_theta", number(raw, "rope_theta", 10_000.0)),
         law=law,  # type: ignore[arg-type]
         max_position_embeddings=max_positions(raw),

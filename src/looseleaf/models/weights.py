@@ -26,6 +26,16 @@ from looseleaf.models.linear import Projection, pack
 # with more, threads wait for the memory and for each other
 _MOST_THREADS = 8
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# names of the norm in front of the MLP and of those that norm what attention and MLP add, if any
+_NORMS = {
+    "gemma2": (
+        *("pre_feedforward_layernorm", "post_attention_layernorm"),
+        "post_feedforward_layernorm",
+    ),
+    "glm4": ("post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
+}
+_USUAL_NORMS = ("post_attention_layernorm",)
+_FUSED_GATES = ("phi3", "glm", "glm4")
 # buffers that old checkpoints carry and that are computed here
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -73,11 +83,15 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
 def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
+    mlp_norm, *post_norms = _NORMS.get(config.family, _USUAL_NORMS)
+    output_norm, down_norm = [
+        reader.norm(prefix + name, hidden, config) for name in post_norms if config.post_norms
+    ] or (None, None)
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
-    if fused:
+    if config.family in _FUSED_GATES:
         up_names, up_sizes = ["gate_up_proj"], [2 * inner]
     elif not config.gated_mlp:
         up_names, up_sizes = ["fc1"], [inner]
@@ -96,11 +110,13 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
         mlp_norm=None
         if config.parallel_residual
-        else reader.norm(prefix + "post_attention_layernorm", hidden, config),
+        else reader.norm(prefix + mlp_norm, hidden, config),
         gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
         down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
         q_norm=q_norm,
         k_norm=k_norm,
+        output_norm=output_norm,
+        down_norm=down_norm,
     )
 
 
@@ -127,13 +143,17 @@ class _Checker:
         return projection
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
+        if config.norm_offset:
+            # Transformers adds the offset in fp32, whatever the model is in, and rounds the norm's
+            # result only: a weight near 1 in bf16 would have lost what training put into it
+            return Norm(self.fused([name + ".weight"], [(size,)], wide=True) + config.norm_offset)
         weight = self.fused([name + ".weight"], [(size,)])
         if config.norm == "rms":
             return Norm(weight)
         return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
-    def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-        """The tensors ``names`` of the given shapes, one below the other."""
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
         missing = [name for name in names if name not in self._entries]
         if missing:
             raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; {misfit(self._folder)}")
@@ -201,10 +221,11 @@ class _Reader(_Checker):
         """``projection`` in the layout it will be read in; a packed one is a copy."""
         return pack(projection) if self._packed else projection
 
-    def fused(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-        """The tensors ``names`` of the given shapes, one below the other."""
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
         size = (_rows(shapes), *shapes[0][1:])
-        whole = torch.empty(size, dtype=self._dtype, device=self._device)
+        dtype = torch.float32 if wide else self._dtype
+        whole = torch.empty(size, dtype=dtype, device=self._device)
         for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
             part.copy_(self._read(name))
         return whole

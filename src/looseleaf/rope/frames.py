@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.config import RopeConfig
+from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
 from looseleaf.types import Rotation
@@ -39,10 +39,11 @@ def build_rotation(
     return Rotation(cos=cos, sin=sin, interleaved=config.interleaved)
 
 
-def softmax_scale(config: RopeConfig) -> float:
+def softmax_scale(config: ModelConfig) -> float:
     """What a plain ``q . k`` is multiplied with: the law's factor comes with q and with k."""
-    factor = rope_frequencies(config).attention_factor
-    return float(config.head_dim**-0.5 * factor**2)
+    factor = rope_frequencies(config.rope).attention_factor
+    own = config.softmax_scale
+    return float((config.head_dim**-0.5 if own is None else own) * factor**2)
 
 
 def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:

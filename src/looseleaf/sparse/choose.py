@@ -68,11 +68,19 @@ def _worth(
     scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
     shares = None
     if group == "sum" or budget.mass is not None:
-        shares = _shares(scores)
+        shares = _shares(_capped(scores, candidates.rules[layer].soft_cap))
     worth = shares if group == "sum" and shares is not None else scores.amax(2)
     forced = candidates.forced(budget.sink, budget.recent)[:, None]
     worth = worth.masked_fill(forced & visible, torch.inf)
     return worth.masked_fill(~visible, -torch.inf), shares
+
+
+def _capped(scores: Tensor, soft_cap: float) -> Tensor:
+    """As a softmax takes them: what ranks pages needs no cap, what they hold does."""
+    if not soft_cap:
+        return scores
+    capped = soft_cap * torch.tanh(scores / soft_cap)
+    return capped.masked_fill(scores == -torch.inf, -torch.inf)
 
 
 def _shares(

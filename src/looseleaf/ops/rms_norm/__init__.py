@@ -29,8 +29,8 @@ def rms_norm(
     """``weight * x / sqrt(mean(x²) + eps)`` of ``x = stream + delta``, computed in fp32.
 
     With a ``delta`` the sum is written to ``stream``, in place, and returned as the new stream. A
-    delta may come in parts, as `looseleaf.ops.split_linear` leaves it, and then in fp32; otherwise
-    all tensors have one dtype. Rows are contiguous.
+    delta may come in parts, as `looseleaf.ops.split_linear` leaves it, and then in fp32, and the
+    weight may be fp32; otherwise all tensors have one dtype. Rows are contiguous.
     """
     if choose(implementation, stream) == "triton":
         from looseleaf.ops.rms_norm.kernel import rms_norm_triton
