@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
-FAMILIES = (*_FIRST, "gemma2", "glm", "glm4", "granite")
+FAMILIES = (*_FIRST, "gemma2", "glm", "glm4", "granite", "olmo2")
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -50,6 +50,7 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 10},
         **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     },
+    "olmo2": {},
     "glm": {"head_dim": 32},
     "glm4": {"head_dim": 32, "num_key_value_heads": 1},
     "granite": {

@@ -18,7 +18,9 @@ PROMPTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "phi", "gemma2", "glm4", "granite"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "phi", "gemma2", "glm4", "granite", "olmo2"]
+)
 def test_c_and_torch_give_the_same_answers(checkpoint: Folder, family: str) -> None:
     folder, params = checkpoint(family, "default"), drawn(24)
     native = make_llm(folder, cpu_kernels="native")

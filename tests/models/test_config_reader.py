@@ -163,6 +163,12 @@ def test_glm_turns_pairs_of_half_of_each_head_by_default(family: str) -> None:
     assert null.rope.rotary_dim == 128
 
 
+def test_olmo_2_norms_branches_only_and_all_heads_as_one() -> None:
+    config = parse_config({**BASE, "model_type": "olmo2"})
+    assert (config.pre_norms, config.post_norms, config.joint_qk_norm) == (False, True, True)
+    assert (config.norm_eps, config.qkv_bias, config.output_bias) == (1e-5, False, False)
+
+
 def test_granite_scales_its_scores_by_1_unless_told() -> None:
     config = parse_config({**BASE, "model_type": "granite"})
     assert config.softmax_scale == config.embedding_multiplier == config.logits_scaling == 1.0
@@ -213,7 +219,7 @@ def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> 
 
 def test_an_unknown_family_names_the_known_ones() -> None:
     with pytest.raises(
-        UnsupportedModel, match=r"'mamba'.*gemma2, glm, glm4, granite, llama, mistral, phi"
+        UnsupportedModel, match=r"'mamba'.*gemma2, glm, glm4, granite, llama, mistral, olmo2, phi"
     ):
         parse_config({**BASE, "model_type": "mamba"})
 

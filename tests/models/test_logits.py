@@ -68,7 +68,7 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["gemma2", "glm4", "granite"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4", "granite", "olmo2"])
 def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
     exact = make_model(family)
     # weights that are numbers of 16 bits, so that their own rounding is no error
@@ -126,6 +126,7 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("gemma2", {"tie_word_embeddings": False, "hidden_activation": "gelu"}),
         ("glm", {"attention_bias": False, "num_key_value_heads": 4}),
         ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+        ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 24}),
         ("granite", {"mlp_bias": False, "attention_bias": False, "tie_word_embeddings": False}),
     ],
 )

@@ -48,7 +48,9 @@ class ModelConfig:
     ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is
     ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi).
 
+    ``qk_norm`` norms each head of queries and keys, and all heads as one with ``joint_qk_norm``.
     ``post_norms`` norm what attention and MLP add to the stream, before it is added (Gemma, GLM-4);
+    without ``pre_norms`` they read the stream as it is (OLMo 2).
     ``norm_offset`` is what norms weigh besides their stored weights. ``embedding_multiplier`` is
     rounded to the model's dtype. ``softmax_scale`` is None for one over the root of ``head_dim``.
     ``soft_cap`` caps attention scores, ``final_soft_cap`` logits; 0 caps nothing. Logits are
@@ -73,7 +75,9 @@ class ModelConfig:
     mlp_bias: bool = False
     lm_head_bias: bool = False
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     parallel_residual: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     embedding_multiplier: float = 1.0

@@ -101,7 +101,7 @@ class Definition:
         ids = torch.tensor(tokens, device=self.device)
         x = self._embed(ids if rows is None else ids[rows], dtype)
         for index, layer in enumerate(self.weights.layers):
-            normed = self._norm(x, layer.input_norm)
+            normed = x if layer.input_norm is None else self._norm(x, layer.input_norm)
             q, k, v = self._heads(layer, normed)
             if keep is not None:
                 keep.layers[index] = q, k, v
@@ -116,8 +116,8 @@ class Definition:
                 ).out  # fmt: skip
             attended = _project(attended.flatten(1), layer.output)
             x = x + self._branch(attended, layer.output_norm)
-            if layer.mlp_norm is not None:
-                normed = self._norm(x, layer.mlp_norm)
+            if not self.shape.parallel_residual:
+                normed = x if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
             x = x + self._branch(self._mlp(layer, normed), layer.down_norm)
         return self._norm(x, self.weights.final_norm)
 
@@ -204,7 +204,12 @@ class Definition:
         heads = _project(normed, layer.qkv).view(len(normed), sum(counts), shape.head_dim)
         q, k, v = heads.split_with_sizes(counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, Norm(layer.q_norm)), self._norm(k, Norm(layer.k_norm))
+            flat = (x.flatten(1) if shape.joint_qk_norm else x for x in (q, k))
+            norms = Norm(layer.q_norm), Norm(layer.k_norm)
+            q, k = (
+                self._norm(x, norm).view(len(normed), -1, shape.head_dim)
+                for x, norm in zip(flat, norms, strict=True)
+            )
         return q, k, v
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:

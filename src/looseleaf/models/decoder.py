@@ -118,7 +118,7 @@ class Decoder:
         if not len(attended):
             return stream
         stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
-        if layer.mlp_norm is not None:
+        if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
         return add_branch(stream, inner, layer.down, layer.down_norm, config)
@@ -128,8 +128,12 @@ class Decoder:
         heads = project_heads(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
+            if config.joint_qk_norm:
+                q, k = q.flatten(1), k.flatten(1)
             q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
             k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
+            if config.joint_qk_norm:
+                q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
         if self._query_scale is not None:
             q = q * self._query_scale
         return q, k, v

@@ -225,6 +225,19 @@ def _granite(raw: Json) -> ModelConfig:
     )
 
 
+def _olmo2(raw: Json) -> ModelConfig:
+    bias = switch(raw, "attention_bias")
+    return ModelConfig(
+        **_gated(raw, norm_eps=1e-5),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        joint_qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
 def _factor(raw: Json, name: str, default: float) -> float:
     """A number to multiply with or to divide by."""
     factor = number(raw, name, default, most=1 / _LEAST_FACTOR)
@@ -252,4 +265,5 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "glm": _glm,
     "glm4": _glm,
     "granite": _granite,
+    "olmo2": _olmo2,
 }

@@ -36,12 +36,13 @@ class Norm(NamedTuple):
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
 
-    ``mlp_norm`` is None where attention and MLP read the same normed input. ``output_norm`` and
-    ``down_norm`` are those of what attention and MLP add to the stream, None where it is added as
-    it is.
+    ``input_norm`` and ``mlp_norm`` are None where the stream is read as it is, the latter also
+    where attention and MLP read the same normed input. ``output_norm`` and ``down_norm`` are those
+    of what attention and MLP add to the stream, None where it is added as it is. ``q_norm`` and
+    ``k_norm`` weigh the dims of a head, or of all heads.
     """
 
-    input_norm: Norm
+    input_norm: Norm | None
     qkv: Projection
     output: Projection
     mlp_norm: Norm | None
@@ -125,11 +126,15 @@ def project_heads(normed: Tensor, qkv: Projection) -> Tensor:
     return project(normed, qkv)
 
 
-def apply_norm(stream: Stream, norm: Norm, config: ModelConfig) -> tuple[Tensor, Stream]:
-    """RMS norm or layer norm of the stream, as ``config.norm`` says, and the stream settled.
+def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[Tensor, Stream]:
+    """RMS norm or layer norm of the stream, as ``config.norm`` says, or the stream itself without a
+    norm; and the stream settled.
 
     May settle it in place: what was given is not to be used again.
     """
+    if norm is None:
+        total = stream.settled()
+        return total, Stream(total)
     if config.norm == "rms" and stream.total.is_cuda:
         normed, total = rms_norm(stream.total, norm.weight, config.norm_eps, stream.pending)
         return normed, Stream(total)

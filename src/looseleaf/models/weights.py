@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,18 +26,24 @@ from looseleaf.models.linear import Projection, pack
 # with more, threads wait for the memory and for each other
 _MOST_THREADS = 8
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# names of the norm in front of the MLP and of those that norm what attention and MLP add, if any
-_NORMS = {
-    "gemma2": (
-        *("pre_feedforward_layernorm", "post_attention_layernorm"),
-        "post_feedforward_layernorm",
-    ),
-    "glm4": ("post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
-}
-_USUAL_NORMS = ("post_attention_layernorm",)
 _FUSED_GATES = ("phi3", "glm", "glm4")
 # buffers that old checkpoints carry and that are computed here
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
+
+
+class _NormNames(NamedTuple):
+    """What a family calls the norms in front of attention and MLP and behind them."""
+
+    input: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    output: str = "post_attention_layernorm"
+    down: str = "post_feedforward_layernorm"
+
+
+_NORM_NAMES = {
+    "gemma2": _NormNames(mlp="pre_feedforward_layernorm"),
+    "glm4": _NormNames(output="post_self_attn_layernorm", down="post_mlp_layernorm"),
+}
 
 
 def load_weights(
@@ -83,10 +89,7 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
 def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
-    mlp_norm, *post_norms = _NORMS.get(config.family, _USUAL_NORMS)
-    output_norm, down_norm = [
-        reader.norm(prefix + name, hidden, config) for name in post_norms if config.post_norms
-    ] or (None, None)
+    norms = _NORM_NAMES.get(config.family, _NormNames())
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
@@ -97,26 +100,27 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         up_names, up_sizes = ["fc1"], [inner]
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
-    head_norms = [attention + name for name in ("q_norm.weight", "k_norm.weight") if config.qk_norm]
-    q_norm, k_norm = [reader.fused([name], [(config.head_dim,)]) for name in head_norms] or (
-        None,
-        None,
-    )
+
+    def norm(name: str, is_there: bool) -> Norm | None:
+        return reader.norm(prefix + name, hidden, config) if is_there else None
+
+    def head_norm(name: str, size: int) -> Tensor | None:
+        size = size if config.joint_qk_norm else config.head_dim
+        return reader.fused([attention + name], [(size,)]) if config.qk_norm else None
+
     return LayerWeights(
-        input_norm=reader.norm(prefix + "input_layernorm", hidden, config),
+        input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
         ),
         output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
-        mlp_norm=None
-        if config.parallel_residual
-        else reader.norm(prefix + mlp_norm, hidden, config),
+        mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
         gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
         down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
-        q_norm=q_norm,
-        k_norm=k_norm,
-        output_norm=output_norm,
-        down_norm=down_norm,
+        q_norm=head_norm("q_norm.weight", q_size),
+        k_norm=head_norm("k_norm.weight", kv_size),
+        output_norm=norm(norms.output, config.post_norms),
+        down_norm=norm(norms.down, config.post_norms),
     )
 
 
