@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.flash_cpu import attend_dense
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.prefill_attention import prefill_attention
@@ -18,7 +19,7 @@ from looseleaf.testing.lists import span_list, work_list
 from looseleaf.testing.oracle import dense_attention, plain_attention
 from looseleaf.testing.scene import Scene, Shape
 from looseleaf.testing.variants import VARIANTS
-from looseleaf.types import AttnState
+from looseleaf.types import AttnState, ScoreRule
 
 BATCHED = [name for name, shape in VARIANTS.items() if not shape.per_head]
 EVERY_VARIANT = pytest.mark.parametrize("variant", BATCHED)
@@ -146,3 +147,30 @@ def test_patches_without_slot_positions_are_refused() -> None:
             scene.q, scene.k_pages, scene.v_pages, work_list(scene), scene.rotation, scene.rule,
             implementation="cpu",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [128, 129, 300])
+@pytest.mark.parametrize("sight", ["all", "causal", "bias", "bias for all rows", "blind"])
+def test_many_rows_under_a_cap_are_read_in_blocks(rows: int, sight: str) -> None:
+    q, (k, v) = torch.randn(1, 4, rows, 16).double(), torch.randn(2, 1, 2, rows, 16).double()
+    rule, causal = ScoreRule(0.5, soft_cap=2.0), sight == "causal"
+    seen = torch.ones(rows, rows, dtype=torch.bool)
+    if causal:
+        seen = seen.tril()
+    elif sight != "all":
+        seen = torch.rand(1 if sight == "bias for all rows" else rows, rows) < 0.5
+    if sight == "blind":
+        seen[rows // 2 :: 7] = False
+    hidden = ~seen
+    bias = None if sight in ("all", "causal") else torch.zeros(hidden.shape).double()
+    if bias is not None:
+        bias = bias.masked_fill(hidden, -torch.inf)[None, None]
+    blind = hidden.all(1)[None, None] if sight == "blind" else None
+    out, lse = attend_dense(q, k, v, rule, bias, blind, causal)
+    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
+    scores = 2.0 * torch.tanh(0.5 * (q @ keys.transpose(-1, -2)) / 2.0)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    # scores are fp32 in it
+    expected = scores.softmax(-1).nan_to_num(0.0) @ values
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-5)

@@ -17,6 +17,8 @@ from looseleaf.types import ScoreRule
 
 # rows per run up to which two products beat one flash attention in bf16
 _FEW_ROWS = 64
+# rows whose scores the plain route holds at a time: those of a long prompt would take gigabytes
+_PLAIN_ROWS = 128
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -192,7 +194,7 @@ def attend_dense(
         k, v = k.to(q.dtype), v.to(q.dtype)
     many_runs = q.dtype is torch.bfloat16 and q.shape[0] > 1 and q.shape[2] <= _FEW_ROWS
     if rule.soft_cap or many_runs:
-        out, lse = _attend_plainly(q, k, v, rule, bias, blind, causal)
+        out, lse = _attend_in_blocks(q, k, v, rule, bias, blind, causal)
     else:
         out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=bias, scale=rule.softmax_scale
@@ -204,7 +206,7 @@ def attend_dense(
     return out, lse
 
 
-def _attend_plainly(
+def _attend_in_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -213,9 +215,36 @@ def _attend_plainly(
     blind: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    group = q.shape[1] // k.shape[1]
+    group, rows = q.shape[1] // k.shape[1], q.shape[2]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    if rows <= _PLAIN_ROWS:
+        return _attend_plainly(q, k, v, rule, bias, blind, 0 if causal else None)
+    parts = []
+    for start in range(0, rows, _PLAIN_ROWS):
+        block = slice(start, start + _PLAIN_ROWS)
+        # a bias may be one for all rows
+        mine = bias if bias is None or bias.shape[2] == 1 else bias[:, :, block]
+        sightless = blind if blind is None or blind.shape[2] == 1 else blind[:, :, block]
+        # keys behind the last of the rows are seen by none
+        end = min(start + _PLAIN_ROWS, k.shape[2]) if causal else k.shape[2]
+        seen = k[:, :, :end], v[:, :, :end]
+        first = start if causal else None
+        parts.append(_attend_plainly(q[:, :, block], *seen, rule, mine, sightless, first))
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _attend_plainly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: ScoreRule,
+    bias: Tensor | None,
+    blind: Tensor | None,
+    causal_from: int | None,
+) -> tuple[Tensor, Tensor]:
+    """With as many KV heads as query heads; row i sees keys up to ``causal_from + i``, or all."""
     products = torch.matmul(q, k.transpose(-1, -2))
     if bias is not None and not rule.soft_cap:
         # one operation for the step to fp32, the scale and the bias
@@ -226,8 +255,8 @@ def _attend_plainly(
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         if bias is not None:
             scores = scores + bias
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    if causal_from is not None:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + causal_from)
         scores = scores.masked_fill(later, -torch.inf)
     weights = scores.softmax(-1)
     if blind is not None:
