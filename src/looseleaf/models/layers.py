@@ -143,10 +143,12 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
 
 
 def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
+    """The norm of ``hidden`` alone, which stays as it is."""
     if config.norm == "rms" and hidden.is_cuda:
         return rms_norm(hidden, norm.weight, config.norm_eps).normed
     shape = norm.weight.shape
-    if config.norm == "rms" and norm.weight.dtype != hidden.dtype:
+    if config.norm_offset:
+        # PyTorch's own has no fast path for a weight of another dtype, and warns of it
         wide = hidden.to(norm.weight.dtype)
         return functional.rms_norm(wide, shape, norm.weight, config.norm_eps).to(hidden.dtype)
     if config.norm == "rms":
