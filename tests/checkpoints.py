@@ -54,8 +54,8 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "glm": {"head_dim": 32},
     "glm4": {"head_dim": 32, "num_key_value_heads": 1},
     "granite": {
-        **{"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-        **{"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+        **{"attention_bias": True, "mlp_bias": True},
+        **{"embedding_multiplier": 3.0, "residual_multiplier": 0.7},
         **{"attention_multiplier": 0.4, "logits_scaling": 0.25},
     },
 }

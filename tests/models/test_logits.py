@@ -127,7 +127,7 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("glm", {"attention_bias": False, "num_key_value_heads": 4}),
         ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 24}),
-        ("granite", {"mlp_bias": False, "attention_bias": False, "tie_word_embeddings": False}),
+        ("granite", {"mlp_bias": False, "attention_bias": False, "tie_word_embeddings": True}),
     ],
 )
 def test_logits_equal_transformers_for_variants_of_a_family(
