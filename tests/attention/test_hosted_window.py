@@ -17,7 +17,7 @@ from tests.attention.test_hosted_work import (
     KV_HEADS,
     LAYERS,
     RULES,
-    rotation,
+    rotations,
     segment_of,
     work_of,
 )
@@ -32,7 +32,7 @@ class Plain:
 
     def __init__(self, reads: tuple[HostedRead, ...], size: int, layer: int) -> None:
         self.reads, self.size, self.layer = reads, size, layer
-        self.turn = rotation()
+        self.turns = rotations()
         # of a row and head what it has read, and its output times its total, its total
         self.seen: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self.sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -97,7 +97,7 @@ class Plain:
         return total, weight
 
     def _turned(self, q: Tensor, place: int) -> Tensor:
-        return rotate(q[None, None].float(), torch.tensor([place]), self.turn)[0, 0]
+        return rotate(q[None, None].float(), torch.tensor([place]), self.turns[self.layer])[0, 0]
 
 
 def drift(seed: int) -> Any:
@@ -222,7 +222,7 @@ def test_windows_and_rows_on_their_own_share_a_step() -> None:
         for reads, size, asked in zip(mine, (4, 2), at, strict=False)
     ]
     windows, work = (HostedWindow(SHAPE, 4), HostedWindow(SHAPE, 2)), work_of(16)
-    oracle = HostedAttention(rotation(), sample=0.0)
+    oracle = HostedAttention(rotations(), sample=0.0)
     for step in range(STEPS + 2):
         inside = [n for n in range(2) if 0 <= step - 2 * n < STEPS]
         newest = [FIRST + step - 2 * n for n in inside]

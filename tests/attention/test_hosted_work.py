@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.hosted import HostedAttention, HostedCounters, HostedRead
+from looseleaf.attention.hosted_device import _on_host
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.config import IndexConfig
 from looseleaf.index import Heads, build_segment
@@ -19,7 +20,7 @@ from looseleaf.index.crew import Crew
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.testing.scene import rotation_table
-from looseleaf.types import ScoreRule
+from looseleaf.types import Rotation, ScoreRule
 from tests.index.vectors import layer as make_layer
 
 LAYERS, HEADS, KV_HEADS, DIM = 2, 6, 2, 32
@@ -47,14 +48,15 @@ def segment_of(
     return segment
 
 
-def rotation(interleaved: bool = False, rotary_dim: int = DIM) -> Any:
-    frequencies = 1.0 / 100 ** (torch.arange(0, rotary_dim, 2).double() / rotary_dim)
-    return rotation_table(frequencies, 4000, interleaved)
+def rotations(interleaved: bool = False, rotary_dim: int = DIM) -> list[Rotation]:
+    """A table for every layer, no two alike."""
+    exponents = torch.arange(0, rotary_dim, 2).double() / rotary_dim
+    return [rotation_table(100.0**-exponents / (1 + n), 4000, interleaved) for n in range(LAYERS)]
 
 
-def work_of(rows: int, dtype: torch.dtype = torch.float32, turn: Any = None) -> HostedWork:
+def work_of(rows: int, dtype: torch.dtype = torch.float32, turns: Any = None) -> HostedWork:
     q = torch.zeros(rows, HEADS, DIM, dtype=dtype)
-    return HostedWork(Crew(CREW), PlaceTables(HEADS), turn or rotation(), RULES, q)
+    return HostedWork(Crew(CREW), PlaceTables(HEADS), turns or rotations(), RULES, q)
 
 
 def states(work: HostedWork, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,7 @@ def states(work: HostedWork, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("keys", ["stored", "int8"])
 @pytest.mark.parametrize("shape", [(False, DIM), (True, DIM), (False, DIM // 2)])
 def test_the_threads_read_what_pytorch_does(kind: str, keys: str, shape: Any) -> None:
-    turn = rotation(*shape)
+    turns = rotations(*shape)
     one, two = segment_of(500, kind, keys=keys), segment_of(300, kind, 3, keys=keys)
     dense = frozenset({1})
     reads = [
@@ -77,8 +79,8 @@ def test_the_threads_read_what_pytorch_does(kind: str, keys: str, shape: Any) ->
         (HostedRead(one, 7, 30), HostedRead(two, 600, 25, dense), HostedRead(two, 1000)),
     ]
     positions = [600, 9, 1500]
-    oracle = HostedAttention(turn, sample=0.0)
-    work = work_of(4, turn=turn)
+    oracle = HostedAttention(turns, sample=0.0)
+    work = work_of(4, turns=turns)
     q = torch.randn(3, HEADS, DIM, generator=torch.Generator().manual_seed(5))
     work.load(positions, reads)
     for layer in range(LAYERS):
@@ -97,7 +99,7 @@ def test_the_threads_read_what_pytorch_does(kind: str, keys: str, shape: Any) ->
 def test_the_threads_estimate_what_pytorch_does(keys: str) -> None:
     plain = segment_of(500, "ivf", keys=keys)
     segment = segment_of(500, "ivf", keys=keys, estimate=True)
-    work, oracle = work_of(1), HostedAttention(rotation(), sample=0.0)
+    work, oracle = work_of(1), HostedAttention(rotations(), sample=0.0)
     q = 0.3 * torch.randn(1, HEADS, DIM, generator=torch.Generator().manual_seed(5))
     for count in (1, 20, 470, 484):
         reads = [(HostedRead(segment, 7, count),)]
@@ -117,7 +119,7 @@ def test_low_precision_queries_and_keys_are_read_as_they_are(dtype: torch.dtype)
     q = torch.randn(1, HEADS, DIM, generator=torch.Generator().manual_seed(1)).to(dtype)
     work = work_of(1, dtype)
     work.load([450], reads)
-    expected = HostedAttention(rotation(), sample=0.0).decode(0, q, [450], reads, RULES[0])
+    expected = HostedAttention(rotations(), sample=0.0).decode(0, q, [450], reads, RULES[0])
     out, lse = states(work, 0, q)
     torch.testing.assert_close(out, expected.out, rtol=0, atol=1e-4)
     torch.testing.assert_close(lse, expected.lse, rtol=0, atol=1e-4)
@@ -127,7 +129,7 @@ def test_a_later_step_moves_on_and_rows_that_left_read_nothing() -> None:
     segment = segment_of(400, "graph")
     read = HostedRead(segment, 3, 20)
     q = torch.randn(2, HEADS, DIM, generator=torch.Generator().manual_seed(2))
-    work, oracle = work_of(2), HostedAttention(rotation(), sample=0.0)
+    work, oracle = work_of(2), HostedAttention(rotations(), sample=0.0)
     for positions, reads in (
         ([450, 460], [(read,), (read,)]),
         ([451, 461], [(read,), (read,)]),
@@ -219,3 +221,10 @@ def test_a_word_in_memory_has_a_layer_done() -> None:
     del work
     gc.collect()
     assert settled == [True]
+
+
+def test_tables_are_brought_to_the_host_once_for_all_layers_that_share_them() -> None:
+    one, two = rotations()
+    first, second, third = _on_host((one, two, one))
+    assert first is third and first is not second
+    assert torch.equal(second.cos, two.cos) and torch.equal(first.sin, one.sin)

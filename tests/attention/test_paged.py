@@ -70,9 +70,14 @@ def outputs(
         num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     pool.kv.copy_(normal(*pool.kv.shape))
-    rotation = build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 512)
+    ropes = (RopeConfig(HEAD_DIM, HEAD_DIM, theta=10.0**n) for n in range(4, 4 + len(rules)))
     attention = PagedAttention(
-        pool, rotation, rules, NUM_QO_HEADS, grouping=grouping, implementation=implementation
+        pool,
+        tuple(build_rotation(rope, 512) for rope in ropes),
+        rules,
+        NUM_QO_HEADS,
+        grouping=grouping,
+        implementation=implementation,
     )
     attend = attention.step(step)
     q = normal(len(step.slots), NUM_QO_HEADS, HEAD_DIM)
@@ -92,7 +97,7 @@ def outputs(
     done=st.integers(0, 20),
     new=st.integers(1, 20),
     num_decode_rows=st.integers(0, 6),
-    rules=st.sampled_from([(FULL, WINDOW), (SOFT_CAP,), (ALIBI,)]),
+    rules=st.sampled_from([(FULL, WINDOW), (FULL, FULL), (SOFT_CAP,), (ALIBI,)]),
 )
 def test_a_mixed_step_is_the_same_on_the_cpu_path_as_by_the_references(
     recipe: StepRecipe, done: int, new: int, num_decode_rows: int, rules: tuple[ScoreRule, ...]
@@ -189,7 +194,7 @@ def test_the_c_path_rounds_its_output_to_the_nearest(dtype: torch.dtype) -> None
     pool.kv.copy_(torch.randn(pool.kv.shape, generator=torch.Generator().manual_seed(0)))
     rotation = build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 512)
     attention = PagedAttention(
-        pool, rotation, (ScoreRule(0.0),), NUM_QO_HEADS, implementation="native"
+        pool, (rotation,), (ScoreRule(0.0),), NUM_QO_HEADS, implementation="native"
     )
     row = DecodeRow(1, (), ReadSpan([0], 0, 2, 0))
     attend = attention.step(StepRows([row], [], torch.tensor([1]), torch.tensor([1])))

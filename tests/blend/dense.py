@@ -18,8 +18,8 @@ from looseleaf.blend import (
     kv_deviation,
 )
 from looseleaf.models import Decoder
-from looseleaf.rope import build_rotation, softmax_scale
-from looseleaf.types import LayerHook, ScoreRule
+from looseleaf.rope import layer_rotations, softmax_scale
+from looseleaf.types import LayerHook
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Pass:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = self.positions if self.rows is None else self.positions[self.rows]
-        q, k = self.blend.turn(q, at), self.blend.turn(k, at)
+        q, k = self.blend.turn(layer, q, at), self.blend.turn(layer, k, at)
         self.queries[layer], self.fresh[layer] = q, (k, v)
         end = int(at[-1]) + 1
         keys, values = self.keys[layer][:end].clone(), self.values[layer][:end].clone()
         keys[at], values[at] = k, v
         group = q.shape[1] // k.shape[1]
         scores = torch.einsum("qhd,khd->qhk", q, keys.repeat_interleave(group, 1))
-        scores = scores * self.blend.rule.softmax_scale
+        scores = scores * self.blend.scales[layer]
         scores = scores.masked_fill((at[:, None] < torch.arange(end))[:, None], -torch.inf)
         self.lse[layer] = scores.logsumexp(-1)
         return torch.einsum("qhk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1))
@@ -80,8 +80,8 @@ class DenseBlend:
     def __init__(self, model: Decoder, prompt: Prompt) -> None:
         self.model, self.prompt = model, prompt
         config = model.config
-        self.rule = ScoreRule(softmax_scale(config))
-        self.rotation = build_rotation(config.rope, config.max_position_embeddings)
+        self.scales = [softmax_scale(config, n) for n in range(config.num_layers)]
+        self.rotations = layer_rotations(config, config.max_position_embeddings)
         self.tokens, self.candidates = prompt.tokens, prompt.candidates
         shape = (config.num_layers, len(self.tokens), config.num_kv_heads, config.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
@@ -91,9 +91,10 @@ class DenseBlend:
             start += len(document)
         self.text_rows = torch.arange(start, len(self.tokens))
 
-    def turn(self, x: Tensor, positions: Tensor, back: bool = False) -> Tensor:
-        half = self.rotation.rotary_dim // 2
-        cos, sin = self.rotation.cos[positions][:, None], self.rotation.sin[positions][:, None]
+    def turn(self, layer: int, x: Tensor, positions: Tensor, back: bool = False) -> Tensor:
+        rotation = self.rotations[layer]
+        half = rotation.rotary_dim // 2
+        cos, sin = rotation.cos[positions][:, None], rotation.sin[positions][:, None]
         sin = -sin if back else sin
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
@@ -106,8 +107,8 @@ class DenseBlend:
         self.model.forward(tokens, done)
         true = torch.cat((torch.arange(lead), torch.arange(start, start + len(document))))
         for layer, (k, v) in done.fresh.items():
-            unturned = self.turn(k, torch.arange(len(tokens)), back=True)
-            self.keys[layer, true] = self.turn(unturned, true)
+            unturned = self.turn(layer, k, torch.arange(len(tokens)), back=True)
+            self.keys[layer, true] = self.turn(layer, unturned, true)
             self.values[layer, true] = v
 
     def run(
@@ -132,7 +133,7 @@ class DenseBlend:
             keys, q = self.keys[layer, self.candidates.positions], done.queries[layer]
             group = q.shape[1] // keys.shape[1]
             scores = torch.einsum("rhd,nhd->rhn", q, keys.repeat_interleave(group, 1))
-            scores = scores * self.rule.softmax_scale - done.lse[layer][..., None]
+            scores = scores * self.scales[layer] - done.lse[layer][..., None]
             shares = (scores.exp() * ones[:, None, None]).masked_fill(~later[:, None], 0.0)
             best = torch.maximum(best, shares.amax((0, 1)))
         return best

@@ -56,7 +56,7 @@ def deviation_scores(blend: DenseBlend, done: Pass):  # type: ignore[no-untyped-
         k, v = blend.model.keys_values(layer, hidden)
         at = done.positions[rows]
         stored = blend.keys[layer][at], blend.values[layer][at]
-        return kv_deviation(blend.turn(k, at), v, *stored)
+        return kv_deviation(blend.turn(layer, k, at), v, *stored)
 
     return score
 

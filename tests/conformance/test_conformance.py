@@ -188,8 +188,9 @@ def test_a_rotation_table_that_is_off_breaks_law_2(
 
     def off(cls: type, *arguments: Any) -> Runner:
         runner = create(cls, *arguments)
-        table = runner.attention.rotation
-        runner.attention.rotation = Rotation(table.cos * 1.001, table.sin, table.interleaved)
+        table = runner.attention.rotations[0]
+        wrong = Rotation(table.cos * 1.001, table.sin, table.interleaved)
+        runner.attention.rotations = (wrong,) * len(runner.attention.rotations)
         runner.attention.__post_init__()
         return runner
 

@@ -27,8 +27,6 @@ class _Sight:
 
     def __init__(self, config: ModelConfig, parts: PromptParts, num_output_tokens: int) -> None:
         self.config = config
-        self.frequencies = rope_frequencies(config.rope).inverse
-        self.scale = softmax_scale(config)
         total = sum(len(part.tokens) for part in parts) + num_output_tokens
         self.true = torch.arange(total)
         self.encoded = self.true.clone()
@@ -48,20 +46,25 @@ class _Sight:
         self.layers[layer] = k, v
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        turned_q = self.turn(q, self.encoded)
-        seen_by_text = torch.einsum("qhd,khd->hqk", turned_q, self.turn(k, self.true))
-        seen_by_document = torch.einsum("qhd,khd->hqk", turned_q, self.turn(k, self.encoded))
+        turned_q, turned_k = self.turn(layer, q, self.encoded), self.turn(layer, k, self.true)
+        seen_by_text = torch.einsum("qhd,khd->hqk", turned_q, turned_k)
+        turned_k = self.turn(layer, k, self.encoded)
+        seen_by_document = torch.einsum("qhd,khd->hqk", turned_q, turned_k)
         scores = torch.where(self.in_document[:, None], seen_by_document, seen_by_text)
         visible = self.visible
         if window := self.config.window(layer):
             key_position = torch.where(self.in_document[:, None], self.encoded, self.true)
             visible = visible & (self.encoded[:, None] - key_position < window)
-        scores = capped(scores * self.scale, self.config)
+        scores = capped(scores * self.scale(layer), self.config)
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v)
 
-    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        return turned_at(x, positions, self.frequencies, self.config.rope.interleaved)
+    def scale(self, layer: int) -> float:
+        return softmax_scale(self.config, layer)
+
+    def turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        rope = self.config.rope_of(layer)
+        return turned_at(x, positions, rope_frequencies(rope).inverse, rope.interleaved)
 
 
 def capped(scores: Tensor, config: ModelConfig) -> Tensor:
@@ -102,9 +105,9 @@ class _Blend:
         keys, values = (x.clone() for x in stored.layers[layer])
         keys[rows], values[rows] = k, v
         group = q.shape[1] // k.shape[1]
-        keys = stored.turn(keys, stored.true).repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", stored.turn(q, rows), keys) * stored.scale
-        scores = capped(scores, stored.config)
+        keys = stored.turn(layer, keys, stored.true).repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", stored.turn(layer, q, rows), keys)
+        scores = capped(scores * stored.scale(layer), stored.config)
         distance = rows[:, None] - stored.true
         visible = distance >= 0
         if window := stored.config.window(layer):

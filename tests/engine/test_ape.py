@@ -35,8 +35,6 @@ class _Dense:
 
     def __init__(self, decoder: Decoder, parts: PromptParts, num_output: int, fuse: Fuse) -> None:
         self.config, self.fuse = decoder.config, fuse
-        self.frequencies = rope_frequencies(self.config.rope).inverse
-        self.scale = softmax_scale(self.config)
         lead, *documents, tail = parts
         lengths = [len(part.tokens) for part in documents]
         behind = len(lead.tokens) + max(lengths)
@@ -50,13 +48,14 @@ class _Dense:
         self.is_tail = (self.of == 0) & (self.at >= behind)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rotation = self.frequencies, self.config.rope.interleaved
+        rope = self.config.rope_of(layer)
+        rotation = rope_frequencies(rope).inverse, rope.interleaved
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum(
             "qhd,khd->hqk", turned_at(q, self.at, *rotation), turned_at(k, self.at, *rotation)
         )
-        scores = scores * self.scale
+        scores = scores * softmax_scale(self.config, layer)
         causal = self.at[:, None] >= self.at
         if window := self.config.window(layer):
             causal &= self.at[:, None] - self.at < window

@@ -61,7 +61,7 @@ def attended(
     )  # fmt: skip
     pool.kv.copy_(torch.randn(pool.kv.shape, generator=generator))
     attention = PagedAttention(
-        pool, build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 6000), (ScoreRule(HEAD_DIM**-0.5),),
+        pool, (build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 6000),), (ScoreRule(HEAD_DIM**-0.5),),
         HEADS, grouping=grouping, batch_invariant=True, implementation=how,
     )  # fmt: skip
     q = torch.randn(len(rows), HEADS, HEAD_DIM, generator=generator)[chosen]

@@ -54,7 +54,7 @@ def make_attention() -> PagedAttention:
         dtype=torch.bfloat16, device=torch.device("cpu"),
     )  # fmt: skip
     rotation, rules = rotation_table(torch.ones(DIM // 2), 1, False), (ScoreRule(DIM**-0.5),)
-    return PagedAttention(pool, rotation, rules, HEADS, implementation="reference", costs=COSTS)
+    return PagedAttention(pool, (rotation,), rules, HEADS, implementation="reference", costs=COSTS)
 
 
 @pytest.mark.parametrize("size", SIZES)

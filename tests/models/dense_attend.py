@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
-from looseleaf.rope import build_rotation, softmax_scale
+from looseleaf.rope import layer_rotations, softmax_scale
 
 
 class DenseAttend:
@@ -13,8 +13,7 @@ class DenseAttend:
 
     def __init__(self, config: ModelConfig, num_positions: int = 128) -> None:
         self.config = config
-        self.rotation = build_rotation(config.rope, num_positions)
-        self.scale = softmax_scale(config)
+        self.rotations = layer_rotations(config, num_positions)
         self.keys: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.positions = torch.empty(0, dtype=torch.long)
@@ -24,7 +23,7 @@ class DenseAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dtype = q.dtype
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-        self.keys[layer].append(self.turn(k, self.positions))
+        self.keys[layer].append(self.turn(layer, k, self.positions))
         self.values[layer].append(v)
         self.key_positions[layer].append(self.positions)
         group = self.config.num_qo_heads // self.config.num_kv_heads
@@ -36,20 +35,22 @@ class DenseAttend:
         distance = rows[:, None] - torch.cat(self.key_positions[layer])[None]
         window = self.config.window(layer)
         hidden = (distance < 0) | (distance >= window if window else distance < 0)
-        scores = torch.einsum("qhd,khd->hqk", self.turn(q, rows), keys) * self.scale
+        scores = torch.einsum("qhd,khd->hqk", self.turn(layer, q, rows), keys)
+        scores = scores * softmax_scale(self.config, layer)
         if cap := self.config.soft_cap:
             scores = cap * torch.tanh(scores / cap)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values).to(dtype)
 
-    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        width = self.rotation.rotary_dim
-        cos, sin = (table[positions][:, None] for table in (self.rotation.cos, self.rotation.sin))
+    def turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        rotation = self.rotations[layer]
+        width, interleaved = rotation.rotary_dim, rotation.interleaved
+        cos, sin = (table[positions][:, None] for table in (rotation.cos, rotation.sin))
         turning, rest = x[..., :width], x[..., width:]
-        if self.rotation.interleaved:
+        if interleaved:
             first, second = turning[..., 0::2], turning[..., 1::2]
         else:
             first, second = turning.chunk(2, -1)
         turned = (first * cos - second * sin, second * cos + first * sin)
-        joined = torch.stack(turned, -1) if self.rotation.interleaved else torch.stack(turned, -2)
+        joined = torch.stack(turned, -1) if interleaved else torch.stack(turned, -2)
         return torch.cat((joined.flatten(-2), rest), -1)

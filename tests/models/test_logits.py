@@ -1,6 +1,5 @@
 """Law 8: logits agree with Transformers, for every family and RoPE law, however rows are split."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ PAIRS = [(family, law) for family in FAMILIES for law in ROPE_LAWS if supports(f
 
 
 def load(folder: Path, length: int, packed: bool = True) -> Decoder:
-    config = read_config(folder)
-    config = dataclasses.replace(config, rope=dataclasses.replace(config.rope, length=length))
+    config = read_config(folder).frozen_at(length)
     return Decoder(config, load_weights(folder, config, torch.float32, packed=packed))
 
 

@@ -152,8 +152,9 @@ class DenseRetro:
         if not at:
             return before
         keys, values = self.keys[layer][:, head, at]
-        turned = self.turn(q, torch.full((len(q),), position))
-        scores = turned @ self.turn(keys, torch.tensor(at)).T * softmax_scale(self.config)
+        turned = self.turn(layer, q, torch.full((len(q),), position))
+        scores = turned @ self.turn(layer, keys, torch.tensor(at)).T
+        scores = scores * softmax_scale(self.config, layer)
         if cap := self.config.soft_cap:
             scores = cap * torch.tanh(scores / cap)
         lse = torch.logaddexp(before[1], scores.logsumexp(-1))
@@ -168,8 +169,8 @@ class DenseRetro:
             [self.attend(layer, q[h], position, h, whole, empty(q[h])[:2])[0] for h in heads]
         )
 
-    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        rope = self.config.rope
+    def turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        rope = self.config.rope_of(layer)
         turned = turned_at(x[:, None], positions, rope_frequencies(rope).inverse, rope.interleaved)
         return turned[:, 0]
 

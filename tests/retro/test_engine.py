@@ -44,12 +44,12 @@ def quest(tokens: int, sink: int = 4, recent: int = 16) -> Choose:
 def bound(retro: DenseRetro, layer: int, q: Tensor, page: Page, head: int) -> Tensor:
     """The most that a key of the page could score for a query head of the KV head."""
     at = torch.arange(page.start, page.stop)
-    keys = retro.turn(retro.keys[layer][0, head, at], at - page.offset)
+    keys = retro.turn(layer, retro.keys[layer][0, head, at], at - page.offset)
     queries = q.unflatten(0, (retro.config.num_kv_heads, -1))[head]
     here = torch.full((len(queries),), retro.rows[0] - page.offset)
-    turned = retro.turn(queries, here)
+    turned = retro.turn(layer, queries, here)
     most = torch.maximum(turned[:, None] * keys.amax(0), turned[:, None] * keys.amin(0)).sum(-1)
-    return most.max() * softmax_scale(retro.config)
+    return most.max() * softmax_scale(retro.config, layer)
 
 
 def expected(llm: LLM, prompt: Prompt, output: Sequence[int], **how: Any) -> Tensor:
@@ -93,10 +93,11 @@ SELECT = Select("quest", tokens=80, dense_layers=(0,))
         (Revise(9, local="stale"), "native"),
     ],
 )
+@pytest.mark.parametrize("family", ["llama"])
 def test_the_engine_revises_like_the_plainest_form(
-    checkpoint: Folder, revise: Revise, kernels: str
+    checkpoint: Folder, family: str, revise: Revise, kernels: str
 ) -> None:
-    llm = make_llm(checkpoint(), cpu_kernels=kernels)
+    llm = make_llm(checkpoint(family), cpu_kernels=kernels)
     tokens, logits = answer(llm, PROMPT, 28, select=SELECT, revise=revise)
     how: dict[str, Any] = {"window": revise.window, "local": revise.local, "dense_layers": (0,)}
     mine = expected(llm, PROMPT, tokens, choose=quest(80), **how)

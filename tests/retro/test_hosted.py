@@ -124,7 +124,7 @@ def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_keys_read(
     start = len(llm.engine.prompts.from_parts(prompt(1, 20, BOOK, OTHER))[0].tokens)
 
     def at(q: Tensor, place: int) -> Tensor:
-        return rotate(q[None], torch.tensor([place]), attention.rotation)[0]
+        return rotate(q[None], torch.tensor([place]), attention.rotations[0])[0]
 
     def see(rows: Any, layer: int, q: Tensor, out: Tensor) -> None:
         nonlocal looked_at

@@ -144,9 +144,8 @@ def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_pages_read
                 place = (newest - age) % states.window
                 seen = states.registers[0, revision._slot].int() & ((2 << age) - 1)
                 kept = states.out[0, revision._slot, place], states.lse[0, revision._slot, place]
-                q = rotate(
-                    queries[newest - age][None], torch.tensor([newest - age]), attention.rotation
-                )
+                at, rotation = torch.tensor([newest - age]), attention.rotations[0]
+                q = rotate(queries[newest - age][None], at, rotation)
                 out, lse = over_pages(q[0], seen, list(sequence.tail.pages), attention)
                 torch.testing.assert_close(kept[1], lse, rtol=1e-4, atol=1e-4)
                 torch.testing.assert_close(kept[0], out, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,6 @@
 """The frame identity, the table, and the name of what changes a stored key."""
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from looseleaf.bench.random_model import MODEL_SHAPES
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.errors import InvalidOption
+from looseleaf.ops.rotate import rotate
 from looseleaf.rope import (
     build_rotation,
     frames,
+    layer_rotations,
+    model_rope_fingerprint,
     query_scale,
     rope_fingerprint,
     rope_frequencies,
@@ -23,6 +27,7 @@ from looseleaf.rope import (
 
 HEAD_DIM = 16
 LAWS: dict[str, dict[str, Any]] = {
+    "none": {},
     "default": {},
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0, "length": 900},
@@ -54,13 +59,14 @@ def make(law: str, layout: str = "halves", **changes: Any) -> RopeConfig:
     )
 
 
-def model(rope: RopeConfig, **changes: Any) -> ModelConfig:
-    """The least of a model that has this RoPE."""
-    counts = {"num_layers": 1, "num_qo_heads": 1, "num_kv_heads": 1, "head_dim": HEAD_DIM}
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
-    return ModelConfig(
-        "llama", rope=rope, max_position_embeddings=512, **counts, **sizes, **changes
-    )
+def layered(*ropes: RopeConfig, **changes: Any) -> ModelConfig:
+    """A model whose layers have these laws."""
+    tiny = replace(MODEL_SHAPES["tiny"], num_layers=len(ropes), rope=ropes[0])
+    return replace(tiny, layer_ropes=ropes, **changes)
+
+
+def of_laws(*laws: str) -> ModelConfig:
+    return layered(*(make(law) for law in laws))
 
 
 def turn(x: Tensor, position: int, config: RopeConfig) -> Tensor:
@@ -103,10 +109,11 @@ def test_the_table_holds_unscaled_cosines_of_fp64_angles(law: str) -> None:
 
 
 def test_the_attention_factor_is_squared_into_the_softmax_scale() -> None:
-    yarn = make("yarn", attention_factor=1.5)
-    assert softmax_scale(model(make("default"))) == HEAD_DIM**-0.5
-    assert softmax_scale(model(yarn)) == pytest.approx(HEAD_DIM**-0.5 * 2.25)
-    assert softmax_scale(model(yarn, softmax_scale=0.4)) == pytest.approx(0.4 * 2.25)
+    two = make("default"), make("yarn", attention_factor=1.5)
+    assert softmax_scale(layered(*two), 0) == HEAD_DIM**-0.5
+    assert softmax_scale(layered(*two), 1) == pytest.approx(HEAD_DIM**-0.5 * 2.25)
+    own = layered(*two, softmax_scale=0.4)
+    assert softmax_scale(own, 1) == pytest.approx(0.4 * 2.25)
 
 
 def test_dims_that_pass_through_are_relieved_of_the_attention_factor() -> None:
@@ -172,7 +179,7 @@ def test_a_table_needs_a_position() -> None:
 
 def test_rotary_dim_must_be_even() -> None:
     with pytest.raises(InvalidOption, match="even"):
-        dataclasses.replace(make("default"), rotary_dim=7)
+        replace(make("default"), rotary_dim=7)
 
 
 class LargestDouble(TorchDispatchMode):
@@ -197,3 +204,35 @@ def test_a_long_table_is_made_in_parts_and_the_same_to_the_bit(num_positions: in
     assert torch.equal(table.cos, angles.cos().float())
     assert torch.equal(table.sin, angles.sin().float())
     assert largest.numbers <= frames._POSITIONS * HEAD_DIM // 2
+
+
+def test_layers_of_one_law_share_a_table_and_others_have_their_own() -> None:
+    first, second, third = layer_rotations(of_laws("llama3", "none", "llama3"), 9)
+    assert first is third and first is not second
+    assert torch.equal(first.cos, build_rotation(make("llama3"), 9).cos)
+
+
+def test_the_law_of_no_rotation_leaves_what_it_turns_as_it_was() -> None:
+    x = torch.randn(2, 3, HEAD_DIM)
+    assert torch.equal(rotate(x, torch.tensor([0, 7]), build_rotation(make("none"), 9)), x)
+
+
+def test_the_fingerprint_of_a_model_is_that_of_its_law_or_of_all_layers_in_order() -> None:
+    one = replace(of_laws("llama3"), layer_ropes=())
+    same = of_laws("llama3", "llama3")
+    assert model_rope_fingerprint(one) == rope_fingerprint(make("llama3"))
+    assert model_rope_fingerprint(same) == rope_fingerprint(make("llama3"))
+    laws = [("llama3", "none"), ("none", "llama3"), ("llama3", "linear"), ("none", "none")]
+    assert len({model_rope_fingerprint(of_laws(*two)) for two in laws}) == len(laws)
+
+
+def test_every_law_of_a_model_is_frozen_at_a_length() -> None:
+    frozen = of_laws("dynamic", "longrope").frozen_at(77)
+    assert frozen.rope.length == 77 and {rope.length for rope in frozen.ropes} == {77}
+
+
+def test_layers_that_are_laid_out_differently_or_too_few_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="the same pairs of dims"):
+        layered(make("llama3"), make("llama3", "partial"))
+    with pytest.raises(InvalidOption, match="1 laws for 2 layers"):
+        replace(of_laws("llama3", "none"), layer_ropes=(make("llama3"),))

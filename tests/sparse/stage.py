@@ -26,7 +26,7 @@ RULE = ScoreRule(HEAD_DIM**-0.5)
 
 @dataclass(eq=False)
 class Stage:
-    """Rows with their pool. ``rules`` are those of the layers, the same random keys in each."""
+    """Rows with their pool. ``rules`` are those of the layers, which turn by different tables."""
 
     rows: Sequence[DecodeRow]
     rules: tuple[ScoreRule, ...] = (RULE,) * NUM_LAYERS
@@ -63,9 +63,12 @@ class Stage:
 
     @cached_property
     def attention(self) -> PagedAttention:
+        ropes = (
+            RopeConfig(HEAD_DIM, HEAD_DIM, theta=10.0**n) for n in range(4, 4 + len(self.rules))
+        )
         return PagedAttention(
             self.pool,
-            build_rotation(RopeConfig(HEAD_DIM, HEAD_DIM), 1024),
+            tuple(build_rotation(rope, 1024) for rope in ropes),
             self.rules,
             NUM_QO_HEADS,
             implementation=self.implementation,

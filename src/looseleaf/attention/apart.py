@@ -85,9 +85,9 @@ class ApartStep:
 
     def _attend(self, layer: int, q: Tensor, spans: SpanList, rule: ScoreRule) -> AttnState:
         owner = self._owner
-        k_pages, v_pages = owner.pool.layer(layer)
+        pages, rotation = owner.pool.layer(layer), owner.rotations[layer]
         return prefill_attention(
-            q, k_pages, v_pages, spans, owner.rotation, rule, implementation=self._implementation
+            q, *pages, spans, rotation, rule, implementation=self._implementation
         )
 
     @property

@@ -6,7 +6,7 @@ New rows go through PyTorch's flash attention span by span. What a step needs is
 shared by its layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,30 +41,33 @@ class CpuAttention:
     the same places whether or not rows are grouped."""
 
     pool: PagePool
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
-    # by the key of the reading; plans by window too
+    # by the key of the reading; plans by the first layer that turns and scores alike, too
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
-        self.table = TurnTable.create(self.rotation)
+        self.alike = _first_alike(self.rotations, self.rules)
+        tables = {id(one): TurnTable.create(one) for one in _distinct(self.rotations)}
+        self.tables = [tables[id(one)] for one in self.rotations]
         self.memory = [
             (page_memory(k), page_memory(v))
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
         ]
         self.heads = torch.arange(self.layout.num_kv_heads)
-        self._storing = self._native_plan(self.rules[0], None) if self.native else None
+        self._storing: dict[int, NativePlan] = {}
         # the pool stays where it is
         self.pages_at: list[PagesAt] = []
-        if self._storing is not None:
-            layers = range(len(self.rules))
-            self.pages_at = [self._storing.find_pages(*self.pool.layer(n)) for n in layers]
+        if self.native:
+            self._storing = {n: self._native_plan(n, None) for n in set(self.alike)}
+            first, layers = self._storing[0], range(len(self.rules))
+            self.pages_at = [first.find_pages(*self.pool.layer(n)) for n in layers]
 
     def step(
         self,
@@ -78,15 +81,16 @@ class CpuAttention:
         `looseleaf.attention.paged.StepRows` says what else it is given.
 
         ``asked`` are the chunks of the last layer, None if it has queries of every row."""
-        prefill = self._prefill(chunks, self.rules)
+        layers = range(len(self.rules))
+        prefill = self._prefill(chunks, layers)
         hosted = [hosted_chunks(chunks)] * len(self.rules)
         if asked is not None:
-            prefill[-1] = self._prefill(asked, self.rules[-1:])[0]
+            prefill[-1] = self._prefill(asked, layers[-1:])[0]
             hosted[-1] = hosted_chunks(asked)
         self._move_lists({reading.key: reading for reading in readings})
         num_rows = len(readings[0].rows)
         if not self.native:
-            turn = self.table.at(frame_positions)
+            at = {id(table): table.at(frame_positions) for table in self.tables}
             return _TorchStep(
                 self,
                 num_rows,
@@ -94,29 +98,29 @@ class CpuAttention:
                 self._torch_decode(readings),
                 readings,
                 slots,
-                turn,
+                [at[id(table)] for table in self.tables],
             )
-        plans = [
-            self._plan(rule, reading) for rule, reading in zip(self.rules, readings, strict=True)
-        ]
+        plans = [self._plan(layer, reading) for layer, reading in enumerate(readings)]
         for plan in set(plans):
             plan.point_rows(slots, frame_positions)
         return _NativeStep(self, num_rows, Prompts(self, prefill, hosted), plans, readings)
 
     def _prefill(
-        self, chunks: Sequence[PrefillChunk], rules: Sequence[ScoreRule]
+        self, chunks: Sequence[PrefillChunk], layers: Sequence[int]
     ) -> list[Prefill | None]:
-        """``chunks`` prepared for the layers of ``rules``, once per window: nothing else counts."""
+        """``chunks`` prepared for ``layers``, once for those that turn and score alike."""
         if not chunks:
-            return [None] * len(rules)
+            return [None] * len(layers)
         largest = max(len(chunk.positions) for chunk in chunks)
         spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
         places = self.pool.slot_positions
         made: dict[int, Prefill] = {}
-        for rule in rules:
-            if rule.window not in made:
-                made[rule.window] = prepare_prefill(spans, self.layout, self.table, rule, places)
-        return [made[rule.window] for rule in rules]
+        for layer in layers:
+            if self.alike[layer] not in made:
+                made[self.alike[layer]] = prepare_prefill(
+                    spans, self.layout, self.tables[layer], self.rules[layer], places
+                )
+        return [made[self.alike[layer]] for layer in layers]
 
     def _move_lists(self, readings: Mapping[Key, Reading]) -> None:
         """Bring the lists of the readings to where their rows stand; those of others go."""
@@ -132,31 +136,30 @@ class CpuAttention:
                 )  # fmt: skip
             kept[key] = lists
         self._plans = {
-            (key, window): plan
-            for (key, window), plan in self._plans.items()
+            (key, alike): plan
+            for (key, alike), plan in self._plans.items()
             if key in kept and kept[key] is self._lists.get(key)
         }
         self._lists = kept
 
-    def _plan(self, rule: ScoreRule, reading: Reading) -> NativePlan:
+    def _plan(self, layer: int, reading: Reading) -> NativePlan:
         lists = self._lists.get(reading.key)
         if lists is None:
-            assert self._storing is not None
-            return self._storing
-        place = reading.key, rule.window
+            return self._storing[self.alike[layer]]
+        place = reading.key, self.alike[layer]
         if place not in self._plans:
-            self._plans[place] = self._native_plan(rule, lists)
+            self._plans[place] = self._native_plan(layer, lists)
         return self._plans[place]
 
     def row_state_indptr(self, reading: Reading) -> Tensor:
         """Which states belong to the rows of a reading."""
         return self._lists[reading.key].work.row_state_indptr
 
-    def _native_plan(self, rule: ScoreRule, lists: DecodeLists | None) -> NativePlan:
+    def _native_plan(self, layer: int, lists: DecodeLists | None) -> NativePlan:
         work = None if lists is None else lists.work
         return NativePlan(
-            self.rotation,
-            rule,
+            self.rotations[layer],
+            self.rules[layer],
             self.num_qo_heads,
             self.pool.layer(0)[0],
             work=work,
@@ -167,15 +170,31 @@ class CpuAttention:
     def _torch_decode(self, readings: Sequence[Reading]) -> "list[_TorchDecode | None]":
         made: dict[tuple[Key, int], _TorchDecode] = {}
         decode: list[_TorchDecode | None] = []
-        for rule, reading in zip(self.rules, readings, strict=True):
-            lists, place = self._lists.get(reading.key), (reading.key, rule.window)
+        for layer, reading in enumerate(readings):
+            lists, place = self._lists.get(reading.key), (reading.key, self.alike[layer])
             if lists is not None and place not in made:
                 work, places = lists.work, self.pool.slot_positions
-                prepared = prepare(work, self.layout, rule, places)
-                turn = self.table.at(prepared.frame_rows(work))
+                prepared = prepare(work, self.layout, self.rules[layer], places)
+                turn = self.tables[layer].at(prepared.frame_rows(work))
                 made[place] = _TorchDecode(prepared, turn, work.row_state_indptr)
             decode.append(made.get(place))
         return decode
+
+
+def _distinct(rotations: Iterable[Rotation]) -> list[Rotation]:
+    """Every table once."""
+    return list({id(one): one for one in rotations}.values())
+
+
+def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> list[int]:
+    """For every layer the first one whose rows turn by the same table and score by the same rule;
+    what a step is prepared with serves both."""
+    first: dict[tuple[object, ...], int] = {}
+    laws = [
+        (id(table), rule.window, rule.softmax_scale, rule.soft_cap, id(rule.alibi_slopes))
+        for table, rule in zip(rotations, rules, strict=True)
+    ]
+    return [first.setdefault(law, layer) for layer, law in enumerate(laws)]
 
 
 @dataclass(frozen=True)
@@ -194,7 +213,8 @@ class Prompts:
         state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
         out[:] = state.out
         for chunk in self.hosted[layer]:
-            chunk.join(layer, q, AttnState(out, state.lse), rule, self.owner.rotation)
+            rotation = self.owner.rotations[layer]
+            chunk.join(layer, q, AttnState(out, state.lse), rule, rotation)
 
 
 @dataclass(frozen=True)
@@ -262,14 +282,14 @@ class _TorchStep:
     decode: list[_TorchDecode | None]
     readings: Sequence[Reading]
     slots: Tensor
-    turn: Turn
+    turns: Sequence[Turn]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
         index = (page, owner.heads, (self.slots % size)[:, None])
-        k_pages.index_put_(index, to_pages(turn_heads(k, self.turn), k_pages.dtype))
+        k_pages.index_put_(index, to_pages(turn_heads(k, self.turns[layer]), k_pages.dtype))
         v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)

@@ -195,7 +195,7 @@ def choose_in(
         kept.make_room(shape.most)
         sizes = outputs, width, num_rows
         numbers |= _window_numbers(candidates, selected.places, chosen_from, sizes)
-    shown = candidates.summaries, candidates.rotation, candidates.rules, candidates.pool
+    shown = candidates.summaries, candidates.rotations, candidates.rules, candidates.pool
     told = selected if says_how_many(policy) else None
     how = Scored(*shown, sink, policy, worth)
     return work, HostChoice(shape, how, candidates.leading, numbers, kept, told)

@@ -105,7 +105,7 @@ class HostedAttention:
     """Reads of hosted segments on worker threads; ``sample`` is the share of searches whose recall
     is measured."""
 
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     threads: int = 1
     sample: float = 1 / 256
     counters: HostedCounters = field(default_factory=HostedCounters)
@@ -143,7 +143,7 @@ class HostedAttention:
         flat = [(row, read) for row, several in enumerate(reads) for read in several]
         rows = torch.tensor([row for row, _ in flat])
         places = torch.tensor([positions[row] - read.offset for row, read in flat])
-        turned = rotate(q[rows].float(), places, self.rotation)
+        turned = rotate(q[rows].float(), places, self.rotations[layer])
         states = [
             self._always(layer, turned[n : n + 1], read, rule) for n, (_, read) in enumerate(flat)
         ]

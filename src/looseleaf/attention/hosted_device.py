@@ -37,7 +37,7 @@ class HostedDevice:
     of reads whose recall is measured. Threads and memory are taken when
     something is first read."""
 
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     heads: tuple[int, int]
     dtype: torch.dtype
@@ -58,9 +58,6 @@ class HostedDevice:
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._works:
             if self._side is None:
-                host = Rotation(
-                    self.rotation.cos.cpu(), self.rotation.sin.cpu(), self.rotation.interleaved
-                )
                 # all would wait for the one whose core plans
                 searching = self.threads - (self.threads >= _MANY)
                 self._crew, self._tables = Crew(searching), PlaceTables(self.heads[0])
@@ -72,10 +69,10 @@ class HostedDevice:
                 # threads and device know nothing of Python's references: what they read and write
                 # stays until they have
                 weakref.finalize(self, _settled, self.device, self._works)
-                self._rotation = host
+                self._on_host = _on_host(self.rotations)
                 self._side = torch.cuda.Stream(self.device)
             q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
-            work = HostedWork(self._crew, self._tables, self._rotation, self.rules, q)
+            work = HostedWork(self._crew, self._tables, self._on_host, self.rules, q)
             self._works[rows] = DeviceWork(
                 work, self._side, self._bell, work.states.to(self.device)
             )
@@ -166,6 +163,16 @@ class DeviceWork:
         current.wait_stream(self.side)
         self._sent = None
         return self.host.parts(self.states)
+
+
+def _on_host(rotations: Sequence[Rotation]) -> list[Rotation]:
+    """The tables in the host's memory, each once."""
+    distinct = {id(one): one for one in rotations}
+    copied = {
+        name: Rotation(one.cos.cpu(), one.sin.cpu(), one.interleaved)
+        for name, one in distinct.items()
+    }
+    return [copied[id(one)] for one in rotations]
 
 
 def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:

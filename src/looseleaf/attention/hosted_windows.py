@@ -77,7 +77,7 @@ class HostedWindows:
             if self._shared is None:
                 self._shared = Crew(self.hosted.threads), PlaceTables(self.heads[0])
             q = torch.zeros(rows, *self.heads, dtype=self.dtype)
-            self._works[rows] = HostedWork(*self._shared, self.hosted.rotation, self.rules, q)
+            self._works[rows] = HostedWork(*self._shared, self.hosted.rotations, self.rules, q)
         return self._works[rows]
 
 

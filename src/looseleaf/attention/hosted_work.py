@@ -95,12 +95,12 @@ class HostedWork:
         self,
         crew: Crew,
         tables: PlaceTables,
-        rotation: Rotation,
+        rotations: Sequence[Rotation],
         rules: Sequence[ScoreRule],
         q: Tensor,
     ) -> None:
         rows, heads, dim = q.shape
-        self.crew, self.q, self._rules, self._rotation = crew, q, rules, rotation
+        self.crew, self.q, self._rules, self._rotations = crew, q, rules, rotations
         self.states = torch.zeros(rows * heads * (dim + 1), pin_memory=q.is_pinned())
         out = rows * heads * dim
         self._lse = self.states.data_ptr() + 4 * out
@@ -225,7 +225,7 @@ class HostedWork:
     def _task(
         self, layer: int, reads: np.ndarray, starts: np.ndarray, windows: np.ndarray | None
     ) -> ReadTask:
-        rotation, heads = self._rotation, self.q.shape[1]
+        rotation, heads = self._rotations[layer], self.q.shape[1]
         pairs = (len(starts) - 1) * heads
         walked = np.zeros((len(reads), heads), dtype=WALKED)
         ready = np.zeros(pairs, dtype=np.int32)

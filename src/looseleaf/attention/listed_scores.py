@@ -36,7 +36,7 @@ class Scored(NamedTuple):
     """How pages are scored: by what is kept of them, the first ``sink`` first; or by ``worth``."""
 
     summaries: PageSummaries | None
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     pool: PagePool
     sink: int
@@ -56,12 +56,12 @@ class Scored(NamedTuple):
         """The scores of a layer, whose unrotated queries are ``q``; stores ``new`` rows."""
         if self.worth is None:
             assert self.summaries is not None, "pages are scored by what is kept of them"
-            rule = self.rotation, self.rules[layer], self.pool.page_size
+            rule = self.rotations[layer], self.rules[layer], self.pool.page_size
             vectors = self.summaries.layer(layer)
             return page_scores(q, vectors, listed, positions, rule, run, new, implementation)
         if new is not None:
-            store_kv(*new[:4], self.rotation, *new[4:], implementation=implementation)
-        shown = self.pool, self.rotation, self.rules, self.summaries
+            store_kv(*new[:4], self.rotations[layer], *new[4:], implementation=implementation)
+        shown = self.pool, self.rotations, self.rules, self.summaries
         seen = ListedCandidates((), self.policy, no_table, *shown, listed, positions)
         worth = self.worth.of(layer, q[listed.row.clamp_min(0)], seen)
         return PageScores.of(worth.contiguous(), listed, run)

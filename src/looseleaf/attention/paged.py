@@ -78,18 +78,19 @@ class StepRows:
 
 @dataclass(eq=False)
 class PagedAttention:
-    """Attention of one model over one pool: its rotation table and the score rule of every layer.
+    """Attention of one model over one pool: the rotation table and the score rule of every layer.
 
     The grouping of decode rows is kept while the same rows go on; ``groups`` says how those of the
     latest step were grouped in its first layer (the same object while they stay), ``selected`` has
     those that choose what they read, by policy. With ``batch_invariant`` a row is
     split and merged the same way whatever else is in the step. ``costs`` are what grouping and
     splitting are chosen by on a GPU, None for the built-in ones. ``row_dtype`` is
-    that of queries, keys and values as they come, None for that of the pool.
+    that of queries, keys and values as they come, None for that of the pool. Layers that turn alike
+    share one table, and all tables have as many positions.
     """
 
     pool: PagePool
-    rotation: Rotation
+    rotations: tuple[Rotation, ...]
     rules: tuple[ScoreRule, ...]
     num_qo_heads: int
     grouping: bool = True
@@ -116,14 +117,14 @@ class PagedAttention:
         asked = self.implementation
         if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
             native = asked == "native" or (asked == "auto" and self._can_compile())
-            shape = self.pool, self.rotation, self.rules, self.num_qo_heads
+            shape = self.pool, self.rotations, self.rules, self.num_qo_heads
             self._cpu = CpuAttention(*shape, native, self._row_dtype, self.batch_invariant)
         # what the planner knows of costs is about GPUs
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
         self._readings = Readings(
             self.pool,
-            self.rotation,
+            self.rotations,
             self.rules,
             lambda rows: group(rows, grouping=self.grouping),
             self.planner.page_array,
@@ -131,10 +132,15 @@ class PagedAttention:
         self.hosted: HostedAttention | HostedDevice | None = None
         rows, threads = ((self.num_qo_heads, kv.shape[5]), self._row_dtype), torch.get_num_threads()
         if self._cpu is not None:
-            self._readings.hosted = self.hosted = HostedAttention(self.rotation, threads)
+            self._readings.hosted = self.hosted = HostedAttention(self.rotations, threads)
             self._readings.windows = HostedWindows(self.hosted, self.rules, *rows)
         elif device.type == "cuda":
-            self.hosted = HostedDevice(self.rotation, self.rules, *rows, device, threads)
+            self.hosted = HostedDevice(self.rotations, self.rules, *rows, device, threads)
+
+    @property
+    def num_positions(self) -> int:
+        """How many positions rows may stand at."""
+        return len(self.rotations[0].cos)
 
     @property
     def counters(self) -> PlanCounters:
@@ -243,7 +249,8 @@ class PagedAttention:
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
         try:
-            load_attention(self.pool.layer(0)[0], self.num_qo_heads, self.rotation, self._row_dtype)
+            rotation = self.rotations[0]
+            load_attention(self.pool.layer(0)[0], self.num_qo_heads, rotation, self._row_dtype)
         except NativeUnavailable as error:
             _log.warning("decoding goes on without the C kernels, and more slowly: %s", error)
             return False
@@ -315,7 +322,8 @@ class _OpsStep:
         owner, chosen = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
-        rotation, rule, places = owner.rotation, owner.rules[layer], owner.pool.slot_positions
+        rotation, rule = owner.rotations[layer], owner.rules[layer]
+        places = owner.pool.slot_positions
         split = plan.num_work_rows
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
@@ -375,12 +383,12 @@ class _OpsStep:
         owner = self.attention
         k_pages, v_pages = owner.pool.layer(layer)
         patch = owner.pool.slot_positions if work.mask_words.numel() else None
-        how = owner.rotation, owner.rules[layer], patch, owner.implementation
+        how = owner.rotations[layer], owner.rules[layer], patch, owner.implementation
         return partial_attention(q, k_pages, v_pages, work, *how)
 
     def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
         """The output of all rows, with what those of prompts read outside of the pool."""
         owner = self.attention
         for chunk in self.prompts[layer]:
-            chunk.join(layer, q, state, owner.rules[layer], owner.rotation)
+            chunk.join(layer, q, state, owner.rules[layer], owner.rotations[layer])
         return state.out

@@ -220,7 +220,7 @@ class Readings:
     is carried to the merge."""
 
     pool: PagePool
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     group: Grouping
     array_of: PageArray
@@ -305,7 +305,7 @@ class Readings:
         chosen = []
         for policy, places in by_policy.items():
             rows = [selecting[place] for place in places]
-            how = self.pool, self.rotation, self.rules, self.summaries(policy)
+            how = self.pool, self.rotations, self.rules, self.summaries(policy)
             candidates = Candidates(rows, policy, partial(self._table, policy), *how)
             # what is kept of pages is made before anybody asks
             _ = candidates.leading

@@ -28,7 +28,8 @@ def attend_chosen(
     head = torch.arange(heads, device=q.device)[None, :, None]
     keys = k_pages[pages, head].float()  # [rows, kv_heads, chosen, page_size, head_dim]
     values = v_pages[pages, head].float()
-    turned = candidates.turned(q).unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
+    turned = candidates.turned(layer, q)
+    turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
     queries = turned[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
     scores = queries @ keys.transpose(-1, -2) * rule.softmax_scale
     if rule.soft_cap:

@@ -254,7 +254,7 @@ class Candidates:
     policy: PagePolicy
     table_of: Callable[[Sequence[SelectingRow]], CandidateTable]
     pool: PagePool
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     summaries: PageSummaries | None
 
@@ -289,10 +289,10 @@ class Candidates:
         return replace(self, rows=self.rows[:count])
 
     def turned(
-        self, q: Float[Tensor, "rows qo_heads head_dim"]
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"]
     ) -> Float[Tensor, "spans qo_heads head_dim"]:
-        """Every span's query, in the frame of the span; fp32."""
-        return rotate(q[self.table.span_row].float(), self.span_positions, self.rotation)
+        """Every span's query in a layer, in the frame of the span; fp32."""
+        return rotate(q[self.table.span_row].float(), self.span_positions, self.rotations[layer])
 
     def forced(self, sink: int, recent: int) -> Bool[Tensor, "rows most"]:
         """The first pages, and the last of those that are not read anyway."""

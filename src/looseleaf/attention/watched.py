@@ -64,7 +64,7 @@ class ChunkStep:
         """Keep keys and values, and attend; at least one row."""
         owner, spans, chosen = self.owner, self.spans, self.owner.implementation
         k_pages, v_pages = owner.pool.layer(layer)
-        rotation, rule = owner.rotation, owner.rules[layer]
+        rotation, rule = owner.rotations[layer], owner.rules[layer]
         implementation = "cpu" if chosen == "native" else chosen
         stores = "reference" if implementation == "cpu" else implementation
         store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, stores)
@@ -105,7 +105,7 @@ class WatchedStep:
         state = self.step.state(layer, q, k, v)
         if layer in self.layers:
             k_pages, _ = owner.pool.layer(layer)
-            rotation, rule = owner.rotation, owner.rules[layer]
+            rotation, rule = owner.rotations[layer], owner.rules[layer]
             readers = Readers(q, state.lse, self.weight, self.before)
             # there is no C of it, and no faster way on a CPU
             chosen = owner.implementation if owner.implementation != "native" else "reference"

@@ -34,7 +34,7 @@ from looseleaf.models import Decoder
 from looseleaf.models.layers import DecoderWeights
 from looseleaf.ops.host_memory import host_zeros
 from looseleaf.ops.rotate import rotate
-from looseleaf.rope import build_rotation
+from looseleaf.rope import layer_rotations
 from looseleaf.types import Attend, LayerHook
 
 _OWN = 64  # tokens of the request besides the document
@@ -315,13 +315,13 @@ class _Arm:
             for _ in range(shape.num_layers * shape.num_kv_heads)
         ], 1).view(steps, shape.num_layers, heads)  # fmt: skip
         asked = made.asked[torch.arange(heads) // group, drawn]
-        rotation = build_rotation(shape.rope, self.context + _OWN + steps)
-        back = replace(rotation, sin=-rotation.sin)
-        places = torch.arange(steps).repeat_interleave(shape.num_layers) + self.context + _OWN
-        turned = rotate(asked.flatten(0, 1), places, back)
-        return turned.view(steps, shape.num_layers, 1, *asked.shape[2:]).to(
-            self.decoder.device, self.decoder.dtype
-        )
+        rotations = layer_rotations(shape, self.context + _OWN + steps)
+        places = torch.arange(steps) + self.context + _OWN
+        turned = [
+            rotate(asked[:, layer], places, replace(rotation, sin=-rotation.sin))
+            for layer, rotation in enumerate(rotations)
+        ]
+        return torch.stack(turned, 1)[:, :, None].to(self.decoder.device, self.decoder.dtype)
 
 
 class AskingDecoder(Decoder):

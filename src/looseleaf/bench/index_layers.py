@@ -18,7 +18,7 @@ from looseleaf.config import EngineConfig, ModelConfig
 from looseleaf.engine.loading import load_model, reference_model
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.rotate import rotate
-from looseleaf.rope import build_rotation, softmax_scale
+from looseleaf.rope import layer_rotations, softmax_scale
 
 _LATENT = 32
 _TOPICS = 1024
@@ -107,20 +107,20 @@ class Capture:
     def __init__(self, shape: ModelConfig, num_tokens: int, layers: tuple[int, ...]) -> None:
         self.shape = shape
         self.layers = layers
-        self.rotation = build_rotation(shape.rope, num_tokens)
-        self.scale = softmax_scale(shape)
+        self.rotations = layer_rotations(shape, num_tokens)
         self.keys: dict[int, Float[Tensor, "tokens head_dim"]] = {}
         self.queries: dict[int, Float[Tensor, "queries head_dim"]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = torch.arange(len(q))
-        turned_q, turned_k = (rotate(x, positions, self.rotation) for x in (q, k))
+        turned_q, turned_k = (rotate(x, positions, self.rotations[layer]) for x in (q, k))
         if layer in self.layers:
             group = q.shape[1] // k.shape[1]
             self.keys[layer] = turned_k[:, 0].clone()
             self.queries[layer] = turned_q[:, :group].reshape(-1, q.shape[2]).clone()
         heads = [x.transpose(0, 1)[None] for x in (turned_q, turned_k, v)]
+        scale = softmax_scale(self.shape, layer)
         out = torch.nn.functional.scaled_dot_product_attention(
-            heads[0], heads[1], heads[2], is_causal=True, scale=self.scale, enable_gqa=True
+            heads[0], heads[1], heads[2], is_causal=True, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1).contiguous()

@@ -167,8 +167,8 @@ class _Layer:
         self.pool.allocate(each * self.batch)
         self.pool.kv.normal_()
         rules = (ScoreRule(shape.head_dim**-0.5),) * _LAYERS
-        rotation = build_rotation(shape.rope, self.context + 1, self.device)
-        self.attention = PagedAttention(self.pool, rotation, rules, shape.num_qo_heads)
+        rotations = (build_rotation(shape.rope, self.context + 1, self.device),) * _LAYERS
+        self.attention = PagedAttention(self.pool, rotations, rules, shape.num_qo_heads)
         tails = [
             ReadSpan(range(n * each, (n + 1) * each), 0, self.context, 0) for n in range(self.batch)
         ]

@@ -1,17 +1,17 @@
 """What a model is: its shape and its RoPE law, whatever file they were read from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from looseleaf.config.option import require
 
-RopeLaw = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """Which angle a position turns each pair of dims by. Field names follow Hugging Face's
-    ``rope_scaling``.
+    ``rope_scaling``; under the law ``none`` nothing turns (NoPE).
 
     ``length`` is the sequence length that length-dependent laws (``dynamic``, ``longrope``) are
     frozen at; it is part of the identity of every key stored under this configuration."""
@@ -45,7 +45,8 @@ class RopeConfig:
 class ModelConfig:
     """The shape of a decoder, whatever file it was read from.
 
-    ``windows`` gives each layer's sliding window in tokens, 0 for full attention. ``norm`` is
+    ``windows`` gives each layer's sliding window in tokens, 0 for full attention; ``layer_ropes``
+    each layer's RoPE law where layers differ, else all have ``rope``. ``norm`` is
     ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi).
 
     ``qk_norm`` norms each head of queries and keys, and all heads as one with ``joint_qk_norm``.
@@ -85,6 +86,7 @@ class ModelConfig:
     logits_scaling: float = 1.0
     tie_word_embeddings: bool = False
     windows: tuple[int, ...] = ()
+    layer_ropes: tuple[RopeConfig, ...] = ()
     softmax_scale: float | None = None
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
@@ -95,6 +97,27 @@ class ModelConfig:
             self.num_qo_heads % self.num_kv_heads == 0,
             f"{self.num_qo_heads} query heads can't evenly share {self.num_kv_heads} KV heads",
         )
+
+        require(
+            len(self.layer_ropes) in (0, self.num_layers),
+            f"layer_ropes has {len(self.layer_ropes)} laws for {self.num_layers} layers",
+        )
+        forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
+        require(len(forms) < 2, "every layer must turn the same pairs of dims, or by angles of 0")
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """The RoPE law of ``layer``."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The laws that layers have, each once, in the order of the first layers that have them."""
+        return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
+
+    def frozen_at(self, length: int) -> "ModelConfig":
+        """The same model with every law frozen at a sequence length."""
+        rope, *others = (replace(r, length=length) for r in (self.rope, *self.layer_ropes))
+        return replace(self, rope=rope, layer_ropes=tuple(others))
 
     def window(self, layer: int) -> int:
         """The sliding window of ``layer`` in tokens, 0 for full attention."""

@@ -55,9 +55,8 @@ class Definition:
         self._narrow = stored_in, loaded.decoder.dtype
         self.weights = loaded.decoder.weights
         self.device = loaded.decoder.device
-        frequencies = rope_frequencies(loaded.shape.rope)
-        self._inverse = frequencies.inverse.to(self.device)
-        self._factor = frequencies.attention_factor
+        laws = (rope_frequencies(loaded.shape.rope_of(n)) for n in range(loaded.shape.num_layers))
+        self._laws = [law._replace(inverse=law.inverse.to(self.device)) for law in laws]
 
     def full(self, tokens: list[int]) -> list[Reading]:
         """Every token sees all before it."""
@@ -143,7 +142,9 @@ class Definition:
         with its log-sum-exp ``[rows, heads]``, and ``(0, -inf)`` where nothing is seen."""
         row_positions, key_positions = positions
         group = self.shape.num_qo_heads // self.shape.num_kv_heads
-        turned = self._stored(self._turn(k, key_positions + shift)).repeat_interleave(group, 1)
+        turned = self._stored(self._turn(layer, k, key_positions + shift)).repeat_interleave(
+            group, 1
+        )
         values = self._stored(v).repeat_interleave(group, 1)
         scale, window, cap = (
             self.shape.softmax_scale or self.shape.head_dim**-0.5,
@@ -152,7 +153,7 @@ class Definition:
         )
         out, lse = [], []
         for at, block in zip(row_positions.split(_ROWS), q.split(_ROWS), strict=True):
-            scores = torch.einsum("qhd,khd->hqk", self._turn(block, at + shift), turned)
+            scores = torch.einsum("qhd,khd->hqk", self._turn(layer, block, at + shift), turned)
             scores = scores.to(_softmax_dtype(q.dtype)) * scale
             if cap:
                 scores = cap * (scores / cap).tanh()
@@ -181,14 +182,15 @@ class Definition:
         most = torch.finfo(stored_in).max
         return x.clamp(-most, most).to(stored_in).to(own)
 
-    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         """RoPE as the papers write it: pairs of dims turn by their angle, the attention factor on
-        both sides of the score."""
+        both sides of the score; by the layer's own law."""
+        inverse, factor = self._laws[layer]
         wide = _softmax_dtype(x.dtype)
-        angles = positions.to(torch.float64)[:, None] * self._inverse
-        cos = (angles.cos() * self._factor).to(wide)[:, None]
-        sin = (angles.sin() * self._factor).to(wide)[:, None]
-        width = 2 * len(self._inverse)
+        angles = positions.to(torch.float64)[:, None] * inverse
+        cos = (angles.cos() * factor).to(wide)[:, None]
+        sin = (angles.sin() * factor).to(wide)[:, None]
+        width = 2 * len(inverse)
         turning, rest = x[..., :width].to(wide), x[..., width:]
         if self.shape.rope.interleaved:
             a, b = turning[..., 0::2], turning[..., 1::2]

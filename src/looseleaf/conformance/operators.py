@@ -120,7 +120,7 @@ class Stage:
         """Queries, keys and values of some tokens of the text, as the model hands them over: where
         RoPE has an attention factor and turns only some dims, queries are scaled for it."""
         q, k, v = (x[tokens.start : tokens.stop] for x in self.states.layers[layer])
-        scale = query_scale(self.subject.loaded.shape.rope)
+        scale = query_scale(self.subject.loaded.shape.rope_of(layer))
         return q if scale is None else q * scale.to(q), k, v
 
     def step(
@@ -302,7 +302,7 @@ def _variant(
     kept = attention.grouping, attention.batch_invariant
     return PagedAttention(
         pool=attention.pool,
-        rotation=attention.rotation,
+        rotations=attention.rotations,
         rules=attention.rules,
         num_qo_heads=attention.num_qo_heads,
         grouping=kept[0] if grouping is None else grouping,

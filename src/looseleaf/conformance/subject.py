@@ -278,14 +278,14 @@ class Cases:
 
 def describe_subject(subject: Subject, name: str) -> dict[str, str]:
     """What is judged, where and by what versions, in words."""
-    device = subject.device
+    device, shape = subject.device, subject.loaded.shape
     machine = platform.processor() or platform.machine()
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
     narrow = "" if subject.stored_in is None else " in eight bits"
     return {
         "model": name,
-        "shape": f"{subject.loaded.shape.family}, RoPE {subject.loaded.shape.rope.law}",
+        "shape": f"{shape.family}, RoPE {' and '.join(r.law for r in shape.ropes)}",
         "dtype": str(subject.dtype).removeprefix("torch."),
         "device": f"{device} ({machine})",
         "tokens": f"{subject.tokens} tokens, pages of {subject.page_size}{narrow}",

@@ -77,8 +77,8 @@ class Evictions:
         """Have ``sequence`` throw keys away, if its request says so."""
         evictor = make_evictor(request.select, request.num_tokens)
         if evictor is not None:
-            rotation, rules = self.attention.rotation, self.attention.rules
-            sequence.eviction = Eviction(evictor, rotation, rules)
+            rotations, rules = self.attention.rotations, self.attention.rules
+            sequence.eviction = Eviction(evictor, rotations, rules)
             # its pages change, so they are nobody else's beginning
             sequence.tail.fused = True
 

@@ -290,7 +290,7 @@ class Evidence:
         numbers = np.stack([*np.divmod(slots, pool.page_size), places])
         held = to_device(torch.from_numpy(numbers), hidden.device)
         keys, values = self.model.keys_values(layer, hidden)
-        turned = rotate(keys, held[2], self.attention.rotation)
+        turned = rotate(keys, held[2], self.attention.rotations[layer])
         at = held[0], slice(None), held[1]
         stored_keys, stored_values = (pages[at] for pages in pool.layer(layer))
         return kv_deviation(turned, values, stored_keys, stored_values).cpu()

@@ -5,6 +5,7 @@ before; then its index is built, by whoever holds the job."""
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,11 +74,11 @@ class HostedPass:
     def __init__(
         self,
         shape: ModelConfig,
-        rotation: Rotation,
+        rotations: Sequence[Rotation],
         rules: tuple[ScoreRule, ...],
         job: HostingJob,
     ) -> None:
-        self.job, self.rotation, self.rules = job, rotation, rules
+        self.job, self.rotations, self.rules = job, rotations, rules
         self.context: list[Tensor] = []
         self.context_done = not job.context
         self.places, self.first = torch.arange(0), 0
@@ -106,25 +107,25 @@ class HostedPass:
         segment.filled = stop
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rule, dtype = self.rules[layer], q.dtype
+        rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
-            turned = (rotate(k, at, self.rotation), v)
+            turned = (rotate(k, at, rotation), v)
             self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
-            turned_q = rotate(q.float(), at, self.rotation)
+            turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
             return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
-        own = torch.stack((rotate(k, self.places, self.rotation), v)).transpose(1, 2)
+        own = torch.stack((rotate(k, self.places, rotation), v)).transpose(1, 2)
         kv[:, :, first:stop] = own
-        turned_q = rotate(q.float(), self.places, self.rotation)
+        turned_q = rotate(q.float(), self.places, rotation)
         self._keep(layer, turned_q, first, stop)
         states = [
             attend_segment(turned_q, own, rule, causal=True, of_prompt=True),
             attend_segment(turned_q, kv[:, :, :first], rule, of_prompt=True),
         ]
         if self.context:
-            behind = rotate(q.float(), self.places + len(self.job.context), self.rotation)
+            behind = rotate(q.float(), self.places + len(self.job.context), rotation)
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
         return merge_all(states).out.to(dtype)
 

@@ -197,7 +197,7 @@ class Hosting:
         job.finished.set()
 
     def _make_pass(self, job: HostingJob) -> HostedPass:
-        return HostedPass(self.model.config, self.attention.rotation, self.attention.rules, job)
+        return HostedPass(self.model.config, self.attention.rotations, self.attention.rules, job)
 
     def _bring(self, job: HostingJob) -> None:
         """Load a document, and go on with what the tier does not have of it. Gigabytes are read:
@@ -343,7 +343,7 @@ class Hosting:
                 "hosted documents are read by the attention of a CPU or of a CUDA device: leave "
                 "the implementation to 'auto', or register the document for the pool"
             )
-        most = len(attention.rotation.cos)
+        most = attention.num_positions
         if num_tokens >= most:
             raise InvalidRequest(
                 f"the document and what it sees have {num_tokens} tokens, and the context holds "

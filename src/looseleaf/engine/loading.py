@@ -1,6 +1,5 @@
 """From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
 
-import dataclasses
 import gc
 import logging
 import math
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 import looseleaf.assets
-from looseleaf.config import CpuKernels, EngineConfig, ModelConfig
+from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, RopeConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.machine_limits import available_memory, usable_cores
 from looseleaf.engine.runner import OnProgress, Runner, pool_dtype
@@ -28,7 +27,7 @@ from looseleaf.models import (
 )
 from looseleaf.models.checkpoint import list_tensors
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.rope.frames import rope_fingerprint
+from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
 
 _log = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     device = pick_device(config.device)
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape, folder)
-    shape = dataclasses.replace(shape, rope=dataclasses.replace(shape.rope, length=max_model_len))
+    shape = shape.frozen_at(max_model_len)
     # before the weights, which take minutes: what is wrong with the small files is told at once
     tokenizer = Tokenizer(folder)
     if tokenizer.last_token_id >= shape.vocab_size:
@@ -161,7 +160,7 @@ def make_engine(
     precision = str(stored) if stored == decoder.dtype else f"{stored} of {decoder.dtype}"
     keys = KeySpace.create(
         model=loaded.fingerprint,
-        rope=rope_fingerprint(loaded.shape.rope),
+        rope=model_rope_fingerprint(loaded.shape),
         kv_dtype=precision,
         salt=config.salt,
         page_size=config.cache.page_size,
@@ -214,11 +213,15 @@ def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:
 
 
 def longest_context(shape: ModelConfig) -> int | None:
-    """The most tokens that a model's positions reach, by its configuration; None if its RoPE law
-    stretches to any length.
+    """The most tokens that a model's positions reach, by its configuration; None if the RoPE laws
+    of all layers stretch to any length.
     """
-    rope, stated = shape.rope, shape.max_position_embeddings
-    if rope.law == "dynamic":
+    reaches = (_reach(rope, shape.max_position_embeddings) for rope in shape.ropes)
+    return min((reach for reach in reaches if reach is not None), default=None)
+
+
+def _reach(rope: RopeConfig, stated: int) -> int | None:
+    if rope.law in ("none", "dynamic"):
         return None
     # these stretch what the model was trained on, and not every configuration counts that in
     if rope.law == "linear":

@@ -46,7 +46,7 @@ def measure_pace(runner: Runner, pace: ComputePace) -> None:
     """Time passes of several lengths over pages that nobody uses, each after one that is not
     counted; the last one computes every fourth token again."""
     pool = runner.pool
-    positions = runner.attention.rotation.cos.shape[0]
+    positions = runner.attention.num_positions
     most = _MOST_TOKENS_GPU if runner.model.device.type == "cuda" else _MOST_TOKENS
     # a quarter more, for what is computed again
     most = min(most, pool.num_free * pool.page_size * 3 // 4, positions)

@@ -48,7 +48,7 @@ from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
-from looseleaf.rope.frames import build_rotation, softmax_scale
+from looseleaf.rope.frames import layer_rotations, softmax_scale
 from looseleaf.sparse import BreakEven
 from looseleaf.types import ScoreRule
 
@@ -104,7 +104,7 @@ class Runner:
         )
         attention = PagedAttention(
             pool=pool,
-            rotation=build_rotation(shape.rope, max_model_len, model.device),
+            rotations=layer_rotations(shape, max_model_len, model.device),
             rules=_score_rules(shape),
             num_qo_heads=shape.num_qo_heads,
             grouping=config.scheduler.grouping,
@@ -352,9 +352,12 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
-    scale = softmax_scale(shape)
     return tuple(
-        ScoreRule(scale, soft_cap=shape.soft_cap, window=shape.window(layer))
+        ScoreRule(
+            softmax_scale(shape, layer),
+            soft_cap=shape.soft_cap,
+            window=shape.window(layer),
+        )
         for layer in range(shape.num_layers)
     )
 

@@ -65,7 +65,7 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
     on_gpu, cuda = device.type == "cuda", torch.cuda
     processors = cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
     filling = -(-_ROWS_OF_A_PROCESSOR * processors // model.config.num_qo_heads)
-    longest = pool.num_free * pool.page_size, attention.rotation.cos.shape[0]
+    longest = pool.num_free * pool.page_size, attention.num_positions
     pages = pool.allocate(min(max(_LONG, filling), *longest) // pool.page_size) or []
     rows = len(pages) * pool.page_size
     if not rows:
@@ -86,7 +86,8 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         if on_gpu:
             _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
         shape = model.config.num_kv_heads, model.config.head_dim
-        rotate(torch.zeros(rows, *shape, dtype=model.dtype, device=device), at, attention.rotation)
+        keys = torch.zeros(rows, *shape, dtype=model.dtype, device=device)
+        rotate(keys, at, attention.rotations[0])
     finally:
         pool.free(pages)
 

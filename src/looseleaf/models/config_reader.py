@@ -54,7 +54,8 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
     try:
         _refuse_others(raw)
         config = build(raw)
-        require_frequencies(config.rope)
+        for rope in config.ropes:
+            require_frequencies(rope)
         return config
     except KeyError as error:
         raise CorruptCheckpoint(f"{source} lacks {error.args[0]!r}; download it again") from error

@@ -33,8 +33,12 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
-        scale = query_scale(config.rope)
-        self._query_scale = None if scale is None else scale.to(self.device, self.dtype)
+        scales = {rope: query_scale(rope) for rope in config.ropes}
+        sent = {
+            rope: None if scale is None else scale.to(self.device, self.dtype)
+            for rope, scale in scales.items()
+        }
+        self._query_scales = [sent[config.rope_of(n)] for n in range(config.num_layers)]
         # Gemma's root of the hidden size is rounded so, and Granite's multipliers are exact
         self._embedding_multiplier = float(
             torch.tensor(config.embedding_multiplier, dtype=self.dtype)
@@ -90,9 +94,9 @@ class Decoder:
         self, layer: int, hidden: Float[Tensor, "rows hidden_size"]
     ) -> tuple[Float[Tensor, "rows kv_heads head_dim"], Float[Tensor, "rows kv_heads head_dim"]]:
         """Unrotated keys and values that ``layer`` makes of the hidden states before it."""
-        weights = self.weights.layers[layer]
-        normed, _ = apply_norm(Stream(hidden), weights.input_norm, self.config)
-        _, k, v = self._heads(weights, normed)
+        norm = self.weights.layers[layer].input_norm
+        normed, _ = apply_norm(Stream(hidden), norm, self.config)
+        _, k, v = self._heads(layer, normed)
         return k, v
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -111,7 +115,7 @@ class Decoder:
     ) -> Stream:
         config = self.config
         normed, stream = apply_norm(stream, layer.input_norm, config)
-        q, k, v = self._heads(layer, normed)
+        q, k, v = self._heads(index, normed)
         if asked is not None:
             q, normed, stream = q[asked], normed[asked], Stream(stream.total[asked])
         attended = attend(index, q, k, v).flatten(1)
@@ -123,8 +127,8 @@ class Decoder:
         inner = apply_gated(normed, layer.gate_up, config)
         return add_branch(stream, inner, layer.down, layer.down_norm, config)
 
-    def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rows, config = normed.shape[0], self.config
+    def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, config, layer = normed.shape[0], self.config, self.weights.layers[index]
         heads = project_heads(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -134,6 +138,7 @@ class Decoder:
             k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
             if config.joint_qk_norm:
                 q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
-        if self._query_scale is not None:
-            q = q * self._query_scale
+        scale = self._query_scales[index]
+        if scale is not None:
+            q = q * scale
         return q, k, v

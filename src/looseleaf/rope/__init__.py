@@ -5,11 +5,20 @@ fast each pair turns, ``frames`` makes the table of a whole engine and the name 
 changes a key.
 """
 
-from looseleaf.rope.frames import build_rotation, query_scale, rope_fingerprint, softmax_scale
+from looseleaf.rope.frames import (
+    build_rotation,
+    layer_rotations,
+    model_rope_fingerprint,
+    query_scale,
+    rope_fingerprint,
+    softmax_scale,
+)
 from looseleaf.rope.laws import rope_frequencies
 
 __all__ = [
     "build_rotation",
+    "layer_rotations",
+    "model_rope_fingerprint",
     "query_scale",
     "rope_fingerprint",
     "rope_frequencies",

@@ -39,9 +39,17 @@ def build_rotation(
     return Rotation(cos=cos, sin=sin, interleaved=config.interleaved)
 
 
-def softmax_scale(config: ModelConfig) -> float:
+def layer_rotations(
+    config: ModelConfig, num_positions: int, device: torch.device | str = "cpu"
+) -> tuple[Rotation, ...]:
+    """The table of every layer: the same object for layers of one law."""
+    made = {rope: build_rotation(rope, num_positions, device) for rope in config.ropes}
+    return tuple(made[config.rope_of(layer)] for layer in range(config.num_layers))
+
+
+def softmax_scale(config: ModelConfig, layer: int) -> float:
     """What a plain ``q . k`` is multiplied with: the law's factor comes with q and with k."""
-    factor = rope_frequencies(config.rope).attention_factor
+    factor = rope_frequencies(config.rope_of(layer)).attention_factor
     own = config.softmax_scale
     return float((config.head_dim**-0.5 if own is None else own) * factor**2)
 
@@ -71,6 +79,7 @@ def rope_fingerprint(config: RopeConfig) -> bytes:
     always = (config.head_dim, config.rotary_dim, config.interleaved, config.theta, config.law)
     extended = is_extended(config)
     by_law: dict[str, tuple[object, ...]] = {
+        "none": (),
         "default": (),
         "linear": (config.factor,),
         "dynamic": (config.factor, config.max_position_embeddings, frozen_length(config))
@@ -92,3 +101,13 @@ def rope_fingerprint(config: RopeConfig) -> bytes:
         ),
     }
     return hashlib.blake2b(repr((always, by_law[config.law])).encode(), digest_size=16).digest()
+
+
+def model_rope_fingerprint(config: ModelConfig) -> bytes:
+    """The same of a whole model: of its law, or of those of all layers where they differ."""
+    if len(config.ropes) == 1:
+        return rope_fingerprint(config.ropes[0])
+    digest = hashlib.blake2b(digest_size=16)
+    for layer in range(config.num_layers):
+        digest.update(rope_fingerprint(config.rope_of(layer)))
+    return digest.digest()

@@ -59,6 +59,10 @@ def _periods(config: RopeConfig, theta: float) -> Float[Tensor, " half_rotary_di
     return theta ** (pairs / config.rotary_dim)
 
 
+def _none(config: RopeConfig) -> Frequencies:
+    return Frequencies(torch.zeros(config.rotary_dim // 2, dtype=torch.float64), 1.0)
+
+
 def _default(config: RopeConfig) -> Frequencies:
     return Frequencies(1.0 / _periods(config, config.theta), 1.0)
 
@@ -150,6 +154,7 @@ def _longrope_attention_factor(config: RopeConfig) -> float:
 
 
 _LAWS: dict[str, Callable[[RopeConfig], Frequencies]] = {
+    "none": _none,
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

@@ -89,7 +89,7 @@ class Eviction:
     """What one output has kept and thrown away; ``num_evicted`` keys are gone from its text."""
 
     evictor: Evictor
-    rotation: Rotation
+    rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     num_evicted: int = 0
     _scores: dict[int, Tensor] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Eviction:
     ) -> Float[Tensor, "rows kv_heads group keys"]:
         """The softmax of rows that see all keys but the ``ahead`` last ones."""
         rule = self.rules[layer]
-        turned = rotate(q.float(), positions, self.rotation).unflatten(1, (len(keys), -1))
+        turned = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
         scores = torch.einsum("rhgd,hnd->rhgn", turned, keys) * rule.softmax_scale
         if rule.soft_cap:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)

@@ -34,7 +34,8 @@ class Partial:
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """The largest partial product of any key of the page, scaled."""
         pool, table, heads = candidates.pool, candidates.table, candidates.num_kv_heads
-        turned = candidates.turned(q).unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
+        turned = candidates.turned(layer, q)
+        turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
         num_dims = self._num_dims(turned.shape[-1])
         dims = turned.abs().sum(2).topk(num_dims, -1).indices  # [spans, kv_heads, few]
         few = turned.gather(3, dims[:, :, None].expand(-1, -1, turned.shape[2], -1))

@@ -32,7 +32,7 @@ class Quest:
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """``max(q, 0) . largest + min(q, 0) . least``, scaled; no key of the page scores more."""
-        turned = candidates.turned(q)
+        turned = candidates.turned(layer, q)
         queries = torch.cat([turned.clamp_min(0), turned.clamp_max(0)], -1)
         return vector_scores(layer, queries, candidates)
 
