@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_FIRST = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
+_FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
 FAMILIES = (*_FIRST, "gemma2", "glm", "glm4", "granite", "olmo2")
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
@@ -43,6 +43,7 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "attention_bias": True},
     "phi": {"num_key_value_heads": 4},
     "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": ORIGINAL_POSITIONS},
     # caps so low that they bend scores and logits of random weights

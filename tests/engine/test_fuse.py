@@ -70,7 +70,7 @@ def test_a_blended_answer_is_what_the_dense_definition_says(
         assert worst(answer.logits, expected[-len(output) - 1 : -1]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "smollm3"])
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
 def test_every_implementation_of_attention_blends_alike(
     checkpoint: Folder, family: str, implementation: Any
@@ -221,13 +221,14 @@ def test_a_policy_without_meaning_is_refused(options: dict[str, Any], reason: st
 
 @pytest.mark.parametrize("ratio", [0.1, 0.25, 0.5])
 @pytest.mark.parametrize("selector", ["question", "links", "oracle"])
+@pytest.mark.parametrize("family", ["llama", "smollm3"])
 def test_what_is_chosen_is_what_dense_attention_chooses(
-    checkpoint: Folder, selector: Any, ratio: float
+    checkpoint: Folder, family: str, selector: Any, ratio: float
 ) -> None:
     """The same passes on one dense prompt; its first document is exact, so it is left alone."""
     for seed in range(3):
         prompt = [LEAD, *(document(10 * seed + n, 30) for n in range(3)), words(2, 9)]
-        llm = make_llm(checkpoint("llama"))
+        llm = make_llm(checkpoint(family))
         answer = blend(llm, prompt, Fuse(selector, ratio=ratio))
         lead, *documents, text = (list(part.tokens) for part in answer.parts)
         dense = DenseBlend(llm.engine.runner.model, Prompt(lead, documents, text))
@@ -252,7 +253,7 @@ def test_check_layers_that_the_model_has_not_are_refused(checkpoint: Folder) -> 
 @pytest.mark.parametrize(
     ("layers", "factors"), [((1,), ()), ((2,), ()), ((1, 2), ()), ((1, 2), (2.5, 1.0))]
 )
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3"])
 def test_deviation_chooses_and_computes_what_a_dense_pass_does(
     checkpoint: Folder,
     family: str,

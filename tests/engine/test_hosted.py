@@ -96,7 +96,7 @@ def test_hosting_in_16_bits_errs_as_the_pool_does(checkpoint: Folder) -> None:
     assert 0 < errors[0] < 3 * errors[1], errors
 
 
-@pytest.mark.parametrize("family", ["qwen3", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "glm4", "granite", "olmo2"])
 def test_other_families_read_hosted_documents(checkpoint: Folder, family: str) -> None:
     llm = make(checkpoint(family, "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)

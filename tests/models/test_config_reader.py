@@ -300,3 +300,37 @@ def test_adapters_and_gguf_are_refused_with_the_way_out(tmp_path: Path) -> None:
         write()
         with pytest.raises(UnsupportedModel, match=r"holds an adapter.*merge_and_unload\(\)"):
             read_config(tmp_path)
+
+
+SMOL: dict[str, Any] = {**BASE, "model_type": "smollm3"}
+
+
+def still(**options: Any) -> list[bool]:
+    """Which layers turn nothing."""
+    config = parse_config({**SMOL, **options})
+    return [config.rope_of(layer).law == "none" for layer in range(config.num_layers)]
+
+
+def test_smollm3_turns_all_layers_but_every_so_many_th_or_those_that_are_listed() -> None:
+    assert still() == [False, False, False, True]
+    assert still(no_rope_layer_interval=2) == [False, True, False, True]
+    assert still(no_rope_layers=[0, 1, 1, 0, 1]) == [True, False, False, True]
+    config = parse_config({**SMOL, "no_rope_layers": [1, 1, 1, 1]})
+    assert config.layer_ropes == () and config.rope.theta == 2e6
+    assert parse_config(SMOL).windows == ()
+
+
+@pytest.mark.parametrize("given", [[], [1, 1], [1, 1, 2, 0], [1, 1, 1, "x"]])
+def test_smollm3_with_another_list_of_layers_is_refused(given: list[Any]) -> None:
+    with pytest.raises(CorruptCheckpoint, match="a 0 or a 1 for each of 4 layers"):
+        parse_config({**SMOL, "no_rope_layers": given})
+
+
+def test_smollm3_has_windows_only_where_they_are_switched_on() -> None:
+    switched = {"use_sliding_window": True, "sliding_window": 5}
+    assert parse_config({**SMOL, **switched}).windows == (0, 0, 0, 5)
+    assert parse_config({**SMOL, "sliding_window": 5}).windows == ()
+    kinds = ["sliding_attention", *["full_attention"] * 3]
+    assert parse_config({**SMOL, **switched, "layer_types": kinds}).windows == (5, 0, 0, 0)
+    with pytest.raises(UnsupportedModel, match="use_sliding_window or sliding_window is not set"):
+        parse_config({**SMOL, "sliding_window": 5, "layer_types": kinds})

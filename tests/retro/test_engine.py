@@ -93,7 +93,7 @@ SELECT = Select("quest", tokens=80, dense_layers=(0,))
         (Revise(9, local="stale"), "native"),
     ],
 )
-@pytest.mark.parametrize("family", ["llama"])
+@pytest.mark.parametrize("family", ["llama", "smollm3"])
 def test_the_engine_revises_like_the_plainest_form(
     checkpoint: Folder, family: str, revise: Revise, kernels: str
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.fields import Json, number, rows, shown, switch, text, whole
-from looseleaf.models.rope_reader import max_positions, read_rope
+from looseleaf.models.rope_reader import max_positions, read_rope, ropes_of, turning_layers
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -81,6 +81,22 @@ def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
     return _layers_of(kinds, window, num_layers)
 
 
+def _still_layers(raw: Json, turning: Sequence[bool]) -> tuple[int, ...]:
+    """SmolLM3's windows: only if switched on, then by ``layer_types`` or where nothing turns."""
+    window = whole(raw, "sliding_window", 0, least=0)
+    switched = switch(raw, "use_sliding_window") and window > 0
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        kinds = ["full_attention" if turns else "sliding_attention" for turns in turning]
+        window *= switched
+    elif "sliding_attention" in kinds and not switched:
+        raise UnsupportedModel(
+            "layer_types has sliding layers, and use_sliding_window or sliding_window is not set: "
+            "set both, or write full_attention"
+        )
+    return _layers_of(kinds, window, len(turning))
+
+
 def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
     """``window`` in the layers that ``kinds`` calls sliding."""
     known = ("full_attention", "sliding_attention")
@@ -144,6 +160,20 @@ def _qwen3(raw: Json) -> ModelConfig:
         output_bias=bias,
         qk_norm=True,
         windows=_upper_layers(raw, common["num_layers"]),
+    )
+
+
+def _smollm3(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True, **raw}
+    common, bias = _gated(raw), switch(raw, "attention_bias")
+    turning = turning_layers(raw, common["num_layers"])
+    return ModelConfig(
+        **common,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=switch(raw, "mlp_bias"),
+        layer_ropes=ropes_of(common["rope"], turning),
+        windows=_still_layers(raw, turning),
     )
 
 
@@ -259,6 +289,7 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
     "phi": _phi,
     "phi3": _phi3,
     "gemma2": _gemma2,

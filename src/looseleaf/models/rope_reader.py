@@ -1,10 +1,11 @@
 """RoPE from a checkpoint's ``config.json``: the law, its parameters and which dims turn.
 
-Both spellings are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``.
+Both spellings are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``; and which
+layers turn at all.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from looseleaf.config import RopeConfig
@@ -51,7 +52,7 @@ _PARTIAL = ("phi", "phi3", "glm", "glm4")
 _INTERLEAVED = ("glm", "glm4")
 _DEFAULT_MAX_POSITIONS = {
     **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
-    **{"glm": 131_072, "glm4": 131_072},
+    **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768},
 }
 
 
@@ -142,3 +143,24 @@ def require_frequencies(rope: RopeConfig) -> None:
             f"no frequencies follow from the parameters of RoPE law {rope.law!r} ({error}); "
             "correct them"
         ) from error
+
+
+def turning_layers(raw: Json, num_layers: int) -> list[bool]:
+    """Which layers turn queries and keys: by ``no_rope_layers``, where 1 says that a layer does, or
+    all but every so many-th one."""
+    if raw.get("no_rope_layers") is None:
+        interval = whole(raw, "no_rope_layer_interval", 4)
+        return [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    turning = rows(raw, "no_rope_layers")
+    if len(turning) < num_layers or any(value not in (0, 1) for value in turning):
+        raise CorruptCheckpoint(
+            f"no_rope_layers must be a 0 or a 1 for each of {num_layers} layers, not "
+            f"{shown(turning)}; correct it"
+        )
+    return [bool(value) for value in turning[:num_layers]]
+
+
+def ropes_of(rope: RopeConfig, turning: Sequence[bool]) -> tuple[RopeConfig, ...]:
+    """``rope`` in layers that turn, and a law that turns nothing in others."""
+    still = RopeConfig(rope.head_dim, rope.rotary_dim, law="none")
+    return () if all(turning) else tuple(rope if turns else still for turns in turning)
