@@ -58,10 +58,11 @@ def gpu_model(seed: int, device: torch.device) -> Tested:
 
 def _shape(num_qo_heads: int, num_kv_heads: int, head_dim: int) -> ModelConfig:
     rope = RopeConfig(head_dim=head_dim, rotary_dim=head_dim)
+    # of three layers two turn alike, so that what they share is told from what a layer has
+    ropes = rope, replace(rope, law="none"), rope
     heads: dict[str, Any] = {"num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads}
-    return replace(
-        MODEL_SHAPES["tiny"], num_layers=3, vocab_size=VOCAB, head_dim=head_dim, rope=rope, **heads
-    )
+    shape = replace(MODEL_SHAPES["tiny"], num_layers=3, vocab_size=VOCAB, head_dim=head_dim)
+    return replace(shape, rope=rope, layer_ropes=ropes, **heads)
 
 
 def _mapped(weights: DecoderWeights, to: Any) -> DecoderWeights:
