@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-FAMILIES = (*_FIRST, "gemma2", "glm", "glm4", "granite", "olmo2")
+FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -52,6 +52,10 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     },
     "olmo2": {},
+    "gemma3_text": {
+        **{"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 10},
+        **{"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+    },
     "glm": {"head_dim": 32},
     "glm4": {"head_dim": 32, "num_key_value_heads": 1},
     "granite": {
@@ -94,6 +98,9 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
         rope["partial_rotary_factor"] = fraction
     if rope_law == "dynamic":
         shape["max_position_embeddings"] = ORIGINAL_POSITIONS
+    if family == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": 100.0}
+        rope = {"full_attention": rope, "sliding_attention": local}
     config = AutoConfig.for_model(family, rope_parameters=rope, **shape)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(seed)

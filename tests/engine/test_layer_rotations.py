@@ -38,6 +38,7 @@ from tests.engine.oracle import blended_logits, dense_logits
 from tests.retro.test_engine import PAGE_SIZE, answer, expected, quest
 
 FAMILY = "smollm3"
+EVERY_FAMILY = pytest.mark.parametrize("family", [FAMILY, "gemma3_text"])
 PROMPT = [words(1, 11), document(1, 41), document(2, 17), words(2, 9)]
 FELT = 100 * TOLERANCE
 
@@ -75,11 +76,12 @@ def engine_by(folder: Any, implementation: Any, **options: Any) -> LLM:
     return llm
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_prompts_and_tokens_behind_them_are_read_by_every_layers_own_table(
-    checkpoint: Folder, kernels: str, swapped: bool
+    checkpoint: Folder, family: str, kernels: str, swapped: bool
 ) -> None:
-    llm = make_llm(checkpoint(FAMILY), cpu_kernels=kernels)
+    llm = make_llm(checkpoint(family), cpu_kernels=kernels)
     (one,) = ask(llm, [PROMPT], drawn(3, 5))
     behind = errors(llm, one, PROMPT)
     # the first is of the prompt's pass, the others of passes of one row
@@ -87,23 +89,25 @@ def test_prompts_and_tokens_behind_them_are_read_by_every_layers_own_table(
     hold(float(behind[1:].max()), swapped)
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
 def test_operators_of_a_gpu_take_every_layers_own_table(
-    checkpoint: Folder, implementation: Any, swapped: bool
+    checkpoint: Folder, family: str, implementation: Any, swapped: bool
 ) -> None:
     """Work lists and span lists; on a CPU Triton's interpreter is slow."""
     prompt = ["a", document(1, 9), document(2, 4), "?"]
-    llm = engine_by(checkpoint(FAMILY), implementation)
+    llm = engine_by(checkpoint(family), implementation)
     (one,) = ask(llm, [prompt], drawn(3, 3))
     hold(float(errors(llm, one, prompt).max()), swapped)
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 @pytest.mark.parametrize("selector", ["question", "links"])
 def test_replaced_tokens_read_documents_by_every_layers_own_table(
-    checkpoint: Folder, implementation: Any, selector: Any, swapped: bool
+    checkpoint: Folder, family: str, implementation: Any, selector: Any, swapped: bool
 ) -> None:
-    llm = engine_by(checkpoint(FAMILY), implementation)
+    llm = engine_by(checkpoint(family), implementation)
     one = blend(llm, SEVERAL, Fuse(selector, ratio=0.3))
     output = list(one.output.token_ids)
     dense = blended_logits(llm.engine.runner.model, one.parts, output, one.chosen)

@@ -1,5 +1,6 @@
 """What config.json says, in either spelling, and what is refused with a sentence."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,8 @@ def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> 
 
 def test_an_unknown_family_names_the_known_ones() -> None:
     with pytest.raises(
-        UnsupportedModel, match=r"'mamba'.*gemma2, glm, glm4, granite, llama, mistral, olmo2, phi"
+        UnsupportedModel,
+        match=r"'mamba'.*gemma2, gemma3_text, glm, glm4, granite, llama, mistral, olmo2, phi",
     ):
         parse_config({**BASE, "model_type": "mamba"})
 
@@ -334,3 +336,35 @@ def test_smollm3_has_windows_only_where_they_are_switched_on() -> None:
     assert parse_config({**SMOL, **switched, "layer_types": kinds}).windows == (5, 0, 0, 0)
     with pytest.raises(UnsupportedModel, match="use_sliding_window or sliding_window is not set"):
         parse_config({**SMOL, "sliding_window": 5, "layer_types": kinds})
+
+
+GEMMA3: dict[str, Any] = {**BASE, "model_type": "gemma3_text", "num_hidden_layers": 7}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+def test_gemma3_in_the_words_of_older_files_is_what_transformers_writes_now() -> None:
+    from transformers import Gemma3TextConfig
+
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 500.0, "rope_scaling": LINEAR}
+    raw = {**GEMMA3, **old, "sliding_window_pattern": 3, "sliding_window": 5}
+    config = parse_config(raw)
+    written = Gemma3TextConfig(**{k: v for k, v in raw.items() if k != "model_type"}).to_dict()
+    assert "full_attention" in written["rope_parameters"] and "rope_theta" not in written
+    assert dataclasses.replace(parse_config(written), torch_dtype=config.torch_dtype) == config
+    laws = [(rope.theta, rope.law, rope.factor) for rope in config.layer_ropes]
+    near, far = (500.0, "default", 1.0), (2e6, "linear", 8.0)
+    assert laws == [near, near, far, near, near, far, near]
+    assert config.windows == (5, 5, 0, 5, 5, 0, 5)
+
+
+def test_gemma3_has_the_defaults_of_transformers() -> None:
+    config = parse_config(GEMMA3)
+    assert [rope.theta for rope in config.layer_ropes] == [1e4] * 5 + [1e6, 1e4]
+    assert config.windows == (4096,) * 5 + (0, 4096)
+    assert config.head_dim == 256 and config.soft_cap == config.final_soft_cap == 0
+    assert parse_config({**GEMMA3, "final_logit_softcapping": 30.0}).final_soft_cap == 30
+
+
+def test_gemma3_with_one_law_in_rope_parameters_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="beside the laws of full_attention"):
+        parse_config({**GEMMA3, "rope_parameters": {**LINEAR, "rope_theta": 1e6}})

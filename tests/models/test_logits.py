@@ -66,7 +66,7 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["gemma2", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2"])
 def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
     exact = make_model(family)
     # weights that are numbers of 16 bits, so that their own rounding is no error
@@ -80,6 +80,22 @@ def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path)
     ours = logits_in_chunks(decoder, tokens, [LENGTH]).float()
     errors = [float((x - truth).square().mean().sqrt()) for x in (ours, theirs)]
     assert errors[0] <= errors[1], errors
+
+
+def test_gemma3_in_the_words_of_older_files_equals_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = make_checkpoint(tmp_path, "gemma3_text") / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["rope_parameters"]
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 3000.0, "rope_local_base_freq": 50.0, "rope_scaling": linear}
+    path.write_text(json.dumps({**raw, **old}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = torch.arange(LENGTH)
+    with torch.inference_mode():
+        reference = model(tokens[None]).logits[0]
+    assert worst(logits_in_chunks(load(tmp_path, LENGTH), tokens, [40, 8]), reference) <= TOLERANCE
 
 
 def test_mistral_with_types_of_layers_equals_transformers(tmp_path: Path) -> None:
@@ -125,6 +141,8 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma2", {"attention_bias": True, "layer_types": ["full_attention"] * 3}),
         ("gemma2", {"tie_word_embeddings": False, "hidden_activation": "gelu"}),
+        ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 2}),
+        ("gemma3_text", {"final_logit_softcapping": 1.5, "attention_bias": True}),
         ("glm", {"attention_bias": False, "num_key_value_heads": 4}),
         ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 24}),

@@ -19,6 +19,7 @@ from looseleaf.models.layers import (
     add_branch,
     apply_gated,
     apply_norm,
+    norm_heads,
     project_heads,
 )
 from looseleaf.models.linear import project
@@ -134,8 +135,8 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             if config.joint_qk_norm:
                 q, k = q.flatten(1), k.flatten(1)
-            q = torch.rms_norm(q, layer.q_norm.shape, layer.q_norm, config.norm_eps)
-            k = torch.rms_norm(k, layer.k_norm.shape, layer.k_norm, config.norm_eps)
+            q = norm_heads(q, layer.q_norm, config.norm_eps)
+            k = norm_heads(k, layer.k_norm, config.norm_eps)
             if config.joint_qk_norm:
                 q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
         scale = self._query_scales[index]

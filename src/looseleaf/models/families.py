@@ -6,7 +6,13 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.fields import Json, number, rows, shown, switch, text, whole
-from looseleaf.models.rope_reader import max_positions, read_rope, ropes_of, turning_layers
+from looseleaf.models.rope_reader import (
+    max_positions,
+    read_rope,
+    ropes_by_kind,
+    ropes_of,
+    turning_layers,
+)
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -22,6 +28,7 @@ _DTYPES = {
 }
 # what is multiplied with lies in between: numbers stay finite in fp32
 _LEAST_FACTOR = 1e-6
+_GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
 # some times as many as any model has
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
 
@@ -204,30 +211,60 @@ def _phi3(raw: Json) -> ModelConfig:
 
 
 def _gemma2(raw: Json) -> ModelConfig:
+    raw = {**_GEMMA_DEFAULTS, **raw}
+    common = _gated(raw)
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        layers = range(common["num_layers"])
+        kinds = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
+    return ModelConfig(
+        **{**common, **_gemma(raw, common, kinds)},
+        soft_cap=_cap(raw, "attn_logit_softcapping", 50.0),
+        final_soft_cap=_cap(raw, "final_logit_softcapping", 30.0),
+    )
+
+
+def _gemma3(raw: Json) -> ModelConfig:
+    raw = {**_GEMMA_DEFAULTS, **raw}
+    shape = _shape(raw)
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        pattern = whole(raw, "sliding_window_pattern", 6)
+        layers = range(shape["num_layers"])
+        kinds = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]
+    ropes = ropes_by_kind(raw, shape["head_dim"])
+    common = {**shape, "norm_eps": number(raw, "rms_norm_eps", 1e-6)}
+    # refuses kinds that have no law
+    common |= _gemma(raw, common, kinds)
+    return ModelConfig(
+        **common,
+        rope=ropes["full_attention"],
+        layer_ropes=tuple(ropes[kind] for kind in kinds),
+        qk_norm=True,
+        # Transformers caps no attention scores here, whatever attn_logit_softcapping says
+        final_soft_cap=_cap(raw, "final_logit_softcapping", None),
+    )
+
+
+def _gemma(raw: Json, common: dict[str, Any], kinds: Sequence[Any]) -> dict[str, Any]:
+    """What both write the same way, with layers of these ``kinds``."""
     if switch(raw, "use_bidirectional_attention"):
         raise UnsupportedModel(
             "use_bidirectional_attention is true: this model reads in both directions, to embed "
             "texts, and Looseleaf only continues them; use a causal language model"
         )
-    raw = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, **raw}
-    common, bias = _gated(raw), switch(raw, "attention_bias")
-    num_layers = common["num_layers"]
-    kinds = rows(raw, "layer_types")
-    if raw.get("layer_types") is None:
-        kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+    bias = switch(raw, "attention_bias")
     window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
-    return ModelConfig(
-        **{**common, "activation": _activation(raw, "gelu_pytorch_tanh", "hidden_activation")},
-        qkv_bias=bias,
-        output_bias=bias,
-        post_norms=True,
-        norm_offset=1.0,
-        embedding_multiplier=common["hidden_size"] ** 0.5,
-        softmax_scale=_factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
-        soft_cap=_cap(raw, "attn_logit_softcapping", 50.0),
-        final_soft_cap=_cap(raw, "final_logit_softcapping", 30.0),
-        windows=_layers_of(kinds, window, num_layers),
-    )
+    return {
+        "activation": _activation(raw, "gelu_pytorch_tanh", "hidden_activation"),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "post_norms": True,
+        "norm_offset": 1.0,
+        "embedding_multiplier": common["hidden_size"] ** 0.5,
+        "softmax_scale": _factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "windows": _layers_of(kinds, window, common["num_layers"]),
+    }
 
 
 def _glm(raw: Json) -> ModelConfig:
@@ -279,9 +316,10 @@ def _factor(raw: Json, name: str, default: float) -> float:
     return factor
 
 
-def _cap(raw: Json, name: str, default: float) -> float:
+def _cap(raw: Json, name: str, default: float | None) -> float:
     """What scores are capped at: null is no cap, as 0 is in a ``ModelConfig``."""
-    return 0.0 if name in raw and raw[name] is None else _factor(raw, name, default)
+    given = {name: default, **raw}
+    return 0.0 if given[name] is None else _factor(given, name, 1.0)
 
 
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
@@ -293,6 +331,7 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "phi": _phi,
     "phi3": _phi3,
     "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "glm": _glm,
     "glm4": _glm,
     "granite": _granite,

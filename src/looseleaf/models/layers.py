@@ -156,6 +156,11 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     return functional.layer_norm(hidden, shape, norm.weight, norm.bias, config.norm_eps)
 
 
+def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The RMS norm of the last dim of queries or keys; a wider ``weight`` in its own dtype."""
+    return torch.rms_norm(heads.to(weight.dtype), weight.shape, weight, eps).to(heads.dtype)
+
+
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
     """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
     fused = config.gated_mlp and config.activation == "silu" and gate_up.bias is None

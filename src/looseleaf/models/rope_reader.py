@@ -1,7 +1,7 @@
 """RoPE from a checkpoint's ``config.json``: the law, its parameters and which dims turn.
 
 Both spellings are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``; and which
-layers turn at all.
+layers turn at all, or by a law of their own.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ _PARTIAL = ("phi", "phi3", "glm", "glm4")
 _INTERLEAVED = ("glm", "glm4")
 _DEFAULT_MAX_POSITIONS = {
     **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
-    **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768},
+    **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768, "gemma3_text": 131_072},
 }
 
 
@@ -72,6 +72,26 @@ def read_rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeCo
             "rope_theta into rope_parameters, and delete rope_scaling"
         )
     return meant[0]
+
+
+def ropes_by_kind(raw: Json, head_dim: int) -> dict[str, RopeConfig]:
+    """Gemma 3's laws of full and of sliding layers: what ``rope_parameters`` has of each kind; in
+    older files the former have ``rope_theta`` and ``rope_scaling``, and the others
+    ``rope_local_base_freq``."""
+    given = mapping(raw, "rope_parameters")
+    unknown = [name for name in given if name not in ("full_attention", "sliding_attention")]
+    if unknown:
+        raise UnsupportedModel(
+            f"rope_parameters has {shown(unknown)} beside the laws of full_attention and "
+            "sliding_attention: write those of each kind of layer, and nothing else"
+        )
+    theta = number(raw, "rope_theta", 1e6), number(raw, "rope_local_base_freq", 1e4)
+    full = {**mapping(given, "full_attention"), **mapping(raw, "rope_scaling")}
+    scalings = {"full_attention": full, "sliding_attention": mapping(given, "sliding_attention")}
+    return {
+        kind: _rope_of(raw, {"rope_theta": base, **scaling}, head_dim, 1.0)
+        for base, (kind, scaling) in zip(theta, scalings.items(), strict=True)
+    }
 
 
 def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -> RopeConfig:

@@ -42,6 +42,7 @@ class _NormNames(NamedTuple):
 
 _NORM_NAMES = {
     "gemma2": _NormNames(mlp="pre_feedforward_layernorm"),
+    "gemma3_text": _NormNames(mlp="pre_feedforward_layernorm"),
     "glm4": _NormNames(output="post_self_attn_layernorm", down="post_mlp_layernorm"),
 }
 
@@ -106,7 +107,7 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
 
     def head_norm(name: str, size: int) -> Tensor | None:
         size = size if config.joint_qk_norm else config.head_dim
-        return reader.fused([attention + name], [(size,)]) if config.qk_norm else None
+        return reader.norm(attention + name, size, config).weight if config.qk_norm else None
 
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
@@ -117,8 +118,8 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
         gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
         down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
-        q_norm=head_norm("q_norm.weight", q_size),
-        k_norm=head_norm("k_norm.weight", kv_size),
+        q_norm=head_norm("q_norm", q_size),
+        k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
     )
