@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
+from looseleaf.attention.watched import ChunkStep
 from looseleaf.engine import evidence
 from looseleaf.engine import runner as running
 from looseleaf.engine.entering import Entering
@@ -118,15 +119,22 @@ def test_who_makes_room_between_choosing_and_its_pass_answers_the_same(
 
 def test_the_numbers_of_rows_lie_in_one_piece(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Kernels read them as they are: a step that had to copy them would do so in every layer."""
-    made = []
+    steps, watched = [], []
 
-    def seen(*args: Any) -> RowInputs:
-        made.append(step_rows(*args))
-        return made[-1]
+    def rows(*args: Any) -> RowInputs:
+        made = step_rows(*args)
+        steps.append(made.to(torch.device("cpu")))
+        return made
 
-    monkeypatch.setattr(running, "step_rows", seen)
-    for one in ASKED:
+    def step(*args: Any) -> ChunkStep:
+        made = ChunkStep(*args)
+        watched.append((made.slots, made.frame_positions))
+        return made
+
+    monkeypatch.setattr(running, "step_rows", rows)
+    monkeypatch.setattr(evidence, "ChunkStep", step)
+    for one in [*ASKED, (SEVERAL, Fuse("question", ratio=0.3))]:
         blend_all(engine(folder, passes=False), [one])
-    assert len(made) > len(ASKED)
-    for rows in made:
-        assert all(numbers.is_contiguous() for numbers in rows.to(torch.device("cpu")))
+    assert len(steps) > len(ASKED) and len(watched) > 2
+    for numbers in [*steps, *watched]:
+        assert all(some.is_contiguous() for some in numbers)

@@ -29,7 +29,7 @@ from looseleaf.blend import (
 from looseleaf.engine.following import Following, follow
 from looseleaf.engine.fusion import Begun, FusedRows, Fusion, IntArray
 from looseleaf.engine.pass_graphs import PassGraphs, no_rows
-from looseleaf.engine.rows import to_device
+from looseleaf.engine.rows import join_tables, to_device
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
@@ -184,7 +184,7 @@ class Evidence:
                 self.attention.pool.place(fusion.pages, replaced)
             spans = fusion.spans(replaced, int(rows.positions[-1]))
             chunks.append(PrefillChunk(rows.positions, spans))
-        return np.concatenate([rows.table for _, rows, _ in parts], axis=1), chunks
+        return join_tables([rows.table for _, rows, _ in parts]), chunks
 
     def _step_of(self, table: IntArray, chunks: Sequence[PrefillChunk]) -> tuple[Tensor, ChunkStep]:
         held = to_device(torch.from_numpy(table), self.model.device)

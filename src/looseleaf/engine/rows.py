@@ -133,8 +133,13 @@ def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
     columns += [chunk.table(page_size) for chunk in work.chunks]
     wanted = list(_wanted(work, len(decode))) if work.chunks or any(num_past) else None
     past = range(len(work.decode), len(decode))
-    # joined in the order of its parts, those of a blend column by column: kernels read rows
-    return RowInputs(np.ascontiguousarray(np.concatenate(columns, axis=1)), wanted, past)
+    return RowInputs(join_tables(columns), wanted, past)
+
+
+def join_tables(tables: Seq[IntArray]) -> IntArray:
+    """Tables ``[numbers, rows]`` one behind the other, each number of all rows in one piece, as
+    kernels read it: NumPy would leave those of blends lying row by row."""
+    return np.ascontiguousarray(np.concatenate(tables, axis=1))
 
 
 def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
