@@ -17,6 +17,7 @@ from looseleaf.models.layers import (
     LayerWeights,
     Stream,
     add_branch,
+    add_projected,
     apply_gated,
     apply_norm,
     norm_heads,
@@ -40,6 +41,8 @@ class Decoder:
             for rope, scale in scales.items()
         }
         self._query_scales = [sent[config.rope_of(n)] for n in range(config.num_layers)]
+        # what attention and MLP make is added to the stream as it is
+        self._plain = not config.post_norms and config.residual_multiplier == 1.0
         # Gemma's root of the hidden size is rounded so, and Granite's multipliers are exact
         self._embedding_multiplier = float(
             torch.tensor(config.embedding_multiplier, dtype=self.dtype)
@@ -122,10 +125,15 @@ class Decoder:
         attended = attend(index, q, k, v).flatten(1)
         if not len(attended):
             return stream
-        stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
+        if self._plain:
+            stream = add_projected(stream, attended, layer.output)
+        else:
+            stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
         if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
+        if self._plain:
+            return add_projected(stream, inner, layer.down)
         return add_branch(stream, inner, layer.down, layer.down_norm, config)
 
     def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

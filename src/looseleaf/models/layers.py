@@ -78,16 +78,23 @@ class Stream(NamedTuple):
         return self.total + _whole(self.pending, self.total.dtype)
 
 
-def add_branch(
-    stream: Stream, hidden: Tensor, projection: Projection, norm: Norm | None, config: ModelConfig
-) -> Stream:
-    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm: after a norm of
-    its own, if there is one, and times the model's multiplier.
+def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
+    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm.
 
     May change the stream in place: what was given is not to be used again.
     """
-    if norm is None and config.residual_multiplier == 1.0:
-        return _add_projected(stream, hidden, projection)
+    if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
+        return Stream(stream.settled(), _summands(hidden, projection))
+    if stream.total.is_cuda:
+        return Stream(add_project_(stream.settled(), hidden, projection))
+    return Stream(add_project(stream.settled(), hidden, projection))
+
+
+def add_branch(
+    stream: Stream, hidden: Tensor, projection: Projection, norm: Norm | None, config: ModelConfig
+) -> Stream:
+    """As `add_projected`, after a norm of the product's own, if there is one, and times the model's
+    multiplier."""
     few = hidden.is_cuda and len(hidden) <= _FEW_ROWS
     branch = _summands(hidden, projection) if few else project(hidden, projection)
     if norm is not None:
@@ -101,14 +108,6 @@ def add_branch(
 def _whole(summands: Tensor, dtype: torch.dtype) -> Tensor:
     """What may be in parts as one ``[rows, features]``."""
     return (summands if summands.ndim == 2 else summands.sum(0)).to(dtype)
-
-
-def _add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
-        return Stream(stream.settled(), _summands(hidden, projection))
-    if stream.total.is_cuda:
-        return Stream(add_project_(stream.settled(), hidden, projection))
-    return Stream(add_project(stream.settled(), hidden, projection))
 
 
 def _summands(hidden: Tensor, projection: Projection) -> Tensor:
@@ -138,7 +137,10 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
     if config.norm == "rms" and stream.total.is_cuda:
         normed, total = rms_norm(stream.total, norm.weight, config.norm_eps, stream.pending)
         return normed, Stream(total)
-    total = stream.settled()
+    total, weight = stream.settled(), norm.weight
+    if config.norm == "rms" and not config.norm_offset:
+        # a small model on a CPU notices each call
+        return functional.rms_norm(total, weight.shape, weight, config.norm_eps), Stream(total)
     return _normed(total, norm, config), Stream(total)
 
 
