@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.hosted import HostedAttention, HostedCounters, HostedRead
-from looseleaf.attention.hosted_device import _on_host
 from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.config import IndexConfig
 from looseleaf.index import Heads, build_segment
@@ -221,10 +220,3 @@ def test_a_word_in_memory_has_a_layer_done() -> None:
     del work
     gc.collect()
     assert settled == [True]
-
-
-def test_tables_are_brought_to_the_host_once_for_all_layers_that_share_them() -> None:
-    one, two = rotations()
-    first, second, third = _on_host((one, two, one))
-    assert first is third and first is not second
-    assert torch.equal(second.cos, two.cos) and torch.equal(first.sin, one.sin)

@@ -42,9 +42,8 @@ def test_a_branch_is_normed_and_multiplied_as_a_whole(kind: str, rows: int) -> N
     drawn += [torch.randn(FEATURES, INNER) * INNER**-0.5, *(1 + torch.randn(2, FEATURES) / 4)]
     drawn = [x.to(torch.bfloat16) for x in drawn]
     on_device = [x.to(DEVICE) for x in drawn]
-    if DEVICE == "cuda":
-        processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-        assert (num_parts(*on_device[1:3], processors) > 1) == (rows <= 64)
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    assert (num_parts(*on_device[1:3], processors) > 1) == (rows <= 64)
     mine = added(on_device, CONFIGS[kind], DEVICE)
     truth = added(drawn, CONFIGS[kind], torch.float64)
     plain = added(drawn, CONFIGS[kind], "cpu")

@@ -221,3 +221,11 @@ def test_an_engine_that_is_closed_gives_its_pages_back_while_it_is_held(tmp_path
         llm.generate(PROMPTS)
     with pytest.raises(EngineClosed):
         llm.engine.step()
+
+
+def test_pages_that_a_tier_may_still_write_to_stay_with_a_closed_engine(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=2_000, host_gib=0.1)
+    llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=4))
+    llm.close()
+    assert llm.engine.runner.pool.kv.untyped_storage().nbytes() > 0

@@ -18,12 +18,14 @@ from looseleaf.rope import (
     build_rotation,
     frames,
     layer_rotations,
+    made_once,
     model_rope_fingerprint,
     query_scale,
     rope_fingerprint,
     rope_frequencies,
     softmax_scale,
 )
+from looseleaf.types import Rotation
 
 HEAD_DIM = 16
 LAWS: dict[str, dict[str, Any]] = {
@@ -210,6 +212,17 @@ def test_layers_of_one_law_share_a_table_and_others_have_their_own() -> None:
     first, second, third = layer_rotations(of_laws("llama3", "none", "llama3"), 9)
     assert first is third and first is not second
     assert torch.equal(first.cos, build_rotation(make("llama3"), 9).cos)
+
+
+def test_what_is_made_of_tables_is_made_once_for_layers_that_share_one() -> None:
+    tables, made = layer_rotations(of_laws("llama3", "none", "llama3", "none"), 9), []
+
+    def make(table: Rotation) -> int:
+        made.append(table)
+        return len(made)
+
+    assert made_once(tables, make) == [1, 2, 1, 2]
+    assert made[0] is tables[0] and made[1] is tables[1]
 
 
 def test_the_law_of_no_rotation_leaves_what_it_turns_as_it_was() -> None:

@@ -6,7 +6,7 @@ New rows go through PyTorch's flash attention span by span. What a step needs is
 shared by its layers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepa
 from looseleaf.ops.partial_attention.native import NativePlan, PagesAt, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
+from looseleaf.rope import made_once
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
@@ -54,8 +55,7 @@ class CpuAttention:
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
         self.alike = _first_alike(self.rotations, self.rules)
-        tables = {id(one): TurnTable.create(one) for one in _distinct(self.rotations)}
-        self.tables = [tables[id(one)] for one in self.rotations]
+        self.tables = made_once(self.rotations, TurnTable.create)
         self.memory = [
             (page_memory(k), page_memory(v))
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
@@ -90,7 +90,6 @@ class CpuAttention:
         self._move_lists({reading.key: reading for reading in readings})
         num_rows = len(readings[0].rows)
         if not self.native:
-            at = {id(table): table.at(frame_positions) for table in self.tables}
             return _TorchStep(
                 self,
                 num_rows,
@@ -98,7 +97,7 @@ class CpuAttention:
                 self._torch_decode(readings),
                 readings,
                 slots,
-                [at[id(table)] for table in self.tables],
+                made_once(self.tables, lambda table: table.at(frame_positions)),
             )
         plans = [self._plan(layer, reading) for layer, reading in enumerate(readings)]
         for plan in set(plans):
@@ -179,11 +178,6 @@ class CpuAttention:
                 made[place] = _TorchDecode(prepared, turn, work.row_state_indptr)
             decode.append(made.get(place))
         return decode
-
-
-def _distinct(rotations: Iterable[Rotation]) -> list[Rotation]:
-    """Every table once."""
-    return list({id(one): one for one in rotations}.values())
 
 
 def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> list[int]:

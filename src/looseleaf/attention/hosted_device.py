@@ -22,6 +22,7 @@ from looseleaf.attention.hosted_work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
 from looseleaf.index.crew import Bell, Crew
 from looseleaf.kv.hosted import HostedSegment
+from looseleaf.rope import made_once
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # threads, of which one is not missed
@@ -69,7 +70,7 @@ class HostedDevice:
                 # threads and device know nothing of Python's references: what they read and write
                 # stays until they have
                 weakref.finalize(self, _settled, self.device, self._works)
-                self._on_host = _on_host(self.rotations)
+                self._on_host = made_once(self.rotations, _on_host)
                 self._side = torch.cuda.Stream(self.device)
             q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
             work = HostedWork(self._crew, self._tables, self._on_host, self.rules, q)
@@ -165,14 +166,8 @@ class DeviceWork:
         return self.host.parts(self.states)
 
 
-def _on_host(rotations: Sequence[Rotation]) -> list[Rotation]:
-    """The tables in the host's memory, each once."""
-    distinct = {id(one): one for one in rotations}
-    copied = {
-        name: Rotation(one.cos.cpu(), one.sin.cpu(), one.interleaved)
-        for name, one in distinct.items()
-    }
-    return [copied[id(one)] for one in rotations]
+def _on_host(rotation: Rotation) -> Rotation:
+    return Rotation(rotation.cos.cpu(), rotation.sin.cpu(), rotation.interleaved)
 
 
 def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:

@@ -10,8 +10,8 @@ from looseleaf.kv.pool import PagePool
 
 
 def close(indexing: Indexing, tiering: Tiering, pool: PagePool) -> None:
-    """End what runs beside an engine, and give its pages' memory back where that is a GPU's; the
-    engine is held by none of these, or it would never be collected."""
+    """End what runs beside an engine, and give its pages' memory back where that is a GPU's and no
+    tier is; the engine is held by none of these, or it would never be collected."""
     indexing.close()
     tiering.close()
     device = pool.kv.device
@@ -20,4 +20,6 @@ def close(indexing: Indexing, tiering: Tiering, pool: PagePool) -> None:
         # device that has failed the engine has said so
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(device)
-            pool.let_go()
+            # a thread that a slow tier keeps waiting may write to them yet
+            if tiering.tiers is None:
+                pool.let_go()

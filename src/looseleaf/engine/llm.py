@@ -257,8 +257,9 @@ class LLM(OfOneProcess):
                 self.engine.abort(progress.request.request_id)
 
     def close(self) -> None:
-        """Finish what is on its way to the tiers, and let go of them and of a GPU's pages; at exit
-        that happens anyway. The weights stay for as long as this object is held.
+        """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
+        Without tiers a GPU's pages are given back, too; else they stay, as the weights do, for as
+        long as this object is held.
 
         Nothing may be asked after. In a forked process it does nothing."""
         if self._lock.home.is_here:

@@ -7,6 +7,7 @@ from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.fields import Json, number, rows, shown, switch, text, whole
 from looseleaf.models.rope_reader import (
+    LEAST_FACTOR,
     max_positions,
     read_rope,
     ropes_by_kind,
@@ -26,8 +27,6 @@ _DTYPES = {
     **{"float32": "float32", "float": "float32", "float64": "float32", "double": "float32"},
     **{"float16": "float16", "half": "float16", "bfloat16": "bfloat16"},
 }
-# what is multiplied with lies in between: numbers stay finite in fp32
-_LEAST_FACTOR = 1e-6
 _GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
 # some times as many as any model has
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
@@ -307,10 +306,10 @@ def _olmo2(raw: Json) -> ModelConfig:
 
 def _factor(raw: Json, name: str, default: float) -> float:
     """A number to multiply with or to divide by."""
-    factor = number(raw, name, default, most=1 / _LEAST_FACTOR)
-    if factor < _LEAST_FACTOR:
+    factor = number(raw, name, default, most=1 / LEAST_FACTOR)
+    if factor < LEAST_FACTOR:
         raise CorruptCheckpoint(
-            f"{name} must be a number from {_LEAST_FACTOR:g} to {1 / _LEAST_FACTOR:g}, not "
+            f"{name} must be a number from {LEAST_FACTOR:g} to {1 / LEAST_FACTOR:g}, not "
             f"{factor:g}; correct it"
         )
     return factor

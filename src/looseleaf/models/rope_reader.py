@@ -44,8 +44,8 @@ _ROPE_REQUIRED = {
     "longrope": ("short_factor", "long_factor"),
 }
 _ORIGINAL = "original_max_position_embeddings"
-# what queries and keys may be multiplied by
-_LEAST_FACTOR = 1e-6
+# what is multiplied with lies between it and its inverse: numbers stay finite in fp32
+LEAST_FACTOR = 1e-6
 # families of which Transformers turns a part of each head; in others it turns whole heads
 _PARTIAL = ("phi", "phi3", "glm", "glm4")
 # families that pair dims (2i, 2i + 1)
@@ -154,7 +154,7 @@ def require_frequencies(rope: RopeConfig) -> None:
             inverse, factor = rope_frequencies(dataclasses.replace(rope, length=length))
             if not inverse.isfinite().all():
                 raise ArithmeticError("a frequency is infinite")
-            if not _LEAST_FACTOR < factor < 1 / _LEAST_FACTOR:
+            if not LEAST_FACTOR < factor < 1 / LEAST_FACTOR:
                 raise ArithmeticError(f"scores would be multiplied by {factor:g} squared")
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, InvalidOption):

@@ -8,6 +8,7 @@ changes a key.
 from looseleaf.rope.frames import (
     build_rotation,
     layer_rotations,
+    made_once,
     model_rope_fingerprint,
     query_scale,
     rope_fingerprint,
@@ -18,6 +19,7 @@ from looseleaf.rope.laws import rope_frequencies
 __all__ = [
     "build_rotation",
     "layer_rotations",
+    "made_once",
     "model_rope_fingerprint",
     "query_scale",
     "rope_fingerprint",

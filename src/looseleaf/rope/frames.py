@@ -5,6 +5,8 @@ at ``p - offset`` and a key at ``j``. So one table of positions counted from 0 s
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +17,8 @@ from looseleaf.errors import InvalidOption
 from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
 from looseleaf.types import Rotation
 
+Shared = TypeVar("Shared")
+Made = TypeVar("Made")
 # of which angles are in memory at a time
 _POSITIONS = 1 << 14
 
@@ -45,6 +49,15 @@ def layer_rotations(
     """The table of every layer: the same object for layers of one law."""
     made = {rope: build_rotation(rope, num_positions, device) for rope in config.ropes}
     return tuple(made[config.rope_of(layer)] for layer in range(config.num_layers))
+
+
+def made_once(each: Sequence[Shared], make: Callable[[Shared], Made]) -> list[Made]:
+    """What ``make`` has of every layer's table, made once for layers that share one object."""
+    made: dict[int, Made] = {}
+    for one in each:
+        if id(one) not in made:
+            made[id(one)] = make(one)
+    return [made[id(one)] for one in each]
 
 
 def softmax_scale(config: ModelConfig, layer: int) -> float:
