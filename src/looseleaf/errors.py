@@ -24,9 +24,28 @@ LooseleafError
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
 """
 
+import re
+from collections.abc import Callable
+
 
 class LooseleafError(Exception):
-    """Root of all errors that Looseleaf raises on purpose."""
+    """Root of all errors that Looseleaf raises on purpose.
+
+    ``options`` are the keywords that the message names. Callers of the library read it as it is;
+    command line and server name the options as their own callers write them, by `named`."""
+
+    def __init__(self, message: str = "", *options: str) -> None:
+        super().__init__(message)
+        self.options = options
+
+    def named(self, name: Callable[[str], str]) -> str:
+        """The message, with ``name(option)`` in place of each option."""
+        if not self.options:
+            return str(self)
+        # a longer name first: one may begin another; a quoted word is a value
+        words = "|".join(sorted(map(re.escape, self.options), key=len, reverse=True))
+        pattern = rf"(?<![\w'\"-])(?:{words})(?![\w'\"-])"
+        return re.sub(pattern, lambda match: name(match[0]), str(self))
 
 
 class InvalidRequest(LooseleafError, ValueError):

@@ -8,6 +8,13 @@ from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
+from looseleaf.config.option import (
+    require,
+    require_each,
+    require_not_negative,
+    require_share,
+    shown,
+)
 from looseleaf.errors import InvalidOption
 
 GREEDY_BELOW = 1e-5
@@ -40,8 +47,9 @@ class Grammar:
 
     def __post_init__(self) -> None:
         known = get_args(GrammarKind)
-        _require(self.kind in known, f"unknown grammar {self.kind!r}: use {', '.join(known)}")
-        _require(isinstance(self.source, str), "a grammar's source is text")
+        require(self.kind in known, f"unknown grammar {shown(self.kind)}: use {', '.join(known)}")
+        told = f"a grammar's source must be a string, not {shown(self.source)}"
+        require(isinstance(self.source, str), told)
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -67,11 +75,6 @@ class Grammar:
     def lark(cls, text: str) -> "Grammar":
         """Text of a context-free grammar in Lark's notation."""
         return cls("lark", text)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvalidOption(message)
 
 
 def _as_float(value: Any) -> Any:
@@ -203,71 +206,67 @@ class SamplingParams:
     def _check_kinds(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
-            _require(isinstance(value, float), f"{name} must be a number, not {value!r}")
+            require(isinstance(value, float), f"{name} must be a number, not {shown(value)}", name)
         for name, optional in _WHOLE.items():
             value = getattr(self, name)
             fits = isinstance(value, int) and not isinstance(value, bool)
             fits = fits or (optional and value is None)
-            _require(fits, f"{name} must be a whole number, not {value!r}")
+            require(fits, f"{name} must be a whole number, not {shown(value)}", name)
         stop = tuple(self.stop or ())
-        _require(all(isinstance(s, str) for s in stop), f"stop must be strings, not {stop!r}")
+        told = f"stop must be strings, not {shown(stop)}"
+        require(all(isinstance(s, str) for s in stop), told, "stop")
         bias = dict(self.logit_bias or ())
         for name, ids in (("stop_token_ids", self.stop_token_ids or ()), ("logit_bias", bias)):
             fits = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
-            _require(fits, f"{name} names tokens by their ids, whole numbers, not {ids!r}")
+            told = f"{name} must name tokens by their ids, whole numbers, not {shown(ids)}"
+            require(fits, told, name)
         fits = all(isinstance(value, float) for value in bias.values())
-        _require(fits, f"logit_bias has numbers as values, not {bias!r}")
+        told = f"logit_bias must have numbers as values, not {shown(bias)}"
+        require(fits, told, "logit_bias")
         grammar = self.grammar
-        _require(
+        require(
             grammar is None or isinstance(grammar, Grammar),
             f"grammar is a Grammar, as in Grammar.json_object(), not {type(grammar).__name__}",
+            "grammar",
         )
 
     def _check_filters(self) -> None:
-        _require(
-            0.0 <= self.temperature < math.inf,
-            f"temperature must be 0 (greedy) or a positive number, not {self.temperature}",
-        )
-        _require(0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, not {self.top_p}")
-        _require(self.top_k >= 0, f"top_k must be 0 or -1 (off) or positive, not {self.top_k}")
-        _require(0.0 <= self.min_p <= 1.0, f"min_p must be from 0 to 1, not {self.min_p}")
+        rule = "0 (greedy) or a positive number"
+        require_each(self, rule, lambda value: 0.0 <= value < math.inf, "temperature")
+        require_share(self, "top_p")
+        require_each(self, "0 or -1 (off) or positive", lambda value: value >= 0, "top_k")
+        require_share(self, "min_p", zero=True)
         values = dict(self.logit_bias or ()).values()
-        _require(
-            all(value == -math.inf or abs(value) <= _MOST_BIAS for value in values),
-            f"logit_bias values must be numbers up to {_MOST_BIAS:g}, or -inf to forbid a token",
+        beyond = [v for v in values if not (v == -math.inf or abs(v) <= _MOST_BIAS)]
+        require(
+            not beyond,
+            f"logit_bias must have values up to {_MOST_BIAS:g}, or -inf to forbid a token, not "
+            f"{shown(beyond[0] if beyond else 0)}",
+            "logit_bias",
         )
 
     def _check_penalties(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(-2.0 <= value <= 2.0, f"{name} must be from -2 to 2, not {value}")
-        _require(
-            _LEAST_PENALTY <= self.repetition_penalty <= _MOST_PENALTY,
-            f"repetition_penalty must be positive (1 is off), from {_LEAST_PENALTY:g} to "
-            f"{_MOST_PENALTY:g}, not {self.repetition_penalty}",
-        )
+        both = ("presence_penalty", "frequency_penalty")
+        require_each(self, "from -2 to 2", lambda value: -2.0 <= value <= 2.0, *both)
+        least, most = _LEAST_PENALTY, _MOST_PENALTY
+        rule = f"positive (1 is off), from {least:g} to {most:g}"
+        require_each(self, rule, lambda value: least <= value <= most, "repetition_penalty")
 
     def _check_ends(self) -> None:
-        _require(self.n >= 1, f"n must be at least 1, not {self.n}")
-        _require(
+        require_each(self, "at least 1", lambda value: value >= 1, "n", "max_tokens")
+        require(
             self.n == 1 or not self.greedy,
             f"greedy decoding gives the same answer {self.n} times: "
             "use n=1, or a temperature above 0",
+            "n",
+            "temperature",
         )
-        _require(
-            self.max_tokens is None or self.max_tokens >= 1,
-            f"max_tokens must be at least 1, or None for the rest of the context, "
-            f"not {self.max_tokens}",
-        )
-        _require(self.min_tokens >= 0, f"min_tokens can't be negative, but is {self.min_tokens}")
-        _require(
+        require_not_negative(self, "min_tokens", "logprobs")
+        require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "
             "raise max_tokens",
+            "min_tokens",
+            "max_tokens",
         )
-        _require(all(self.stop or ()), "a stop string must not be empty: leave it out instead")
-        _require(
-            self.logprobs is None or self.logprobs >= 0,
-            f"logprobs must be None or the number of likeliest tokens to report, "
-            f"not {self.logprobs}",
-        )
+        require(all(self.stop or ()), "stop must not have an empty string: leave it out", "stop")

@@ -37,5 +37,8 @@ def main() -> None:
     try:
         app()
     except LooseleafError as error:
-        click.echo(f"looseleaf: {error}", err=True)
+        # after the failure: a command that succeeds has no need of the configuration
+        from looseleaf.cli.options import flag
+
+        click.echo(f"looseleaf: {error.named(flag)}", err=True)
         sys.exit(2)

@@ -16,7 +16,7 @@ from looseleaf.cli.answering import (
     tier_faults,
 )
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import engine_options, given, require_tiers
+from looseleaf.cli.options import engine_options, flag, given, require_tiers
 from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError
 from looseleaf.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ class Conversation:
             try:
                 self._command(line) if line.startswith("/") else self._ask(line)
             except LooseleafError as error:
-                click.echo(f"looseleaf: {error}", err=True)
+                click.echo(f"looseleaf: {error.named(flag)}", err=True)
 
     def _command(self, line: str) -> None:
         word, _, argument = line.partition(" ")

@@ -2,13 +2,14 @@
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
-from looseleaf.errors import InvalidOption
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, TierConfig
+from looseleaf.errors import InvalidOption, LooseleafError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -51,6 +52,27 @@ def field_names(*sections: type) -> list[str]:
         for field in dataclasses.fields(section)
         if "help" in field.metadata
     ]
+
+
+# flags beside those of the configuration whose names are those of the library's keywords
+_OTHER_FLAGS = ("model", "max_tokens", "temperature", "fuse", "select", "revise", "layer_budgets")
+
+
+def flag(name: str) -> str:
+    """The flag of an option of the library; the name itself if no command has one."""
+    known = (*field_names(*ENGINE_SECTIONS, ServerConfig), *_OTHER_FLAGS)
+    return f"--{name.replace('_', '-')}" if name in known else name
+
+
+@contextmanager
+def names_in_errors(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about options inside have the ``names`` that the command's user typed."""
+    try:
+        yield
+    except LooseleafError as error:
+        error.args = (error.named(lambda name: names.get(name, name)),)
+        error.options = tuple(name for name in error.options if name not in names)
+        raise
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from looseleaf.cli.options import names_in_errors
 from looseleaf.config import (
     EVICTING,
     MAX_WINDOW,
@@ -36,6 +37,14 @@ BUDGET_HELP = (
     "on top: by default the first 2, none with window, retrieval and where keys are thrown away"
 )
 _LAYERS = ("flat", "pyramid")
+_FUSE_FLAGS = {
+    **{"selector": "--fuse", "ratio": "--ratio", "check_layers": "--check-layer"},
+    "watched_share": "--watched-share",
+}
+_SELECT_FLAGS = {
+    **{"policy": "--select", "tokens": "--budget", "ratio": "--budget", "window": "--revise"},
+    "layer_budgets": "--layer-budgets",
+}
 _WITHOUT_RATIO = ("none", "all", "ape")
 _WITH_RATIO = tuple(name for name in get_args(FuseSelector) if name not in _WITHOUT_RATIO)
 # these look at keys, so a newer token may find what an older one missed
@@ -103,16 +112,17 @@ def take_fuses(options: dict[str, Any]) -> list[Fuse]:
     if layers and "deviation" not in selectors:
         raise InvalidOption("--check-layer is for --fuse deviation")
     fuses = []
-    for selector in selectors:
-        kinds = [Fuse(selector)]
-        if shares and selector in ("question", "links"):
-            kinds = [replace(kinds[0], watched_share=share) for share in shares]
-        elif layers and selector == "deviation":
-            kinds = [replace(kinds[0], check_layers=(layer,)) for layer in layers]
-        for kind in kinds:
-            own = ratios if selector in free else ()
-            # a default in tokens gives way to the ratio
-            fuses += [replace(kind, ratio=ratio, tokens=None) for ratio in own] or [kind]
+    with names_in_errors(_FUSE_FLAGS):
+        for selector in selectors:
+            kinds = [Fuse(selector)]
+            if shares and selector in ("question", "links"):
+                kinds = [replace(kinds[0], watched_share=share) for share in shares]
+            elif layers and selector == "deviation":
+                kinds = [replace(kinds[0], check_layers=(layer,)) for layer in layers]
+            for kind in kinds:
+                own = ratios if selector in free else ()
+                # a default in tokens gives way to the ratio
+                fuses += [replace(kind, ratio=ratio, tokens=None) for ratio in own] or [kind]
     return fuses
 
 
@@ -246,7 +256,8 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
                 select = replace(select, dense_layers=layers)
             local_parts = ways if policy in _PAGED else ways[:1]
             pairs = product(windows if policy in _REVISED else (), local_parts)
-            revises = [Revise(window, local=local) for window, local in pairs]
+            with names_in_errors(_SELECT_FLAGS):
+                revises = [Revise(window, local=local) for window, local in pairs]
             readings += [Reading(policy, budget or 0, select, r) for r in (None, *revises)]
     return readings
 
@@ -260,11 +271,16 @@ def take_select(options: dict[str, Any]) -> Select | None:
         return None
     spread: dict[str, Any] = {} if layers is None else {"layer_budgets": layers}
     if budget is None:
-        return Select(policy, **spread)
+        return _select(policy, **spread)
     if not 0 < budget < math.inf:
         raise InvalidOption(f"--budget is a number of tokens, or a share up to 1.0, not {budget:g}")
     if isinstance(budget, float) and budget <= 1:
-        return Select(policy, ratio=budget, **spread)
+        return _select(policy, ratio=budget, **spread)
     if budget != int(budget):
         raise InvalidOption(f"--budget {budget} is neither a whole number nor a share up to 1.0")
-    return Select(policy, tokens=int(budget), **spread)
+    return _select(policy, tokens=int(budget), **spread)
+
+
+def _select(policy: SelectPolicy, **fields: Any) -> Select:
+    with names_in_errors(_SELECT_FLAGS):
+        return Select(policy, **fields)

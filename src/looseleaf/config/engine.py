@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from looseleaf.config.option import option, require, require_kinds
+from looseleaf.config.option import (
+    option,
+    require,
+    require_each,
+    require_kinds,
+    require_positive,
+    require_share,
+)
 from looseleaf.config.tiers import TierConfig
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -32,11 +39,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(
-            self.page_size in (16, 32, 64), f"page_size must be 16, 32 or 64, not {self.page_size}"
-        )
-        require(self.num_pages is None or self.num_pages > 0, "num_pages must be positive")
-        require(self.memory_gib is None or self.memory_gib > 0, "memory_gib must be positive")
+        require_each(self, "16, 32 or 64", lambda size: size in (16, 32, 64), "page_size")
+        require_positive(self, "num_pages", "memory_gib")
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,13 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(self.max_num_seqs > 0, "max_num_seqs must be positive")
+        require_positive(self, "max_num_seqs")
         require(
             self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
             f"{self.max_num_seqs}, or running sequences leave no room for new ones",
+            "max_num_batched_tokens",
+            "max_num_seqs",
         )
 
 
@@ -107,11 +113,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(
-            self.max_model_len is None or self.max_model_len > 0, "max_model_len must be positive"
-        )
-        require(0 <= self.canary_share <= 1, "canary_share must be from 0 to 1")
-        require(0 <= self.canary_bound <= 1, "canary_bound must be from 0 to 1")
+        require_positive(self, "max_model_len")
+        require_share(self, "canary_share", "canary_bound", zero=True)
 
     def batched_tokens(self, on_gpu: bool) -> int:
         """What a step computes at most: as asked for, or what the device is fast with."""

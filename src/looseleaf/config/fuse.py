@@ -5,7 +5,15 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal
 
-from looseleaf.config.option import require, require_kinds
+from looseleaf.config.option import (
+    require,
+    require_each,
+    require_kinds,
+    require_not_negative,
+    require_positive,
+    require_share,
+    shown,
+)
 
 FuseSelector = Literal["none", "all", "first", "random", "deviation", "question", "links", "ape"]
 """Which tokens are computed again: none, all, the first of every document, a random control, those
@@ -81,36 +89,45 @@ class Fuse:
             not wrong,
             f"selector {self.selector!r} takes {' or '.join(takes) or 'no budget'}, not "
             f"{', '.join(wrong)}",
+            "selector",
+            *takes,
+            *wrong,
         )
-        require(len(given) < 2, f"give one of {' and '.join(given)}")
-        require(self.ratio is None or 0 <= self.ratio <= 1, "ratio must be from 0 to 1")
-        require(self.tokens is None or self.tokens >= 0, "tokens must be 0 or more")
-        require(self.seconds is None or self.seconds > 0, "seconds must be positive")
+        require(len(given) < 2, f"give one of {' and '.join(given)}", *given)
+        require_share(self, "ratio", zero=True)
+        require_not_negative(self, "tokens")
+        require_positive(self, "seconds")
         require(
             self.seconds is None or not self.balanced,
-            "seconds and balanced both say how long computing again may take: give one of them",
+            "seconds and balanced both limit the time of computing again: give one of them",
+            "seconds",
+            "balanced",
         )
-        require(0 < self.watched_share <= 1, "watched_share must be above 0 and at most 1")
+        require_share(self, "watched_share")
         layers = self.check_layers
         require(
             len(layers) > 0 and list(layers) == sorted(set(layers)) and layers[0] >= 1,
-            f"check_layers rise and begin at 1 or later, not {layers}",
+            f"check_layers must rise and begin at 1 or later, not {shown(layers)}",
+            "check_layers",
         )
         factors = self.check_factors
         require(
             not factors or (len(factors), factors[-1], self.threshold) == (len(layers), 1.0, None),
-            "check_factors are as many as check_layers, the last is 1, and a threshold takes none: "
-            f"not {factors}",
+            "check_factors must be as many as check_layers, the last of them 1, without a "
+            f"threshold, not {shown(factors)}",
+            "check_factors",
+            "check_layers",
+            "threshold",
         )
         require(
             all(1 <= b <= a <= _MOST_TIMES for a, b in pairwise((_MOST_TIMES, *factors))),
-            f"check_factors never rise, since a token left out can't come back: not {factors}",
+            "check_factors must be at least 1 and never rise, since a token left out can't come "
+            f"back, not {shown(factors)}",
+            "check_factors",
         )
         least, most = _APE_RANGE
-        require(
-            least <= self.temperature <= most and least <= self.scale <= most,
-            f"temperature and scale are from {least} to {most:g}",
-        )
+        rule = f"from {least} to {most:g}"
+        require_each(self, rule, lambda v: least <= v <= most, "temperature", "scale")
         if not given and self.selector == "first":
             object.__setattr__(self, "tokens", _DEFAULT_FIRST)
         elif not given and "ratio" in takes:

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import option, require, require_kinds
+from looseleaf.config.option import (
+    option,
+    require,
+    require_kinds,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
 
 IndexKind = Literal["auto", "flat", "ivf", "graph"]
 IndexKeys = Literal["stored", "float32", "float16", "bfloat16", "int8"]
@@ -48,13 +55,18 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(self.sink >= 0 and self.local >= 0, "sink and local must not be negative")
-        require(0 < self.recall <= 1, f"recall must be above 0 and at most 1, not {self.recall}")
-        require(0 < self.sample <= 1, f"sample must be above 0 and at most 1, not {self.sample}")
-        for name in ("top", "readers", "degree", "cluster_size", "span", "iterations"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
-        require(self.span >= self.cluster_size, "span must hold at least one cluster")
+        require_not_negative(self, "sink", "local")
+        require_share(self, "recall", "sample")
+        require_positive(self, "top", "readers", "degree", "cluster_size", "span", "iterations")
+        require(
+            self.span >= self.cluster_size,
+            f"span={self.span} must be at least cluster_size={self.cluster_size}",
+            "span",
+            "cluster_size",
+        )
         require(
             not self.estimate or self.kind == "ivf",
-            f"what is not found is estimated by clusters: give kind 'ivf', not {self.kind!r}",
+            f"estimate needs the clusters of kind 'ivf', not {self.kind!r}",
+            "estimate",
+            "kind",
         )

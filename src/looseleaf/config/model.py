@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from looseleaf.config.option import require
+from looseleaf.config.option import require, require_each
 
 RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -37,8 +37,10 @@ class RopeConfig:
     length: int | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.rotary_dim <= self.head_dim, "rotary_dim must be in 1..head_dim")
-        require(self.rotary_dim % 2 == 0, "rotary_dim must be even: RoPE turns pairs of dims")
+        most = self.head_dim
+        require_each(self, f"from 1 to head_dim={most}", lambda d: 0 < d <= most, "rotary_dim")
+        rule = "even, since RoPE turns pairs of dims"
+        require_each(self, rule, lambda dim: dim % 2 == 0, "rotary_dim")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How an option is written: its default with its help text, and the check of its value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from numbers import Integral, Real
 from types import UnionType
@@ -9,11 +9,47 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from looseleaf.errors import InvalidOption
 
+_MOST_SHOWN = 80
+# of larger ones a float's digits are not all known
+_MOST_WHOLE = 2**53
 
-def require(condition: bool, message: str) -> None:
-    """Raise InvalidOption with ``message`` unless ``condition`` holds."""
+
+def require(condition: bool, message: str, *options: str) -> None:
+    """Raise InvalidOption with ``message``, which names ``options``, unless ``condition`` holds."""
     if not condition:
-        raise InvalidOption(message)
+        raise InvalidOption(message, *options)
+
+
+def require_each(options: Any, rule: str, check: Callable[[Any], bool], *names: str) -> None:
+    """Raise InvalidOption for a field of ``names`` that is not None and fails ``check``.
+    ``rule`` ends the sentence that begins with the field's name."""
+    for name in names:
+        value = getattr(options, name)
+        fits = value is None or check(value)
+        require(fits, f"{name} must be {rule}, not {shown(value)}", name)
+
+
+def require_positive(options: Any, *names: str) -> None:
+    """Raise InvalidOption for a number of ``names`` that is 0 or less."""
+    require_each(options, "positive", lambda value: value > 0, *names)
+
+
+def require_not_negative(options: Any, *names: str) -> None:
+    """Raise InvalidOption for a number of ``names`` that is below 0."""
+    require_each(options, "0 or more", lambda value: value >= 0, *names)
+
+
+def require_share(options: Any, *names: str, zero: bool = False) -> None:
+    """Raise InvalidOption for a number of ``names`` that is no share; ``zero`` may be one."""
+    rule = "from 0 to 1" if zero else "above 0 and at most 1"
+    require_each(options, rule, lambda v: 0 < v <= 1 or (zero and v == 0), *names)
+
+
+def shown(value: object) -> str:
+    """``value`` as a message states it: in short, and whole numbers without a fraction."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < _MOST_WHOLE
+    text = repr(int(cast(float, value))) if whole else repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def require_kinds(options: Any) -> None:
@@ -27,41 +63,45 @@ def require_kinds(options: Any) -> None:
             object.__setattr__(options, one.name, value)
         if get_origin(one.type) is Literal:
             *words, last = get_args(one.type)
-            told = f"unknown {one.name} {value!r}: use {', '.join(words)} or {last}"
-            require(value in (*words, last), told)
+            told = f"unknown {one.name} {shown(value)}: use {', '.join(words)} or {last}"
+            require(value in (*words, last), told, one.name)
         union = get_origin(one.type) in (Union, UnionType)
         _require_kind(one.name, get_args(one.type) if union else (one.type,), value)
 
 
-def _require_kind(name: str, kinds: Sequence[Any], value: object) -> None:
+def _require_kind(name: str, kinds: Sequence[Any], value: object, each: str = "") -> None:
     """``value`` is of one of ``kinds``, of which others than those above are not looked at."""
     if value is None and type(None) in kinds:
         return
     rows = [kind for kind in kinds if get_origin(kind) is tuple]
     if rows and isinstance(value, tuple):
         for item in value:
-            _require_kind(f"each of {name}", get_args(rows[0])[:1], item)
+            _require_kind(name, get_args(rows[0])[:1], item, "each of ")
     elif bool in kinds:
-        require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
+        fits = isinstance(value, bool)
+        require(fits, f"{each}{name} must be True or False, not {shown(value)}", name)
     elif int in kinds or float in kinds:
-        _require_number(name, value, whole=float not in kinds)
+        _require_number(name, value, each, whole=float not in kinds)
     elif str in kinds:
-        require_text(name, value)
+        require_text(name, value, each)
     elif rows:
-        require(any(get_origin(kind) is Literal for kind in kinds), f"{name} must be a tuple")
+        fits = any(get_origin(kind) is Literal for kind in kinds)
+        require(fits, f"{name} must be a tuple, not {shown(value)}", name)
 
 
-def _require_number(name: str, value: object, *, whole: bool) -> None:
+def _require_number(name: str, value: object, each: str, *, whole: bool) -> None:
     fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    require(fits, f"{name} must be {'a whole number' if whole else 'a number'}, not {value!r}")
-    require(math.isfinite(cast(float, value)), f"{name} must be a finite number, not {value!r}")
+    kind = "a whole number" if whole else "a number"
+    require(fits, f"{each}{name} must be {kind}, not {shown(value)}", name)
+    finite = math.isfinite(cast(float, value))
+    require(finite, f"{each}{name} must be a finite number, not {shown(value)}", name)
 
 
-def require_text(name: str, value: object) -> None:
+def require_text(name: str, value: object, each: str = "") -> None:
     """Raise InvalidOption unless ``value`` is text that can be written down."""
-    require(isinstance(value, str), f"{name} must be a string, not {value!r}")
+    require(isinstance(value, str), f"{each}{name} must be a string, not {shown(value)}", name)
     whole = not any("\ud800" <= letter <= "\udfff" for letter in cast(str, value))
-    require(whole, f"{name} has half of a surrogate pair: leave it out")
+    require(whole, f"{each}{name} has half of a surrogate pair: leave it out", name)
 
 
 def option(default: Any, help_text: str) -> Any:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import require, require_kinds
+from looseleaf.config.option import require_each, require_kinds
 
 MAX_WINDOW = 9
 """The widest window: one byte says in which of the eight steps before this one a page was read."""
@@ -32,10 +32,7 @@ class Revise:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(
-            1 <= self.window <= MAX_WINDOW,
-            f"a window of revised rows is 1 to {MAX_WINDOW}, not {self.window}",
-        )
+        require_each(self, f"from 1 to {MAX_WINDOW}", lambda w: 1 <= w <= MAX_WINDOW, "window")
 
     def __str__(self) -> str:
         stale = ", stale" if self.local == "stale" else ""

@@ -4,7 +4,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from looseleaf.config.option import require, require_kinds
+from looseleaf.config.option import (
+    require,
+    require_kinds,
+    require_not_negative,
+    require_positive,
+    require_share,
+    shown,
+)
 
 SelectPolicy = Literal[
     "all", "window", "quest", "representatives", "partial", "retrieval", "snapkv", "tova", "h2o"
@@ -87,38 +94,42 @@ class Select:
         require_kinds(self)
         budget = [n for n in ("tokens", "ratio", "mass") if getattr(self, n) is not None]
         if self.policy == "all":
-            require(not budget, f"policy 'all' reads everything: leave out {' and '.join(budget)}")
+            told = f"policy 'all' reads everything: leave out {' and '.join(budget)}"
+            require(not budget, told, "policy", *budget)
         require(
             self.policy != "window" or self.mass is None,
             "policy 'window' looks at no key, so it can't tell its mass: give tokens or ratio",
+            *("policy", "mass", "tokens", "ratio"),
         )
         require(
             self.policy != "retrieval" or self.mass is None,
             "policy 'retrieval' can't tell the mass of keys that it does not look at: give tokens "
             "or ratio",
+            *("policy", "mass", "tokens", "ratio"),
         )
         require(
             self.policy not in EVICTING or "mass" not in budget,
             f"policy {self.policy!r} keeps a number of keys: give tokens or ratio, not a mass",
+            *("policy", "mass", "tokens", "ratio"),
         )
         require(
             self.policy not in EVICTING or self.layer_budgets == "flat",
             f"policy {self.policy!r} keeps as many keys in every layer, since a page holds all "
             "layers of its tokens and goes when none of them needs it: leave out layer_budgets",
+            *("policy", "layer_budgets"),
         )
         self._check_heeded()
-        require(self.tokens is None or self.ratio is None, "give one of tokens and ratio")
-        require(self.tokens is None or self.tokens > 0, "tokens must be positive")
-        require(self.ratio is None or 0 < self.ratio <= 1, "ratio must be above 0 and at most 1")
-        require(self.mass is None or 0 < self.mass <= 1, "mass must be above 0 and at most 1")
-        require(self.sink >= 0 and self.recent >= 0, "sink and recent are numbers of tokens")
-        require((self.dense_below or 0) >= 0, "dense_below is a number of tokens")
-        require(self.recall_every >= 0, "recall_every is a number of tokens, 0 for never")
+        both = self.tokens is not None and self.ratio is not None
+        require(not both, "give one of tokens and ratio", "tokens", "ratio")
+        require_positive(self, "tokens")
+        require_share(self, "ratio", "mass")
+        require_not_negative(self, "sink", "recent", "dense_below", "recall_every")
         self._check_layer_budgets()
         layers = self.dense_layers or ()
         require(
             list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
-            f"dense_layers rise and begin at 0 or later, not {layers}",
+            f"dense_layers must rise and begin at 0 or later, not {shown(layers)}",
+            "dense_layers",
         )
         if not budget and self.policy != "all":
             least = self.policy == "retrieval"
@@ -132,7 +143,8 @@ class Select:
             for name in _heedless(self.policy)
             if getattr(self, name) not in (default[name], *_NOTHING.get(name, ()))
         ]
-        require(not given, f"policy {self.policy!r} does not heed {', '.join(given)}: leave it out")
+        told = f"policy {self.policy!r} does not heed {', '.join(given)}: leave it out"
+        require(not given, told, "policy", *given)
 
     def _check_layer_budgets(self) -> None:
         budgets = self.layer_budgets
@@ -140,16 +152,20 @@ class Select:
             return
         require(
             budgets == "pyramid" or (isinstance(budgets, tuple) and len(budgets) > 0),
-            f"layer_budgets are 'flat', 'pyramid' or a weight for every layer, not {budgets!r}",
+            "layer_budgets must be 'flat', 'pyramid' or a weight for every layer, not "
+            f"{shown(budgets)}",
+            "layer_budgets",
         )
         require(
             isinstance(budgets, str) or all(0 < weight < math.inf for weight in budgets),
-            f"weights of layers are positive, not {budgets}",
+            f"layer_budgets must be positive weights, not {shown(budgets)}",
+            "layer_budgets",
         )
         require(
             self.mass is None or self.tokens is not None or self.ratio is not None,
             "a mass is found anew in every layer, so there is nothing to spread over them: give "
             "tokens or ratio too, or leave out layer_budgets",
+            *("mass", "tokens", "ratio", "layer_budgets"),
         )
 
     @property

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import option, require, require_kinds
+from looseleaf.config.option import (
+    option,
+    require,
+    require_each,
+    require_kinds,
+    require_positive,
+    shown,
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,9 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
-        for name in (
+        require_each(self, "from 0 to 65535", lambda port: 0 <= port <= 65535, "port")
+        require_positive(
+            self,
             "requests_per_minute",
             "concurrent_requests",
             "max_connections",
@@ -86,11 +94,10 @@ class ServerConfig:
             "deadline",
             "drain_seconds",
             "stall_seconds",
-        ):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} must be positive, not {value}")
+        )
         template = self.document_template
         require(
             template is None or template.count("{text}") == 1,
-            "document_template must say once where the {text} stands",
+            f"document_template must have {{text}} once, not as in {shown(template)}",
+            "document_template",
         )

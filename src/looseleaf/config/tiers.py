@@ -4,7 +4,13 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from looseleaf.config.option import option, require, require_kinds
+from looseleaf.config.option import (
+    option,
+    require_kinds,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
 
 TierPacking = Literal["auto", "on", "off"]
 
@@ -46,11 +52,9 @@ class TierConfig:
         if isinstance(self.disk_path, os.PathLike):
             object.__setattr__(self, "disk_path", os.fspath(self.disk_path))
         require_kinds(self)
-        require(self.host_gib >= 0, "host_gib must be 0 or more")
-        for name in ("disk_gib", "tier_timeout", "staging_gib"):
-            require(getattr(self, name) > 0, f"{name} must be positive")
-        require(self.tier_ttl is None or self.tier_ttl > 0, "tier_ttl must be positive")
-        require(0 < self.tenant_share <= 1, "tenant_share must be above 0 and at most 1")
+        require_not_negative(self, "host_gib")
+        require_positive(self, "disk_gib", "tier_timeout", "staging_gib", "tier_ttl")
+        require_share(self, "tenant_share")
 
     @property
     def any(self) -> bool:

@@ -56,21 +56,27 @@ class Evictions:
         if any(isinstance(part, DocumentPart) for part in request.parts):
             raise InvalidRequest(
                 f"{name}, and documents are read by others too: give them as text, or choose a "
-                "policy that keeps everything, such as quest"
+                "policy that keeps everything, such as quest",
+                "select",
             )
         if request.revise is not None:
             raise InvalidRequest(
                 f"{name}, so that earlier tokens have nothing more to read: leave revise out, or "
-                "choose a policy that keeps everything, such as quest"
+                "choose a policy that keeps everything, such as quest",
+                "select",
+                "revise",
             )
         if any(rule.window or rule.alibi_slopes is not None for rule in self.attention.rules):
             raise InvalidRequest(
                 f"{name}, but this model's layers see a window, so they must know where a key "
-                "stands: choose a policy that keeps everything, such as window"
+                "stands: choose a policy that keeps everything, such as window",
+                "select",
             )
         if self.attention.pool.kv.dtype not in _DTYPES:
             raise InvalidRequest(
-                f"{name}, which is not done with keys of 8 bits: leave kv_dtype out"
+                f"{name}, which is not done with keys of 8 bits: leave kv_dtype out",
+                "select",
+                "kv_dtype",
             )
 
     def equip(self, sequence: Sequence, request: Request) -> None:

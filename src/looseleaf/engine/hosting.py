@@ -347,7 +347,8 @@ class Hosting:
         if num_tokens >= most:
             raise InvalidRequest(
                 f"the document and what it sees have {num_tokens} tokens, and the context holds "
-                f"{most}: shorten it, or raise max_model_len"
+                f"{most}: shorten it, or raise max_model_len",
+                "max_model_len",
             )
         if any(r.window or r.soft_cap or r.alibi_slopes is not None for r in attention.rules):
             raise InvalidRequest(

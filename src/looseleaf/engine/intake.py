@@ -45,14 +45,16 @@ class Intake:
             raise PromptTooLong(
                 f"the prompt has {request.num_tokens} tokens, but the context holds "
                 f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
-                "or raise max_model_len"
+                "or raise max_model_len",
+                "max_model_len",
             )
         require_apart(request, self.model)
         fuse, num_layers = request.fuse, self.model.num_layers
         if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= num_layers:
             raise InvalidOption(
                 f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
-                f"0 to {num_layers - 1}: leave out those it does not have"
+                f"0 to {num_layers - 1}: leave out those it does not have",
+                "check_layers",
             )
         request = self._settled(request)
         self._check_retrieval(request)
@@ -100,7 +102,9 @@ class Intake:
         if request.fuse is not None and request.fuse.selector != "none":
             raise InvalidRequest(
                 "fuse can't be combined with select='retrieval': tokens that are computed again "
-                "would have to be hidden from the document's index; leave one of them out"
+                "would have to be hidden from the document's index; leave one of them out",
+                "fuse",
+                "select",
             )
         keys, page_size = self.admission.keys, self.admission.page_size
         sequence = Sequence(request, 0, keys, page_size, self.find_hosted)
@@ -111,14 +115,16 @@ class Intake:
             raise InvalidRequest(
                 f"select='retrieval' reads hosted documents by their index, and document "
                 f"{coming[0]!r} is still being hosted: ask again when it is ready, or leave select "
-                "out"
+                "out",
+                "select",
             )
         raise InvalidRequest(
             "select='retrieval' reads hosted documents by their index, and none of this "
             "request's documents is hosted (under its salt, behind this beginning): host it "
             "first, or leave select out. A document is hosted behind the beginning of a chat, its "
             "system text included, so ask about it in a chat that begins so (llm.chat; or host "
-            "Document(text, context='alone'), which is the same in every prompt)"
+            "Document(text, context='alone'), which is the same in every prompt)",
+            "select",
         )
 
     def _output(
@@ -172,8 +178,9 @@ class Intake:
                 f"the request needs {wanted} pages of {page_size} tokens for "
                 f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
                 f"{pool}{', less those of pinned documents' if pinned else ''}: "
-                "enlarge the cache, shorten the documents or lower max_tokens"
-                + ("; or ask with select='retrieval', since one is hosted" if hosted else "")
+                "enlarge the cache (num_pages), shorten the documents or lower max_tokens"
+                + ("; or ask with select='retrieval', since one is hosted" if hosted else ""),
+                *("num_pages", "max_tokens", "select"),
             )
         if most <= total:
             return max_tokens
@@ -187,18 +194,22 @@ def _check_layers(select: Select, num_layers: int) -> None:
     if set(range(num_layers)) <= set(select.layers_read_densely):
         raise InvalidOption(
             f"select would leave all {num_layers} layers of the model dense: give "
-            "dense_layers with fewer of them, or leave select out"
+            "dense_layers with fewer of them, or leave select out",
+            "select",
+            "dense_layers",
         )
     if any(layer >= num_layers for layer in select.dense_layers or ()):
         raise InvalidOption(
             f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
-            f"0 to {num_layers - 1}: leave out those it does not have"
+            f"0 to {num_layers - 1}: leave out those it does not have",
+            "dense_layers",
         )
     weights = select.layer_budgets
     if isinstance(weights, tuple) and len(weights) != num_layers:
         raise InvalidOption(
             f"layer_budgets have {len(weights)} weights, but the model {num_layers} layers: give "
-            "one for each, also for those that are dense"
+            "one for each, also for those that are dense",
+            "layer_budgets",
         )
 
 
@@ -209,5 +220,6 @@ def _require_found(sequence: Sequence) -> None:
         raise InvalidRequest(
             "revise can't be combined with an index that estimates: what a row reads later would "
             "have to be taken out of its estimate; host the document without estimate, or leave "
-            "revise out"
+            "revise out",
+            "revise",
         )

@@ -202,12 +202,14 @@ def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:
     if asked is not None and limit is not None and asked > limit:
         raise InvalidOption(
             f"max_model_len={asked} is more than the {limit} tokens that this model can read: "
-            "lower it, or leave it out"
+            "lower it, or leave it out",
+            "max_model_len",
         )
     if asked is None and shape.max_position_embeddings > _MOST_POSITIONS:
         raise InvalidOption(
             f"{folder / 'config.json'} says {shape.max_position_embeddings} positions, whose table "
-            "takes gigabytes: give max_model_len"
+            "takes gigabytes: give max_model_len",
+            "max_model_len",
         )
     return asked or shape.max_position_embeddings
 
@@ -241,13 +243,14 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda") from error
+        raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda", "device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidOption(
-            f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto"
+            f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto",
+            "device",
         )
     if device.type not in ("cpu", "cuda"):
-        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda")
+        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda", "device")
     return device
 
 

@@ -216,19 +216,24 @@ class Request:
             isinstance(self.deadline, Real) and 0.0 < self.deadline < math.inf
         ):
             raise InvalidOption(
-                f"a deadline is a positive number of seconds, or None, not {self.deadline!r}"
+                f"deadline must be a positive number of seconds, not {self.deadline!r}",
+                "deadline",
             )
         if self.revise is not None and (self.select is None or self.select.policy == "all"):
             raise InvalidOption(
                 "revise lets earlier rows read what the newest one selects, but this request reads "
-                "everything: give select with a policy, or leave revise out"
+                "everything: give select with a policy, or leave revise out",
+                "revise",
+                "select",
             )
         windowed = self.select is not None and self.select.policy == "window"
         if self.revise is not None and self.revise.window > 1 and windowed:
             raise InvalidOption(
                 "revise lets earlier rows read the pages that a newer one chose, but policy "
                 "'window' chooses none, by their place alone: give select with a policy that looks "
-                "at keys (quest, representatives, partial, retrieval), or leave revise out"
+                "at keys (quest, representatives, partial, retrieval), or leave revise out",
+                "revise",
+                "select",
             )
 
     @property

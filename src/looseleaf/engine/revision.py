@@ -150,7 +150,9 @@ class Revisions:
         except NativeUnavailable as error:
             raise InvalidRequest(
                 "revise beside select='retrieval' takes a C compiler: install gcc or clang, or "
-                "leave revise out"
+                "leave revise out",
+                "revise",
+                "select",
             ) from error
         shape = WindowShape(self.shape.num_layers, self.shape.num_qo_heads, self.shape.head_dim)
         return KeyRevision(revise, self.page_size, self.free_rows, shape, self.settle)

@@ -374,7 +374,8 @@ def _pool_pages(
         pages = int(cache.memory_gib * _GIB) // per_page
         if pages == 0:
             raise InvalidOption(
-                f"memory_gib={cache.memory_gib} does not hold a page of {per_page} bytes: raise it"
+                f"memory_gib={cache.memory_gib} does not hold a page of {per_page} bytes: raise it",
+                "memory_gib",
             )
         return pages
     # never more than all sequences at full length could use, twice over for idle documents

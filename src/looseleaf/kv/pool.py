@@ -182,6 +182,8 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     except (MemoryError, ValueError, OverflowError) as error:
         raise InvalidOption(
             f"the pool would take {num_bytes / 2**30:,.0f} GiB, more than this machine gives: "
-            "lower memory_gib or num_pages"
+            "lower memory_gib or num_pages",
+            "memory_gib",
+            "num_pages",
         ) from error
     return torch.from_numpy(raw).view(dtype).view(shape)

@@ -44,7 +44,8 @@ def find_compiler() -> tuple[str, ...]:
             return found, *arguments
     names = given or ", ".join(name for name, *_ in wanted)
     raise NativeUnavailable(
-        f"no C compiler ({names}): install gcc or clang, or choose cpu_kernels='torch'"
+        f"no C compiler ({names}): install gcc or clang, or choose cpu_kernels='torch'",
+        "cpu_kernels",
     )
 
 
@@ -133,14 +134,16 @@ def compile_library(
                 raise NativeUnavailable(
                     f"{compiler[0]} can't compile the CPU kernels: "
                     f"{done.stderr.strip()[:500]}\nfix the compiler, name another in $CC, or "
-                    "choose cpu_kernels='torch'"
+                    "choose cpu_kernels='torch'",
+                    "cpu_kernels",
                 )
             # another process may have made the same: either is as good
             made.replace(path)
     except OSError as error:
         raise NativeUnavailable(
             f"the CPU kernels can't be compiled in {path.parent}: {error}; set XDG_CACHE_HOME to a "
-            "folder that can be written, or choose cpu_kernels='torch'"
+            "folder that can be written, or choose cpu_kernels='torch'",
+            "cpu_kernels",
         ) from error
 
 
@@ -153,7 +156,8 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(
             f"{command[0]} can't be run: {error}; name another compiler in $CC, or choose "
-            "cpu_kernels='torch'"
+            "cpu_kernels='torch'",
+            "cpu_kernels",
         ) from error
 
 

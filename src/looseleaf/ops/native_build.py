@@ -44,7 +44,7 @@ def load_library(
     """
     loaded = _try_to_load(source, defines, flags, tuple(map(os.environ.get, _ENVIRONMENT)))
     if isinstance(loaded, str):
-        raise NativeUnavailable(loaded)
+        raise NativeUnavailable(loaded, "cpu_kernels")
     return loaded
 
 

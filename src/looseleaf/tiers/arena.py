@@ -26,7 +26,9 @@ class Arena:
         except RuntimeError as error:
             raise InvalidOption(
                 f"this machine does not give {num_bytes / 2**30:,.1f} GiB for documents outside "
-                "the pool: lower host_gib or staging_gib"
+                "the pool: lower host_gib or staging_gib",
+                "host_gib",
+                "staging_gib",
             ) from error
         self.memory: UInt8[Tensor, " num_bytes"] = memory
         self._lock = threading.Lock()

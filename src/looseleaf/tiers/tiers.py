@@ -110,7 +110,8 @@ class Tiers:
             except TierFault as fault:
                 raise InvalidOption(
                     f"disk_path {config.disk_path} can't be used ({fault}): choose a folder that "
-                    "can be written to"
+                    "can be written to",
+                    "disk_path",
                 ) from fault
         if config.remote_url:
             tiers.append(RemoteTier(config.remote_url, config.tier_timeout, config.tier_ttl))
