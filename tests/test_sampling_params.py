@@ -25,7 +25,7 @@ def unchecked() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or a positive number, not -1.0"),
+        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or a positive number, not -1"),
         ({"temperature": float("nan")}, "temperature must be"),
         ({"top_p": 0.0}, "top_p must be above 0"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
@@ -36,23 +36,23 @@ def unchecked() -> Iterator[None]:
         ({"repetition_penalty": 0.0}, "repetition_penalty must be positive"),
         ({"n": 0}, "n must be at least 1"),
         ({"n": 2, "temperature": 0.0}, "use n=1, or a temperature above 0"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, or None"),
-        ({"min_tokens": -1}, "min_tokens can't be negative"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"min_tokens": -1}, "min_tokens must be 0 or more, not -1"),
         ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16: raise max_tokens"),
-        ({"stop": ""}, "must not be empty"),
-        ({"stop": ["a", ""]}, "must not be empty"),
-        ({"logprobs": -1}, "logprobs must be None or"),
+        ({"stop": ""}, "stop must not have an empty string"),
+        ({"stop": ["a", ""]}, "stop must not have an empty string"),
+        ({"logprobs": -1}, "logprobs must be 0 or more, not -1"),
         ({"temperature": "1"}, "temperature must be a number, not '1'"),
         ({"max_tokens": 2.5}, "max_tokens must be a whole number, not 2.5"),
         ({"n": None}, "n must be a whole number, not None"),
         ({"stop": [5]}, "stop must be strings"),
-        ({"logit_bias": {3: float("nan")}}, "logit_bias values must be numbers"),
-        ({"logit_bias": {3: 1e300}}, "logit_bias values must be numbers up to"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias names tokens by their ids"),
-        ({"logit_bias": {3: "a"}}, "logit_bias has numbers as values"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias must have values up to"),
+        ({"logit_bias": {3: 1e300}}, "logit_bias must have values up to"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias must name tokens by their ids"),
+        ({"logit_bias": {3: "a"}}, "logit_bias must have numbers as values"),
         ({"logit_bias": [3]}, "logit_bias is a dict"),
         ({"stop": 3}, "stop is a string or several"),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids names tokens by their ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must name tokens by their ids"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty must be positive"),
         ({"grammar": "json"}, "grammar is a Grammar"),
     ],
@@ -112,7 +112,7 @@ def test_whole_numbers_of_any_kind_are_ints() -> None:
 def test_what_is_no_number_is_refused_in_every_field(name: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=f"{name} must be a number, not"):
         SamplingParams(**{name: value})
-    with pytest.raises(InvalidOption, match="logit_bias has numbers as values"):
+    with pytest.raises(InvalidOption, match="logit_bias must have numbers as values"):
         SamplingParams(logit_bias={7: value})
 
 
@@ -122,7 +122,7 @@ def test_a_number_that_no_float_can_hold_is_out_of_range(name: str) -> None:
     for value, shown in ((10**5000, "inf"), (Decimal("sNaN"), "nan"), (Fraction(10**400), "inf")):
         with pytest.raises(InvalidOption, match=f"{name} must be .*, not {shown}$"):
             SamplingParams(**{name: value})
-        with pytest.raises(InvalidOption, match="logit_bias values must be numbers up to"):
+        with pytest.raises(InvalidOption, match="logit_bias must have values up to"):
             SamplingParams(logit_bias={7: value})
 
 

@@ -1,13 +1,21 @@
 """A refusal names the field that is at fault, as the caller wrote it, and says it is not here."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from looseleaf.server.errors import ApiError, describe_invalid
+from looseleaf.errors import InvalidOption
+from looseleaf.server.errors import ApiError, as_api_error, describe_invalid
+from looseleaf.server.policies import take_policies
+from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.completion import CompletionRequest
+from looseleaf.server.protocol.documents import RegisterRequest
+from looseleaf.server.protocol.policies import FuseInput
+from looseleaf.server.protocol.service import TokenizeRequest
+from looseleaf.server.sampling import chat_params
 
 USER = {"role": "user", "content": "Who signs?"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -78,11 +86,11 @@ def test_the_field_at_fault_is_named(param: str, fields: dict[str, Any]) -> None
     ("value", "sentence"),
     [
         ({"verbosity": "low"}, "verbosity asks for what is not here: leave it out, or send null"),
-        ({"store": True}, "store: only false is taken here"),
-        ({"tool_choice": "auto"}, "tool_choice: only 'none' is taken here"),
+        ({"store": True}, "store must be false, not true"),
+        ({"tool_choice": "auto"}, 'tool_choice must be "none", not "auto"'),
         (
             {"messages": said({"type": "image_url", "image_url": {"url": "x"}})},
-            "messages.0.content.0: only the types 'text', 'document' are taken here",
+            'messages.0.content.0.type must be "text" or "document", not "image_url"',
         ),
         ({"messages": said({"text": "Hi"})}, "messages.0.content.0 has no field 'type': add it"),
     ],
@@ -96,12 +104,12 @@ def test_what_is_not_here_is_said_in_the_words_of_json(
 def test_completions_say_so_of_what_only_they_have() -> None:
     body = {"model": "m", "prompt": "x"}
     for field, asked, taken in (
-        ("echo", True, "false"),
-        ("best_of", 3, "1"),
-        ("suffix", "x", "''"),
+        ("echo", True, "false, not true"),
+        ("best_of", 3, "1, not 3"),
+        ("suffix", "x", '"", not "x"'),
     ):
         refused = refusal({**body, field: asked}, CompletionRequest)
-        assert (refused.param, refused.detail) == (field, f"{field}: only {taken} is taken here")
+        assert (refused.param, refused.detail) == (field, f"{field} must be {taken}")
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
@@ -114,3 +122,98 @@ def test_every_field_of_openais_own_client_is_known_here(
     of_completions = types.completion_create_params.CompletionCreateParamsBase
     given = of_chat if kind is ChatRequest else of_completions
     assert set(given.__annotations__) - set(kind.model_fields) == set()
+
+
+FULL = {
+    ChatRequest: {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Hi"}, {"type": "document", "text": "x"}],
+            },
+        ],
+        "documents": [{"id": "a", "title": "b", "text": "c", "context": "lead"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+        "logit_bias": {"5": 1.0},
+        "stop": ["x"],
+        "stop_token_ids": [3],
+        "fuse": {"selector": "deviation", "ratio": 0.1, "check_layers": [1], "check_factors": [1]},
+        "select": {"policy": "quest", "dense_layers": [0], "layer_budgets": [1.0]},
+        "revise": {"window": 2, "adaptive": False, "local": "exact"},
+    },
+    CompletionRequest: {"model": "m", "prompt": [[1, 2], [3]]},
+    RegisterRequest: {"id": "a", "text": ["x", "y"], "model": "m"},
+    TokenizeRequest: {"model": "m", "prompt": "x"},
+}
+WRONG = [None, True, -7, 1.5, 2**80, "", "x\ny" * 99, [], ["x", 7], {}, {"x": 1}]
+OWN_WORDS = {"missing", "extra_forbidden", "value_error", "none_required", "union_tag_not_found"}
+
+
+def with_wrong(value: Any, wrong: Any) -> Iterator[Any]:
+    """``value`` with ``wrong`` in each place, itself included."""
+    yield wrong
+    if not isinstance(value, dict | list):
+        return
+    for place, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        for changed in with_wrong(inner, wrong):
+            copy = value.copy()
+            copy[place] = changed
+            yield copy
+
+
+@pytest.mark.parametrize("kind", FULL, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: repr(wrong)[:12])
+def test_every_field_says_what_it_should_be_and_what_it_is(kind: type[Strict], wrong: Any) -> None:
+    body = {
+        **dict.fromkeys(field.alias or n for n, field in kind.model_fields.items()),
+        **FULL[kind],
+    }
+    sentences = 0
+    for changed in with_wrong(body, wrong):
+        try:
+            kind.model_validate(changed)
+        except ValidationError as raised:
+            errors = [{**error, "loc": ("body", *error["loc"])} for error in raised.errors()]
+            refused = describe_invalid(errors, changed)
+            raw = {e["msg"].lower() for e in errors if e["type"] not in OWN_WORDS}
+            assert not any(message in refused.detail.lower() for message in raw)
+            assert len(refused.detail) <= 500
+            if " must be " in refused.detail:
+                assert ", not " in refused.detail
+                assert (refused.param or "the body") in refused.detail
+            sentences += 1
+    assert sentences
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"documents": ["text"]}, 'documents.0 must be an object, not "text"'),
+        ({"fuse": {"selector": "links", "ratio": 15}}, "fuse.ratio must be at most 1, not 15"),
+        ({"stop": 7}, "stop must be a string or a list, not 7"),
+        ({"n": 0}, "n must be at least 1, not 0"),
+        ({"revise": 10}, "revise must be at most 9 or an object, not 10"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"
+            " must be a list of at most 64, not a list of 65"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_refusal_is_a_sentence(fields: dict[str, Any], sentence: str) -> None:
+    assert chat_refusal(**fields).detail == sentence
+
+
+def test_options_of_the_library_have_the_names_of_bodies_and_flags() -> None:
+    error = InvalidOption("lower max_tokens or raise max_model_len", "max_tokens", "max_model_len")
+    told = as_api_error(error, "id").detail
+    assert told == "lower max_tokens or raise the server's --max-model-len"
+    asked = ChatRequest(model="m", messages=[USER], max_completion_tokens=4, min_tokens=9)
+    with pytest.raises(ApiError, match="min_tokens=9 is more than max_completion_tokens=4"):
+        chat_params(asked, 100, {})
+    with pytest.raises(ApiError, match=r"give one of fuse\.ratio and fuse\.tokens"):
+        take_policies(
+            asked.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
+        )

@@ -48,7 +48,11 @@ def require_share(options: Any, *names: str, zero: bool = False) -> None:
 def shown(value: object) -> str:
     """``value`` as a message states it: in short, and whole numbers without a fraction."""
     whole = isinstance(value, float) and value.is_integer() and abs(value) < _MOST_WHOLE
-    text = repr(int(cast(float, value))) if whole else repr(value)
+    try:
+        text = repr(int(cast(float, value))) if whole else repr(value)
+    except ValueError:
+        # Python writes no integers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
@@ -93,7 +97,8 @@ def _require_number(name: str, value: object, each: str, *, whole: bool) -> None
     fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     kind = "a whole number" if whole else "a number"
     require(fits, f"{each}{name} must be {kind}, not {shown(value)}", name)
-    finite = math.isfinite(cast(float, value))
+    # an integer beyond the range of floats is finite, too
+    finite = isinstance(value, Integral) or math.isfinite(cast(float, value))
     require(finite, f"{each}{name} must be a finite number, not {shown(value)}", name)
 
 

@@ -2,13 +2,17 @@
 
 A client error says what to change. A server error says only its id; the log has the rest."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 
+from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
+from looseleaf.config.option import shown
 from looseleaf.errors import (
     DeadlineExceeded,
     DocumentExists,
@@ -21,6 +25,7 @@ from looseleaf.errors import (
     PromptTooLong,
     TooManyDocuments,
 )
+from looseleaf.sampling_params import SamplingParams
 
 _KINDS = {
     401: "authentication_error",
@@ -103,6 +108,18 @@ _ONCE = {status: {"x-should-retry": "false"} for status in (408, 409)}
 in the same time would end the same way."""
 
 
+_OF_SERVER = frozenset(
+    one.name
+    for section in (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
+    for one in fields(section)
+) - {one.name for one in fields(SamplingParams)}
+
+
+def as_field(option: str) -> str:
+    """An option of the library as clients know it: a field of bodies, or a flag of the server."""
+    return f"the server's --{option.replace('_', '-')}" if option in _OF_SERVER else option
+
+
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
     """What a client is told about ``error``; whatever is not known to be its fault is a 500."""
     if isinstance(error, ApiError):
@@ -111,7 +128,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return unavailable("the server is shutting down: ask again in a moment", "shutting_down")
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
-            return ApiError(status, str(error), code=code, headers=_ONCE.get(status))
+            message = error.named(as_field)
+            return ApiError(status, message, code=code, headers=_ONCE.get(status))
     return fault(request_id)
 
 
@@ -163,13 +181,39 @@ def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
         return one["type"] == "too_long", len(_path(one, body)), one["type"] == "value_error"
 
     error = max(errors, key=telling)
-    param = ".".join(_path(error, body)) or None
-    message = _sentence(error["type"], error.get("ctx", {}), param, error["msg"])
+    path = _path(error, body)
+    param = ".".join(path) or None
+    # every member of a union says what it would have taken here
+    members = [one for one in errors if one["type"] in _RULES and _path(one, body) == path]
+    message = _sentence(error, members, param)
     return ApiError(400, message[:500], param=param, code="invalid_value")
 
 
-def _sentence(kind: str, context: Mapping[str, Any], param: str | None, message: str) -> str:
-    where = param or "the body"
+_RULES: Mapping[str, str] = {
+    **{"string_type": "a string", "string_sub_type": "a string", "string_unicode": "Unicode text"},
+    **{"int_type": "a whole number", "int_from_float": "a whole number"},
+    **{"int_parsing": "a whole number", "int_parsing_size": "a whole number of fewer digits"},
+    **{"float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number"},
+    **{"bool_type": "true or false", "bool_parsing": "true or false"},
+    **{"list_type": "a list", "dict_type": "an object"},
+    **{"model_type": "an object", "model_attributes_type": "an object"},
+    **{"greater_than": "above {gt}", "greater_than_equal": "at least {ge}"},
+    **{"less_than": "below {lt}", "less_than_equal": "at most {le}"},
+    "string_too_short": "at least {min_length} characters long",
+    "string_too_long": "at most {max_length} characters long",
+    "string_pattern_mismatch": "of the form {pattern}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "literal_error": "{expected}",
+}
+"""What a field must be, by the type of pydantic's error."""
+
+_MOST_GIVEN = 40
+_WORDS = {"None": "null", "False": "false", "True": "true"}
+
+
+def _sentence(error: Any, members: Sequence[Any], param: str | None) -> str:
+    kind, context, where = error["type"], error.get("ctx", {}), param or "the body"
     if kind == "extra_forbidden":
         return f"unknown field {param!r}: leave it out, or check its spelling"
     if kind == "missing":
@@ -178,13 +222,36 @@ def _sentence(kind: str, context: Mapping[str, Any], param: str | None, message:
         return str(context["error"])
     if kind == "none_required":
         return f"{where} asks for what is not here: leave it out, or send null"
-    if kind == "literal_error":
-        # as JSON writes it
-        known = {"False": "false", "True": "true"}
-        expected = known.get(context["expected"], context["expected"])
-        return f"{where}: only {expected} is taken here"
     if kind == "union_tag_invalid":
-        return f"{where}: only the types {context['expected_tags']} are taken here"
+        name, tags = str(context["discriminator"]).strip("'"), context["expected_tags"]
+        told = _as_json(" or ".join(tags.split(", ")))
+        return f"{where}.{name} must be {told}, not {_given(context['tag'])}"
     if kind == "union_tag_not_found":
         return f"{where} has no field {context['discriminator']}: add it"
+    if kind in _RULES:
+        rules = " or ".join(dict.fromkeys(map(_rule, members)))
+        return f"{where} must be {rules}, not {_given(error['input'])}"
+    message = error["msg"]
     return f"{where}: {message[0].lower()}{message[1:]}"
+
+
+def _rule(error: Any) -> str:
+    context = {n: shown(v) if isinstance(v, float) else v for n, v in error.get("ctx", {}).items()}
+    if "expected" in context:
+        context["expected"] = _as_json(context["expected"])
+    return _RULES[error["type"]].format_map(context)
+
+
+def _as_json(words: str) -> str:
+    """The values that pydantic lists, as JSON writes them."""
+    return _WORDS.get(words, words).replace("'", '"')
+
+
+def _given(value: Any) -> str:
+    """What a body has in place of what it should have: as JSON, in short."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_GIVEN else f"{text[:_MOST_GIVEN]}…"

@@ -62,7 +62,9 @@ def _refused(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidOption as error:
-        raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from error
+        told = error.named(lambda option: f"{name}.{option}")
+        message = told if error.options else f"{name}: {told}"
+        raise ApiError(400, message, param=name, code="invalid_value") from error
 
 
 def _revise(given: ReviseChoice | None, select: Select | None) -> Revise | None:

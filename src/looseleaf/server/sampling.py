@@ -78,7 +78,14 @@ def _params(
             **given, **further, logit_bias=bias, grammar=_grammar(body.response_format)
         )
     except InvalidOption as error:
-        raise ApiError(400, str(error), code="invalid_value") from error
+        message = error.named(lambda option: _field_of(body, option))
+        raise ApiError(400, message, code="invalid_value") from error
+
+
+def _field_of(body: GenerationRequest, option: str) -> str:
+    """The field in which ``body`` gives an option of `SamplingParams`."""
+    renamed = {"max_tokens": "max_completion_tokens"}.get(option, option)
+    return renamed if getattr(body, renamed, None) is not None else option
 
 
 def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
