@@ -59,12 +59,31 @@ def test_a_document_may_come_from_standard_input(run: Run, model: Path) -> None:
 def test_a_question_needs_no_document(run: Run, model: Path) -> None:
     result = run("ask", "Who signs?", "--system", "Be brief.", *tiny(model))
     assert (result.code, bool(result.out.strip("\n"))) == (0, True)
+    assert "no document was given" in result.err
 
 
 def test_without_show_reuse_nothing_but_the_answer_is_said(
     run: Run, model: Path, folder: Path
 ) -> None:
-    assert "tokens reused" not in run("ask", "-d", folder, "Who signs?", *tiny(model)).err
+    told = run("ask", "-d", folder, "Who signs?", *tiny(model)).err
+    assert "tokens reused" not in told
+    assert "no document" not in told
+
+
+def test_the_report_names_every_policy_and_every_document(
+    run: Run, model: Path, folder: Path
+) -> None:
+    asked = ("ask", "-d", folder, "Who signs?", "--show-reuse", *tiny(model))
+    revised = run(*asked, "--select", "quest", "--budget", 0.5, "--revise", 2).err
+    assert "\nrevise: window 2" in revised
+    # the tiny model has three layers
+    assert "layers 0, 1 read everything" in revised
+    assert "select: quest, ratio 0.5" in revised
+    text = run(*asked, "--context", "prompt").err
+    assert "menu.md: text of this prompt, by --context prompt" in text
+    assert "handbook.txt: text of this prompt" in text
+    assert " threads: " in text
+    assert "revise" not in text
 
 
 def test_a_checkpoint_without_a_chat_template_completes_the_text(
@@ -151,7 +170,7 @@ def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
         (("--device", "abacus"), "device"),
         (("--temperature", -1), "temperature"),
         (("--num-pages", 1), "enlarge the cache"),
-        (("--max-model-len", 10), "max_model_len"),
+        (("--max-model-len", 10), "--max-model-len"),
         (("--select", "quest", "--budget", "nan"), "--budget is a number of tokens"),
         (("--select", "quest", "--budget", "inf"), "--budget is a number of tokens"),
         (("--select", "quest", "--budget", -5), "--budget is a number of tokens"),

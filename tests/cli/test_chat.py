@@ -56,13 +56,28 @@ def test_a_mistake_is_told_and_the_conversation_goes_on(
     assert result.code == 0
     errors = [line for line in result.err.splitlines() if line.startswith("looseleaf: ")]
     assert "no file nowhere.txt" in errors[0]
-    assert "max_model_len" in errors[1]
+    assert "--max-model-len" in errors[1]
     assert result.out.count("/quit") >= 2
     assert "handbook.txt: 39 characters" in result.out
 
 
 def test_the_end_of_the_input_ends_the_conversation(run: Run, model: Path) -> None:
     assert chat(run, model).code == 0
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit", "Exit"])
+def test_the_words_that_end_a_conversation_are_no_questions(
+    run: Run, model: Path, handbook: Path, word: str
+) -> None:
+    result = chat(run, model, word, "/docs", options=("-d", handbook))
+    assert result.code == 0
+    assert "handbook.txt" not in result.out
+
+
+def test_an_answer_without_documents_says_so(run: Run, model: Path, handbook: Path) -> None:
+    result = chat(run, model, "Who signs?", f"/add {handbook}", "Who signs?")
+    assert result.err.count("no document was given") == 1
+    assert "/add FILE" in result.err
 
 
 def test_a_missing_document_is_refused_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:

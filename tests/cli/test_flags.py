@@ -51,7 +51,20 @@ def test_every_command_is_where_the_group_says_and_has_help(run: Run, name: str)
     assert f"looseleaf {name} [OPTIONS]" in result.out.splitlines()[0]
 
 
-def test_an_unknown_command_is_refused(run: Run) -> None:
-    result = run("asq")
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("servee", "serve"),
+        ("asq", "ask"),
+        ("bench attn attention", "attention"),
+        ("bench atention", "attention"),
+        ("eval wrld", "world"),
+        ("cache lst", "ls"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest_one(run: Run, typed: str, near: str) -> None:
+    result = run(*typed.split())
     assert result.code == 2
-    assert "No such command 'asq'" in result.err
+    assert result.out == ""
+    assert near in result.err.splitlines()[-1]
+    assert "did you mean" in result.err or "use one of" in result.err

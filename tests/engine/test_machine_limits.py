@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from looseleaf.engine import loading, machine_limits, runner
+from looseleaf.engine import machine_limits, runner
 from looseleaf.engine.machine_limits import available_memory, usable_cores
 
 FREE = 64 << 30
@@ -106,23 +106,3 @@ def test_the_first_version_of_the_interface_tells_a_quota_too(
     files = {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
     listed = "5:cpu,cpuacct:/docker/0a\n4:memory:/docker/0a\n0::/\n"
     assert usable_cores(write(tmp_path, {"proc/self/cgroup": listed} | files)) == cores
-
-
-@pytest.mark.parametrize(("told", "threads"), [(None, 2), ("7", 7)])
-def test_threads_are_no_more_than_cores_unless_somebody_says_so(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, threads: int
-) -> None:
-    before = torch.get_num_threads()
-    monkeypatch.setattr(loading, "usable_cores", lambda: 2)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if told is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", told)
-    try:
-        torch.set_num_threads(7)
-        loading.fit_threads()
-        assert torch.get_num_threads() == threads
-        torch.set_num_threads(1)
-        loading.fit_threads()
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)

@@ -50,9 +50,23 @@ def tier_faults(llm: LLM) -> Counter[tuple[str, str]]:
     return +found
 
 
-def reuse_report(output: RequestOutput, faults: Counter[tuple[str, str]]) -> str:
-    """What was reused and what was computed, and which tiers failed meanwhile, if any did."""
-    lines = [str(output.reuse)]
+NO_DOCUMENT = "no document was given: the answer is the model's alone; "
+
+
+def reuse_report(
+    output: RequestOutput,
+    faults: Counter[tuple[str, str]],
+    documents: Sequence[Document] = (),
+) -> str:
+    """What was reused and what was computed, by which policies, and which tiers failed meanwhile,
+    if any did. Of the ``documents`` those that are text of the prompt are named, too."""
+    lines = [
+        f"{document.name}: text of this prompt, by --context prompt"
+        for document in documents
+        if document.context == "prompt"
+    ]
+    lines.append(str(output.reuse))
+    lines += [str(one) for one in (output.select, output.revision) if one is not None]
     if faults:
         told = (f"{tier}: {times} {kind}" for (tier, kind), times in sorted(faults.items()))
         lines.append(f"tiers failed: {'; '.join(told)}")

@@ -7,6 +7,7 @@ import click
 from looseleaf.cli.answering import (
     DOCUMENTS,
     MAX_TOKENS,
+    NO_DOCUMENT,
     SYSTEM,
     TEMPERATURE,
     build_prompt,
@@ -88,10 +89,11 @@ def ask(
     if hosted:
         host_documents(llm, documents, system)
     output = print_answer(llm, build_prompt(llm, messages), params, **policies)
+    if not documents:
+        click.echo(f"{NO_DOCUMENT}name files or folders with -d", err=True)
     if show_reuse:
-        click.echo(reuse_report(output, tier_faults(llm)), err=True)
-        if output.select is not None:
-            click.echo(str(output.select), err=True)
+        click.echo(reuse_report(output, tier_faults(llm), documents), err=True)
+        click.echo(str(llm.engine.threads), err=True)
 
 
 def _take_hosted(names: tuple[str, ...], options: dict[str, Any]) -> bool:

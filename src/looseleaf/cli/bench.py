@@ -15,13 +15,14 @@ from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, report
 from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
+from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption
 
 # what is drawn from, and what is left out by a 0
 _MAY_BE_NOTHING = ("--seed", "--batches")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def bench() -> None:
     """Measure speed against a baseline in the same run."""
 

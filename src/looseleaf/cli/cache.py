@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _tier_options(command: Command) -> Command:
     return disk(remote(command))
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cache() -> None:
     """Look after documents that are stored on disk or at a Redis or Valkey server."""
 

@@ -11,6 +11,7 @@ from looseleaf.cli.bench_report import appendable
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
 from looseleaf.config import FuseSelector
+from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
 
 _CHOSEN = ("first", "question", "links", "deviation")
@@ -66,14 +67,20 @@ def calibrate(
     selectors = options.pop("selectors") or _CHOSEN
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
-    if not all(0 < ratio <= 1 for ratio in ratios) or not 0 <= tolerance < 1:
-        raise InvalidOption("ratios are above 0 and at most 1, the tolerance from 0 to below 1")
+    for ratio in ratios:
+        require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
+    fits = 0 <= tolerance < 1
+    require(fits, f"--tolerance must be from 0 to below 1, not {shown(tolerance)}")
     if model and checkpoint:
         raise InvalidOption("give MODEL or --checkpoint, not both")
     if not all(question.strip() for question in questions):
         raise InvalidOption("-q needs a question: one is empty")
     asked = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
+    if len(documents) < 2:
+        raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
+    if not asked:
+        raise InvalidOption("give a question with -q, or a file of them with --questions")
 
     from looseleaf.bench.origin import describe_origin
     from looseleaf.bench.results import append_rows, require_appendable

@@ -8,6 +8,7 @@ import click
 from looseleaf.cli.answering import (
     DOCUMENTS,
     MAX_TOKENS,
+    NO_DOCUMENT,
     SYSTEM,
     TEMPERATURE,
     build_prompt,
@@ -22,6 +23,7 @@ from looseleaf.errors import LooseleafError
 from looseleaf.sampling_params import SamplingParams
 
 HELP = "/add FILE: add a document   /docs: list them   /reuse: last report   /new: forget   /quit"
+_QUIT = ("/quit", "/exit", "quit", "exit")
 
 
 @click.command()
@@ -41,6 +43,7 @@ def chat(
 
     llm = LLM(**given(options))
     click.echo(HELP)
+    click.echo(str(llm.engine.threads), err=True)
     Conversation(llm, system, documents, params).run()
 
 
@@ -61,14 +64,14 @@ class Conversation:
         self._faults = Counter[tuple[str, str]]()
 
     def run(self) -> None:
-        """Read lines until /quit or the end of the input."""
+        """Read lines until /quit, exit or the end of the input."""
         while True:
             try:
                 line = click.prompt(">", prompt_suffix=" ", default="", show_default=False).strip()
             except (click.Abort, EOFError):
                 click.echo()
                 return
-            if line == "/quit":
+            if line.lower() in _QUIT:
                 return
             try:
                 self._command(line) if line.startswith("/") else self._ask(line)
@@ -102,9 +105,11 @@ class Conversation:
         output = print_answer(
             self._llm, build_prompt(self._llm, [*system, *self._turns, turn]), self._params
         )
+        if not self._documents:
+            click.echo(f"{NO_DOCUMENT}add one with /add FILE", err=True)
         # only an answered question becomes part of the conversation
         self._turns += [turn, {"role": "assistant", "content": output.text}]
         self._new = []
         faults = tier_faults(self._llm)
-        self._report = reuse_report(output, faults - self._faults)
+        self._report = reuse_report(output, faults - self._faults, self._documents)
         self._faults = faults

@@ -6,6 +6,7 @@ import click
 
 from looseleaf.cli.evaluate_more import card, from_file, report, ruler
 from looseleaf.cli.evaluating import Evaluation, evaluation_options, held_out
+from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption
 
 _WORLD_TASKS = (
@@ -14,7 +15,7 @@ _WORLD_TASKS = (
 )  # fmt: skip
 
 
-@click.group("eval")
+@click.group("eval", cls=SuggestingGroup)
 def evaluate() -> None:
     """Measure how often answers are right."""
 

@@ -1,6 +1,8 @@
-"""A group whose commands are imported when they are called, so that ``--help`` loads no PyTorch."""
+"""Groups of commands: one that suggests the nearest command for a name that it does not have, and
+one whose commands are imported when they are called, so that ``--help`` loads no PyTorch."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -10,7 +12,22 @@ Home = tuple[str, str]
 """``module:attribute`` of a command, and the summary that the group's help shows."""
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """Names the nearest command where none has the name that was typed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click before 8.4 suggests options only
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            known = self.list_commands(ctx)
+            near = get_close_matches(args[0], known, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+            ctx.fail(f"no command {args[0]!r}: {meant}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(SuggestingGroup):
     """Lists ``homes`` by their summaries and imports a command when its name is typed."""
 
     def __init__(self, *args: Any, homes: Mapping[str, Home], **options: Any) -> None:

@@ -89,6 +89,11 @@ class EngineConfig:
         "what decodes on a CPU: native (C, compiled once on this machine), torch, or auto: native "
         "where there is a C compiler",
     )
+    threads: int | None = option(
+        None,
+        "threads that a CPU computes with; default: as OMP_NUM_THREADS says, or as many as are "
+        "fast at the start",
+    )
     salt: str = option("", "caches with different salts share nothing")
     cuda_graphs: bool = option(
         True, "on a GPU, replay steps of few rows instead of launching every kernel"
@@ -113,7 +118,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_model_len")
+        require_positive(self, "max_model_len", "threads")
         require_share(self, "canary_share", "canary_bound", zero=True)
 
     def batched_tokens(self, on_gpu: bool) -> int:

@@ -35,6 +35,7 @@ from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
+from looseleaf.engine.threads import ThreadChoice
 from looseleaf.errors import (
     DeadlineExceeded,
     EngineClosed,
@@ -64,20 +65,20 @@ class EngineParts:
     keys: KeySpace
     max_model_len: int
     tiers: Tiers | None = None
+    threads: ThreadChoice | None = None
 
 
 class Engine:
     """Runs requests over one model. Not thread-safe: one caller at a time.
 
-    On a GPU it runs one step ahead of its own eyes: the next step is planned and launched before
-    the tokens of the last one have arrived, and reads them on the device. An output that turns out
-    to have ended is computed once in vain.
-    """
+    On a GPU it launches the next step before the tokens of the last one have reached the host, and
+    reads them on the device. An output that has ended meanwhile is computed once in vain."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
+        self.threads = parts.threads
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None

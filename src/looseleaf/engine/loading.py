@@ -12,8 +12,9 @@ import torch
 import looseleaf.assets
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, RopeConfig
 from looseleaf.engine.engine import Engine, EngineParts
-from looseleaf.engine.machine_limits import available_memory, usable_cores
+from looseleaf.engine.machine_limits import available_memory
 from looseleaf.engine.runner import OnProgress, Runner, pool_dtype
+from looseleaf.engine.threads import ThreadChoice, fit_threads
 from looseleaf.errors import CheckpointNotFound, InvalidOption
 from looseleaf.kv.keys import KeySpace
 from looseleaf.models import (
@@ -59,6 +60,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     fingerprint: bytes
     max_model_len: int
+    threads: ThreadChoice | None = None
 
 
 def load_engine(
@@ -102,7 +104,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     if device.type == "cpu":
         _compare_with_memory(folder, dtype)
     make_room(device)
-    fit_threads()
+    threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
     weights = load_weights(folder, shape, dtype, device)
     return LoadedModel(
         folder,
@@ -111,6 +113,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         tokenizer,
         model_fingerprint(folder, whole=config.tiers.outlive),
         max_model_len,
+        threads,
     )
 
 
@@ -119,18 +122,6 @@ def make_room(device: torch.device) -> None:
     for objects that hold each other, and what PyTorch lacks it does not look for there."""
     if device.type != "cpu":
         gc.collect()
-
-
-def fit_threads() -> None:
-    """Have PyTorch compute with no more threads than this process may keep busy, unless the
-    environment says how many: it counts the machine's cores, whatever a container is given."""
-    cores, threads = usable_cores(), torch.get_num_threads()
-    if cores < threads and "OMP_NUM_THREADS" not in os.environ:
-        _log.info(
-            "this process may use %d of the cores: PyTorch computes with as many threads instead "
-            "of %d; OMP_NUM_THREADS says otherwise", cores, threads,
-        )  # fmt: skip
-        torch.set_num_threads(cores)
 
 
 def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
@@ -169,7 +160,8 @@ def make_engine(
         implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
     runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
     tiers = Tiers.create(config.tiers, runner.pool)
-    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers))
+    about = max_model_len, tiers, loaded.threads
+    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, *about))
 
 
 def find_model(model: str | Path | None) -> Path:

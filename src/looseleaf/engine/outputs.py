@@ -104,7 +104,8 @@ class ReuseReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{d.name}: {d.num_tokens} tokens at {d.offset}, {'hosted' if d.hosted else d.source}"
+            f"{d.name}: {d.num_tokens} tokens from position {d.offset}, "
+            + ("hosted" if d.hosted else d.source)
             + (f" from {d.tier}" if d.source == "loaded" else "")
             + (f", since the {d.tier} tier failed" if d.tier and d.source == "computed" else "")
             + (f", {d.recomputed} computed again" if d.recomputed else "")
@@ -184,6 +185,15 @@ class RevisionReport:
         """The effective KV budget with 0, 1, … later rows, as a multiple of a row's own."""
         return exposure_ratios(self.pages_read or self.keys_read)
 
+    def __str__(self) -> str:
+        if self.revise.window == 1 or not any(self.pages_read or self.keys_read):
+            return f"revise: {self.revise}"
+        whole, what = self.exposure[self.revise.window - 1], "pages" if self.pages_read else "keys"
+        return (
+            f"revise: {self.revise}; a row read {whole:.2f} times its own {what}, with those that "
+            "later rows chose"
+        )
+
 
 @dataclass(frozen=True)
 class SelectReport:
@@ -227,9 +237,11 @@ class SelectReport:
             return f"select: {self.select}; keys are thrown away, and all that are left are read"
         held = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
         what = "keys of hosted documents" if self.keys_there else "pages"
+        layers = ", ".join(map(str, self.select.layers_read_densely))
+        dense = f"; layers {layers} read everything, by dense_layers" if layers else ""
         return (
             f"select: {self.select}; {self.chosen_steps} of {self.chosen_steps + self.dense_steps} "
-            f"rows chose, {self.exposure:.1%} of all {what} were read{held}"
+            f"rows chose, {self.exposure:.1%} of all {what} were read{held}{dense}"
         )
 
 

@@ -60,10 +60,13 @@ class Calibration:
     def __init__(
         self, llm: LLM, name: str, documents: Sequence[Document], questions: Sequence[str]
     ) -> None:
-        if len(documents) < 2 or not questions:
+        if len(documents) < 2:
             raise InvalidRequest(
-                "calibration compares documents that meet: give two or more, and a question"
+                "calibration compares documents that one prompt holds: give two or more, not "
+                f"{len(documents)}"
             )
+        if not questions:
+            raise InvalidRequest("calibration compares answers: give a question")
         self.llm, self.name, self.max_tokens = llm, name, 64
         self.num_layers = llm.engine.runner.model.config.num_layers
         self._asked = [self._ask(documents, n, text) for n, text in enumerate(questions)]

@@ -225,7 +225,7 @@ def _sentence(error: Any, members: Sequence[Any], param: str | None) -> str:
     if kind == "union_tag_invalid":
         name, tags = str(context["discriminator"]).strip("'"), context["expected_tags"]
         told = _as_json(" or ".join(tags.split(", ")))
-        return f"{where}.{name} must be {told}, not {_given(context['tag'])}"
+        return f"{where}.{name} must be {told}, not {_given(error['input'].get(name))}"
     if kind == "union_tag_not_found":
         return f"{where} has no field {context['discriminator']}: add it"
     if kind in _RULES:

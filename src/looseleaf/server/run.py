@@ -69,7 +69,9 @@ class Server(uvicorn.Server):
         if self.started:
             host = self.service.config.host
             shown = f"[{host}]" if ":" in host else host
-            self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/")
+            threads = self.service.llm.engine.threads
+            about = {} if threads is None else {"threads": str(threads)}
+            self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/", **about)
 
     async def on_tick(self, counter: int) -> bool:
         if self.service.llm.fault is not None:
