@@ -1,4 +1,4 @@
-"""The demo: both first tokens of every question, right answers, and the reason for what it skips."""
+"""The demo: both first tokens of every question, right answers, the reason for what it skips."""
 
 import importlib.util
 import json
@@ -20,9 +20,8 @@ def test_the_demo_prints_cold_and_reused_first_tokens_and_what_it_skips(
     assert demo.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.search(r"computing with \d+ of \d+ threads: \w+", lines[0])
-    rows = {
-        m[1].strip(): m for line in lines if (m := re.fullmatch(r"(.+?)((?: +[\d.]+){2})", line))
-    }
+    matches = (re.fullmatch(r"(.+?)((?: +[\d.]+){2})", line) for line in lines)
+    rows = {match[1].strip(): match for match in matches if match}
     entries = json.loads((EXAMPLES / "questions.json").read_text(encoding="utf-8"))
     skipped = [entry for entry in entries if entry["task"] == "chain"]
     assert len(skipped) == 1

@@ -101,8 +101,12 @@ def test_the_cheapest_within_the_tolerance_is_proposed() -> None:
 
 def test_one_document_or_no_question_is_refused() -> None:
     llm = LLM(reference_model("causal"), dtype="float32")
-    for documents, questions in ((TEXTS[:1], [QUESTION]), (TEXTS, [])):
-        with pytest.raises(InvalidRequest, match="give two or more, and a question"):
+    cases: list[tuple[Sequence[str], list[str], str]] = [
+        (TEXTS[:1], [QUESTION], "give two or more, not 1"),
+        (TEXTS, [], "give a question"),
+    ]
+    for documents, questions, sentence in cases:
+        with pytest.raises(InvalidRequest, match=sentence):
             Calibration(llm, "causal", [Document(text) for text in documents], questions)
 
 
