@@ -20,8 +20,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: Fuse("deviation", check_layers=(1.5,)),  # type: ignore[arg-type]
         "each of check_layers must be a whole number, not 1.5",
     ),
-    (lambda: Fuse("ape", scale=1e300), "temperature and scale are from 0.001 to 100"),
-    (lambda: Fuse("ape", temperature=1e-300), "temperature and scale are from 0.001 to 100"),
+    (lambda: Fuse("ape", scale=1e300), "must be from 0.001 to 100, not 1e"),
+    (lambda: Fuse("ape", temperature=1e-300), "must be from 0.001 to 100, not 1e"),
     (lambda: Select("quest", tokens=1.5), "tokens must be a whole number"),  # type: ignore[arg-type]
     (lambda: Select("quest", sink="a"), "sink must be a whole number"),  # type: ignore[arg-type]
     (lambda: Select("quest", dense_layers=3), "dense_layers must be a tuple"),  # type: ignore[arg-type]

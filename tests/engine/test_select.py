@@ -189,7 +189,7 @@ def test_a_policy_that_the_model_has_no_layers_for_is_refused(
         ({"tokens": 0}, "positive"),
         ({"ratio": 1.5}, "ratio"),
         ({"mass": 0.0}, "mass"),
-        ({"sink": -1}, "numbers of tokens"),
+        ({"sink": -1}, "sink must be 0 or more, not -1"),
         ({"dense_layers": (2, 1)}, "rise"),
     ],
 )

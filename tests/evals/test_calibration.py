@@ -1,5 +1,6 @@
 """Calibration: what it measures, on documents whose truth is known, and what it proposes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 

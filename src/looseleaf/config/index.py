@@ -66,7 +66,7 @@ class IndexConfig:
         )
         require(
             not self.estimate or self.kind == "ivf",
-            f"estimate needs the clusters of kind 'ivf', not {self.kind!r}",
+            f"estimate is by clusters: give kind 'ivf', not {self.kind!r}",
             "estimate",
             "kind",
         )
