@@ -40,16 +40,24 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an output's text must look like. Needs the extra ``serve``, which brings llguidance."""
+    """What an output's text must look like. Needs the extra ``serve``, which brings llguidance.
+
+    ``strict`` closes the objects of a JSON schema: they have no properties but those it names.
+    """
 
     kind: GrammarKind
     source: str = ""
+    strict: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(GrammarKind)
         require(self.kind in known, f"unknown grammar {shown(self.kind)}: use {', '.join(known)}")
         told = f"a grammar's source must be a string, not {shown(self.source)}"
         require(isinstance(self.source, str), told)
+        told = f"strict must be true or false, not {shown(self.strict)}"
+        require(isinstance(self.strict, bool), told)
+        told = f"strict belongs to a JSON schema, not to a {self.kind} grammar"
+        require(not self.strict or self.kind == "json_schema", told)
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -57,12 +65,18 @@ class Grammar:
         return cls("json_object")
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
-        """JSON that fits a schema, given as such or as JSON text."""
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, strict: bool = False
+    ) -> "Grammar":
+        """JSON that fits a schema, given as such or as JSON text.
+
+        Under ``strict``, an object that names properties has no others, unless the schema sets
+        ``additionalProperties`` for it.
+        """
         if isinstance(schema, str):
-            return cls("json_schema", schema)
+            return cls("json_schema", schema, strict)
         try:
-            return cls("json_schema", json.dumps(schema, allow_nan=False))
+            return cls("json_schema", json.dumps(schema, allow_nan=False), strict)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidOption(f"this JSON schema can't be written as JSON: {error}") from error
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from looseleaf.engine.json_schema import library_schema
 from looseleaf.errors import InvalidRequest
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
@@ -144,7 +145,8 @@ def _source(grammar: Grammar) -> str:
     else:
         schema = grammar.source if grammar.kind == "json_schema" else '{"type": "object"}'
         options = {"whitespace_pattern": _BLANKS}
-        source = matcher.grammar_from_json_schema(schema, overrides=options)
+        kept = library_schema(schema, grammar.strict)
+        source = matcher.grammar_from_json_schema(kept, overrides=options)
     return str(source)
 
 

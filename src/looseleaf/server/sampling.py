@@ -92,8 +92,10 @@ def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
     if isinstance(response_format, JsonObjectFormat):
         return Grammar.json_object()
     if isinstance(response_format, JsonSchemaFormat):
-        schema = response_format.json_schema.schema_
-        return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
+        asked = response_format.json_schema
+        if asked.schema_ is None:
+            return Grammar.json_object()
+        return Grammar.json_schema(asked.schema_, strict=bool(asked.strict))
     return None
 
 

@@ -51,12 +51,16 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A named JSON schema. It is always followed strictly."""
+    """A named JSON schema. Outputs always follow it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    strict: bool | None = Field(
+        None,
+        description="`true` closes objects: one that names properties has no others, unless the "
+        "schema sets `additionalProperties` for it.",
+    )
 
 
 class JsonSchemaFormat(Strict):

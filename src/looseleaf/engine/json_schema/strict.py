@@ -1,0 +1,94 @@
+"""Objects closed under ``strict``: an object has no properties but those that its schema names.
+
+The meaning is that of ``unevaluatedProperties: false`` on each object that names a property. Where
+``allOf``, ``$ref`` and the like describe one object together, it is closed as a whole. Objects that
+name no property stay maps, and ``additionalProperties`` in a schema decides for itself.
+"""
+
+from typing import Any
+
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, joined, names
+from looseleaf.errors import InvalidRequest
+
+_OWN = ("properties", "patternProperties", "required")
+_DECIDED = ("additionalProperties", "unevaluatedProperties")
+
+
+def close_objects(tree: SchemaTree) -> None:
+    """Close the objects of ``tree`` in place. Raises InvalidRequest where a reference hides which
+    properties an object has."""
+    parts = _parts(tree)
+    for node in tree.nodes:
+        if id(node) in parts:
+            continue
+        target = tree.target(node)
+        if _num_descriptions(node) > 1 or (target is not None and id(target) in parts):
+            _close_together(node, tree)
+        elif _names_properties(node) and not any(name in node for name in _DECIDED):
+            _close(node, names(node), [])
+
+
+def _parts(tree: SchemaTree) -> set[int]:
+    """The subschemas that describe an object only together with others."""
+    pending = [
+        part for node in tree.nodes if _num_descriptions(node) > 1 for part in joined(node, tree)
+    ]
+    parts: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if id(part) not in parts:
+            parts.add(id(part))
+            pending += joined(part, tree)
+    return parts
+
+
+def _num_descriptions(node: Node) -> int:
+    all_of = node.get("allOf")
+    return (
+        (len(all_of) if isinstance(all_of, list) else 0)
+        + sum(name in node for name in ("anyOf", "oneOf", "$ref"))
+        + any(name in node for name in (*_OWN, *_DECIDED))
+    )
+
+
+def _names_properties(node: Node) -> bool:
+    kinds = node.get("type", "object")
+    objects = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    return objects and any(name in node for name in _OWN)
+
+
+def _close_together(node: Node, tree: SchemaTree) -> None:
+    members: dict[int, Node] = {}
+    pending = [node]
+    while pending:
+        member = pending.pop()
+        if id(member) in members:
+            continue
+        members[id(member)] = member
+        if any(name in member for name in _DECIDED):
+            return
+        if "$ref" in member and tree.target(member) is None:
+            raise InvalidRequest(
+                f"the JSON schema can't be followed strictly: {member['$ref']!r} is joined with "
+                "other properties; refer to it by '#/…', or set additionalProperties there"
+            )
+        pending += joined(member, tree)
+    described = members.values()
+    if any(_names_properties(member) for member in described):
+        patterns = [name for member in described for name in _patterns(member)]
+        _close(node, [name for member in described for name in names(member)], patterns)
+
+
+def _patterns(node: Node) -> list[str]:
+    patterns = node.get("patternProperties")
+    return [*patterns] if isinstance(patterns, dict) else []
+
+
+def _close(node: Node, properties: list[str], patterns: list[str]) -> None:
+    for keyword, known in (("properties", properties), ("patternProperties", patterns)):
+        own: Any = node.get(keyword, {})
+        if known and isinstance(own, dict):
+            node[keyword] = {**own, **{name: True for name in known if name not in own}}
+    node["additionalProperties"] = False
+
+

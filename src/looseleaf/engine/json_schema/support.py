@@ -1,0 +1,130 @@
+"""What the grammar library gets of a schema: the same meaning, or a refusal that names the keyword.
+
+The library refuses by itself what it does not know (`not`, `uniqueItems`, `oneOf` that may overlap
+…). Here is what it would take and not keep, and what it refuses although it has no effect.
+"""
+
+import json
+from typing import Any
+
+from looseleaf.engine.json_schema.loops import require_ends
+from looseleaf.engine.json_schema.numbers import adapt_numbers
+from looseleaf.engine.json_schema.patterns import library_pattern
+from looseleaf.engine.json_schema.strict import close_objects
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, required_names
+from looseleaf.errors import InvalidRequest
+
+FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname"),
+        *("ipv4", "ipv6", "uuid", "uri"),
+    }
+)
+"""Formats that an output keeps; any other has no effect, as JSON Schema says."""
+
+_DRAFTS = frozenset(
+    {
+        "https://json-schema.org/draft/2020-12/schema",
+        "https://json-schema.org/draft/2019-09/schema",
+        *(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)),
+    }
+)
+# the library reads a schema piece by piece, cut at keywords such as allOf: these need each other
+_TOGETHER = (
+    ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
+    ("prefixItems", "items", "additionalItems"),
+)
+
+
+def library_schema(source: str, strict: bool = False) -> str:
+    """The JSON text of a schema that the library keeps in the meaning of ``source``.
+
+    ``strict`` closes objects. Raises InvalidRequest for text that is no schema, and for schemas
+    that the library would take and not keep.
+    """
+    try:
+        schema = json.loads(source, parse_constant=_refuse_constant)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        if not isinstance(schema, dict):
+            raise ValueError("a schema is an object, true or false")
+        # an option of the library, and no keyword
+        schema.pop("x-guidance", None)
+        tree = SchemaTree(schema)
+        if strict:
+            close_objects(tree)
+        for node in tree.nodes:
+            _adapt(node)
+        require_ends(tree)
+        return json.dumps(schema, allow_nan=False)
+    except InvalidRequest:
+        raise
+    except RecursionError as error:
+        raise InvalidRequest("the JSON schema can't be read: it is nested too deep") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the JSON schema can't be read: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _adapt(node: Node) -> None:
+    for name in _without_effect(node):
+        node.pop(name, None)
+    if isinstance(node.get("pattern"), str):
+        node["pattern"] = library_pattern(node["pattern"])
+    patterns = node.get("patternProperties")
+    if isinstance(patterns, dict):
+        node["patternProperties"] = {library_pattern(key): patterns[key] for key in patterns}
+    adapt_numbers(node)
+    _require_countable(node)
+    for family in _TOGETHER:
+        _gather(node, family)
+
+
+def _without_effect(node: Node) -> list[str]:
+    """Keywords that say nothing here, and which the library refuses or stumbles over."""
+    names = []
+    if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
+        names.append("format")
+    draft = node.get("$schema")
+    if isinstance(draft, str) and draft.rstrip("#") not in _DRAFTS:
+        names.append("$schema")
+    if not isinstance(node.get("items"), list):
+        names.append("additionalItems")
+    if "if" not in node or ("then" not in node and "else" not in node):
+        names += ["if", "then", "else"]
+    if "contains" not in node:
+        names += ["minContains", "maxContains"]
+    idle: dict[str, Any] = {"uniqueItems": False}
+    idle |= {"unevaluatedItems": True, "unevaluatedProperties": True}
+    return names + [name for name, value in idle.items() if node.get(name) is value]
+
+
+def _require_countable(node: Node) -> None:
+    """The library counts a key twice that is written twice, which only free keys can be."""
+    least = node.get("minProperties")
+    free = node.get("additionalProperties") is not False or node.get("patternProperties")
+    if isinstance(least, int) and free:
+        required = len(required_names(node.get("required")))
+        if least > required + 1:
+            raise InvalidRequest(
+                f"the JSON schema can't be followed: minProperties {least} would count a repeated "
+                f"key twice; require all but one of the properties by name, or ask for "
+                f"{required + 1}"
+            )
+
+
+def _gather(node: Node, family: tuple[str, ...]) -> None:
+    """Move the keywords of ``family`` to where the first of them stands."""
+    members = [name for name in node if name in family]
+    if len(members) < 2:
+        return
+    entries = list(node.items())
+    node.clear()
+    for name, value in entries:
+        if name not in family:
+            node[name] = value
+        elif name == members[0]:
+            node.update((member, value) for member, value in entries if member in family)
