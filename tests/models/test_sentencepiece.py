@@ -105,15 +105,6 @@ def test_a_marker_in_a_user_s_text_changes_no_token_around_it(
     assert marked[-after:] == ids[-after:]
 
 
-def test_text_behind_a_document_is_no_beginning(spaced: tuple[Tokenizer, Backend]) -> None:
-    tokenizer, backend = spaced
-    parts = ["a", {"type": "document"}, "b"]
-    runs = tokenizer.encode_chat([{"role": "user", "content": parts}])
-    whole = backend.encode("<s>ab<s>a</s>b</s>ab\n b", add_special_tokens=False).ids
-    # a marker stands where the document does: it too takes the beginning from what follows
-    assert [*runs[0], 2, *runs[1]] == whole
-
-
 def test_a_text_begins_with_the_space_of_its_tokenizer(
     sentencepiece: tuple[Tokenizer, Backend],
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
+from looseleaf.models.beginnings import behind_marker, in_the_middle, prepends
 from looseleaf.models.chat_template import (
     DOCUMENT_CUT,
     OPEN,
@@ -53,21 +54,29 @@ class Tokenizer:
         if _make_special(described, self.named_tokens.values()):
             self._source = json.dumps(described, ensure_ascii=False)
             self._plain = self._backend(self._source, markers_are_text=True)
-        self._source_behind = _without_first_space(described) or self._source
+        self._source_behind = self._rewritten(described, behind_marker(described))
+        self._source_middle = self._rewritten(described, in_the_middle(described))
         self._require_tokens(folder)
         added = self._plain.get_added_tokens_decoder()
-        self._special = {i: token for i, token in added.items() if token.special}
-        self._markers = {token.content: i for i, token in self._special.items()}
-        if sum(len(marker) ** 2 for marker in self._markers) > _MOST_OF_MARKERS:
+        self._markers = {i: token for i, token in added.items() if token.special}
+        lengths = [len(token.content) for token in self._markers.values()]
+        if sum(length**2 for length in lengths) > _MOST_OF_MARKERS:
             raise CorruptCheckpoint(
-                f"{self._path} has a special token of {max(map(len, self._markers))} characters, "
+                f"{self._path} has a special token of {max(lengths)} characters, "
                 "which no model reads; download it again"
             )
         self._has_lookalikes = bool(described.get("normalizer")) and any(
-            token.normalized for token in self._special.values()
+            token.normalized for token in self._markers.values()
         )
-        self._protector = Protector(self._markers)
-        self.special_token_ids = frozenset(self._special)
+        # a normalizer that prepends does so behind these, too
+        parting = prepends(described)
+        self._parting = {
+            i: token
+            for i, token in added.items()
+            if token.special or (parting and not token.normalized)
+        }
+        self._protector = Protector(token.content for token in self._markers.values())
+        self.special_token_ids = frozenset(self._markers)
         try:
             self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
         except UnsupportedModel as error:
@@ -99,32 +108,44 @@ class Tokenizer:
         """A token's written form, empty if there is none of that id."""
         return self._plain.id_to_token(token_id) or ""
 
-    def encode(self, text: str, special: bool = False, begins: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = False) -> list[int]:
         """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.
 
         ``special`` is for template text. User text inside it must have gone through ``protect``.
-        Text that does not begin anything (``begins``) gets no space in front where the tokenizer
-        gives one to beginnings. Raises InvalidRequest for half of a surrogate pair, which no
-        tokenizer reads.
+        Raises InvalidRequest for half of a surrogate pair, which no tokenizer reads.
         """
         _require_characters(text)
         if not special:
-            backend = self._plain if begins else self._plain_behind
-            return _ids(backend, text)
+            return self._as_text(self._plain, text)
         if OPEN in text:
-            return self._encode_protected(text, begins)
-        backend = self._with_markers if begins else self._with_markers_behind
-        ids = _ids(backend, text)
+            return self._encode_pieces(text, self._plain, None)
+        ids = _ids(self._with_markers, text)
         if self._has_lookalikes and self._num_markers(ids) > self._num_written(text):
             # a normalizer has made markers of other characters, as of wide brackets
-            return self._encode_protected(text, begins)
+            return self._encode_pieces(text, self._plain, None)
         return ids
 
+    def encode_continuation(
+        self, text: str, special: bool = False, after: int | None = None
+    ) -> list[int]:
+        """The ids of ``text`` as it stands in the middle of another, behind the token ``after``.
+
+        They have no space in front where the tokenizer gives one to beginnings. Without ``after``
+        the text before is ordinary text. ``special`` and errors as in `encode`.
+        """
+        marker = None if after is None else self._parting.get(after)
+        parts_alike = self._source_middle == self._source
+        if parts_alike and not (marker is not None and marker.rstrip):
+            return self.encode(text, special)
+        _require_characters(text)
+        backend = self._plain_middle if marker is None else self._plain_behind
+        return self._encode_pieces(text if special else self.protect(text), backend, marker)
+
     def _num_markers(self, ids: Sequence[int]) -> int:
-        return sum(token_id in self.special_token_ids for token_id in ids)
+        return sum(token_id in self._markers for token_id in ids)
 
     def _num_written(self, text: str) -> int:
-        return sum(marker is not None for _, marker in self._split_markers(text))
+        return sum(marker in self._markers for _, marker in self._split_markers(text))
 
     def protect(self, text: str) -> str:
         """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
@@ -156,7 +177,7 @@ class Tokenizer:
         """The conversation's ids, cut where documents stand: one run more than documents. As
         `render_chat`."""
         first, *behind = _cut(self.render_chat(messages, **variables), self._protector)
-        runs = [self.encode(piece, special=True, begins=False) for piece in behind]
+        runs = [self.encode_continuation(piece, special=True) for piece in behind]
         return [self.encode(first, special=True), *runs]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -184,10 +205,15 @@ class Tokenizer:
         return self._plain if same else self._backend(self._source_behind, markers_are_text=True)
 
     @cached_property
-    def _with_markers_behind(self) -> "Backend":
-        if self._source_behind == self._source:
-            return self._with_markers
-        return self._backend(self._source_behind, markers_are_text=False)
+    def _plain_middle(self) -> "Backend":
+        same = self._source_middle == self._source_behind
+        if same:
+            return self._plain_behind
+        return self._backend(self._source_middle, markers_are_text=True)
+
+    def _rewritten(self, described: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
+        same = changed is described
+        return self._source if same else json.dumps(changed, ensure_ascii=False)
 
     def _backend(self, source: str, markers_are_text: bool) -> "Backend":
         from tokenizers import Tokenizer as Backend
@@ -207,19 +233,52 @@ class Tokenizer:
         backend.encode_special_tokens = markers_are_text
         return backend
 
-    def _encode_protected(self, text: str, begins: bool) -> list[int]:
+    def _encode_pieces(
+        self, text: str, backend: "Backend", before: "AddedToken | None"
+    ) -> list[int]:
+        """The ids of template text behind the marker ``before``; its first piece by ``backend``."""
         ids: list[int] = []
-        for number, (piece, marker) in enumerate(self._split_markers(text)):
+        for piece, marker in self._split_markers(text, before):
             if piece:
-                backend = self._plain if begins and number == 0 else self._plain_behind
-                ids += _ids(backend, piece)
+                ids += self._as_text(backend, piece)
             if marker is not None:
                 ids.append(marker)
+            backend = self._plain_behind
         return ids
 
-    def _split_markers(self, text: str) -> Iterator[tuple[str, int | None]]:
+    def _as_text(self, backend: "Backend", text: str) -> list[int]:
+        """The ids of ``text``, none of them a marker's."""
+        ids = _ids(backend, text)
+        if self._markers.keys().isdisjoint(ids):
+            return ids
+        # models such as Unigram have markers among their pieces: a cut inside of one prevents it
+        encoding = backend.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        spans = [(i, start, end) for i, (start, end) in pairs if i in self._markers]
+        cuts = [start + 1 for _, start, end in spans if end - start > 1]
+        if not cuts:
+            self._require_spelled(text, spans)
+            return ids
+        ends = [*cuts[1:], len(text)]
+        ids = self._as_text(backend, text[: cuts[0]])
+        for start, end in zip(cuts, ends, strict=True):
+            ids += self._as_text(self._plain_middle, text[start:end])
+        return ids
+
+    def _require_spelled(self, text: str, spans: Sequence[tuple[int, int, int]]) -> None:
+        """Raise InvalidRequest for a character that is no marker, and yields one."""
+        for token_id, start, end in spans:
+            if text[start:end] != (marker := self._markers[token_id].content):
+                raise InvalidRequest(
+                    f"the model's tokenizer reads {text[start:end]!r} as its marker {marker!r}: "
+                    "leave that out"
+                )
+
+    def _split_markers(
+        self, text: str, before: "AddedToken | None" = None
+    ) -> Iterator[tuple[str, int | None]]:
         """Runs of plain text, unwrapped, each with the id of the true marker that ends it."""
-        plain, position, before = "", 0, None
+        plain, position = "", 0
         for match in self._marker_pattern.finditer(text):
             plain += text[position : match.start()]
             position = match.end()
@@ -227,18 +286,18 @@ class Tokenizer:
                 plain += self._protector.unprotect(match["wrapped"])
             else:
                 marker = int((match.lastgroup or "").removeprefix("id_"))
-                yield _stripped(plain, before, self._special[marker]), marker
-                plain, before = "", self._special[marker]
+                yield _stripped(plain, before, self._parting[marker]), marker
+                plain, before = "", self._parting[marker]
         yield _stripped(plain + text[position:], before, None), None
 
     @cached_property
     def _marker_pattern(self) -> re.Pattern[str]:
         def spelled(token_id: int) -> str:
-            token = self._special[token_id]
+            token = self._parting[token_id]
             marker = f"(?P<id_{token_id}>{re.escape(token.content)})"
             return rf"(?<!\w){marker}(?!\w)" if token.single_word else marker
 
-        longest = sorted(self._special, key=lambda i: len(self._special[i].content), reverse=True)
+        longest = sorted(self._parting, key=lambda i: len(self._parting[i].content), reverse=True)
         return re.compile(
             "|".join([f"(?P<wrapped>{self._protector.wrapped.pattern})", *map(spelled, longest)]),
             re.DOTALL,
@@ -299,20 +358,6 @@ def _make_special(described: Mapping[str, Any], named: Iterable[str]) -> bool:
     for token in ordinary:
         token["special"] = True
     return bool(ordinary)
-
-
-def _without_first_space(described: Mapping[str, Any]) -> str | None:
-    """The tokenizer without the space that it puts before the first piece of a text only; None for
-    one that puts it before every piece, or before none."""
-    stage = described.get("pre_tokenizer") or {}
-    first = [
-        step
-        for step in [stage, *stage.get("pretokenizers", [])]
-        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
-    ]
-    for step in first:
-        step["prepend_scheme"] = "never"
-    return json.dumps(described, ensure_ascii=False) if first else None
 
 
 def _ids(backend: "Backend", text: str) -> list[int]:
