@@ -22,6 +22,8 @@ _LONGEST_REASON = 200
 # JSON may hold any number of blanks, and a small model might never stop writing them: between two
 # tokens of JSON there is nothing, a blank, or a new line with its indentation
 _BLANKS = r"( |\n[ \t]{0,32})?"
+# without \uXXXX: by it a free key could write a declared name again, with any value
+_ESCAPES = 'nrbtf\\"'
 
 
 class GrammarState:
@@ -119,10 +121,42 @@ class _Words:
         self.tokens = [tokenizer.token_bytes(i) for i in range(known)]
         self.tokens += [b""] * (vocab_size - known)
         self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
-        self._encode = tokenizer.encode
+        self._encode = tokenizer.encode_continuation
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        """Tokens whose bytes are those of ``text``, as far as the vocabulary has any."""
+        spelled = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._encode(spelled.decode())
+        except InvalidRequest:
+            # a character without a token; the library calls this where nothing may be raised
+            ids = []
+        # normalizers change texts; what a grammar forces stays as it is
+        joined = b"".join(self.tokens[i] for i in ids if i < len(self.tokens))
+        return ids if joined == spelled else self._longest(spelled)
+
+    def _longest(self, text: bytes) -> list[int]:
+        """The longest token at each place, up to the first place without one."""
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            lengths = range(min(self._most, len(text) - start), 0, -1)
+            pieces = (self._ids.get(text[start : start + length]) for length in lengths)
+            token_id = next((i for i in pieces if i is not None), None)
+            if token_id is None:
+                break
+            ids.append(token_id)
+            start += len(self.tokens[token_id])
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = {*self.special_token_ids}
+        return {spelled: i for i, spelled in enumerate(self.tokens) if i not in special}
+
+    @cached_property
+    def _most(self) -> int:
+        return max(map(len, self.tokens))
 
 
 def _library() -> Any:
@@ -144,15 +178,19 @@ def _source(grammar: Grammar) -> str:
         source = matcher.grammar_from_lark(grammar.source)
     else:
         schema = grammar.source if grammar.kind == "json_schema" else '{"type": "object"}'
-        options = {"whitespace_pattern": _BLANKS}
+        options = {"whitespace_pattern": _BLANKS, "json_allowed_escapes": _ESCAPES}
         kept = library_schema(schema, grammar.strict)
         source = matcher.grammar_from_json_schema(kept, overrides=options)
     return str(source)
 
 
 def _reason(matcher: Any) -> str:
-    """The library's sentence without the state that it shows behind it."""
-    first = str(matcher.get_error()).strip().splitlines()[0]
+    """The library's sentence without the state that it shows behind it, and without its options."""
+    first, *rest = str(matcher.get_error()).strip().splitlines()
+    if first.endswith(":"):
+        # a parser quotes the text first, and says at the end what is wrong with it
+        first += "".join(f" {line}" for line in rest if line.startswith("error: "))
+    first = first.partition(" Enable '")[0]
     return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "…"
 
 

@@ -7,7 +7,7 @@ name no property stay maps, and ``additionalProperties`` in a schema decides for
 
 from typing import Any
 
-from looseleaf.engine.json_schema.tree import Node, SchemaTree, joined, names
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, joined, names, together
 from looseleaf.errors import InvalidRequest
 
 _OWN = ("properties", "patternProperties", "required")
@@ -58,22 +58,15 @@ def _names_properties(node: Node) -> bool:
 
 
 def _close_together(node: Node, tree: SchemaTree) -> None:
-    members: dict[int, Node] = {}
-    pending = [node]
-    while pending:
-        member = pending.pop()
-        if id(member) in members:
-            continue
-        members[id(member)] = member
-        if any(name in member for name in _DECIDED):
-            return
+    described = together(node, tree)
+    if any(name in member for member in described for name in _DECIDED):
+        return
+    for member in described:
         if "$ref" in member and tree.target(member) is None:
             raise InvalidRequest(
                 f"the JSON schema can't be followed strictly: {member['$ref']!r} is joined with "
                 "other properties; refer to it by '#/…', or set additionalProperties there"
             )
-        pending += joined(member, tree)
-    described = members.values()
     if any(_names_properties(member) for member in described):
         patterns = [name for member in described for name in _patterns(member)]
         _close(node, [name for member in described for name in names(member)], patterns)
@@ -90,5 +83,3 @@ def _close(node: Node, properties: list[str], patterns: list[str]) -> None:
         if known and isinstance(own, dict):
             node[keyword] = {**own, **{name: True for name in known if name not in own}}
     node["additionalProperties"] = False
-
-

@@ -5,13 +5,15 @@ The library refuses by itself what it does not know (`not`, `uniqueItems`, `oneO
 """
 
 import json
+import re
 from typing import Any
 
+from looseleaf.engine.json_schema.choices import widen_choices
 from looseleaf.engine.json_schema.loops import require_ends
-from looseleaf.engine.json_schema.numbers import adapt_numbers
+from looseleaf.engine.json_schema.values import adapt_values, require_small_multiples
 from looseleaf.engine.json_schema.patterns import library_pattern
 from looseleaf.engine.json_schema.strict import close_objects
-from looseleaf.engine.json_schema.tree import Node, SchemaTree, required_names
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, names, required_names
 from looseleaf.errors import InvalidRequest
 
 FORMATS = frozenset(
@@ -22,13 +24,13 @@ FORMATS = frozenset(
 )
 """Formats that an output keeps; any other has no effect, as JSON Schema says."""
 
-_DRAFTS = frozenset(
-    {
-        "https://json-schema.org/draft/2020-12/schema",
-        "https://json-schema.org/draft/2019-09/schema",
-        *(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)),
-    }
-)
+_OLD_DRAFTS = frozenset(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7))
+_DRAFTS = _OLD_DRAFTS | {
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+}
+# what an old draft reads beside a reference
+_BESIDE_REFERENCE = ("$ref", "$schema", "$id", "id", "$defs", "definitions")
 # the library reads a schema piece by piece, cut at keywords such as allOf: these need each other
 _TOGETHER = (
     ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
@@ -50,11 +52,16 @@ def library_schema(source: str, strict: bool = False) -> str:
             raise ValueError("a schema is an object, true or false")
         # an option of the library, and no keyword
         schema.pop("x-guidance", None)
+        old = str(schema.get("$schema")).rstrip("#") in _OLD_DRAFTS
         tree = SchemaTree(schema)
+        for node in tree.nodes:
+            _drop_idle(node, old)
         if strict:
             close_objects(tree)
         for node in tree.nodes:
             _adapt(node)
+            widen_choices(node, tree)
+        require_small_multiples(tree)
         require_ends(tree)
         return json.dumps(schema, allow_nan=False)
     except InvalidRequest:
@@ -69,37 +76,61 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}")
 
 
-def _adapt(node: Node) -> None:
+def _drop_idle(node: Node, old: bool) -> None:
+    """Take keywords out that say nothing here, and which the library refuses or stumbles over."""
+    if old and "$ref" in node:
+        for name in [name for name in node if name not in _BESIDE_REFERENCE]:
+            del node[name]
     for name in _without_effect(node):
         node.pop(name, None)
+
+
+def _adapt(node: Node) -> None:
     if isinstance(node.get("pattern"), str):
         node["pattern"] = library_pattern(node["pattern"])
-    patterns = node.get("patternProperties")
-    if isinstance(patterns, dict):
-        node["patternProperties"] = {library_pattern(key): patterns[key] for key in patterns}
-    adapt_numbers(node)
+    adapt_values(node)
+    _adapt_patterns(node)
     _require_countable(node)
     for family in _TOGETHER:
         _gather(node, family)
 
 
+def _adapt_patterns(node: Node) -> None:
+    patterns, properties = node.get("patternProperties"), node.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(properties, dict):
+        return
+    own = {f"^{re.escape(name)}$": name for name in names(node)}
+    free = {}
+    for pattern, schema in patterns.items():
+        if pattern in own:
+            # of a pattern for a declared name alone the library would ask for another name
+            name = own[pattern]
+            properties[name] = (
+                {"allOf": [properties[name], schema]} if name in properties else schema
+            )
+        else:
+            free[library_pattern(pattern)] = schema
+    node["patternProperties"] = free
+    if properties:
+        node["properties"] = properties
+
+
 def _without_effect(node: Node) -> list[str]:
-    """Keywords that say nothing here, and which the library refuses or stumbles over."""
-    names = []
+    idle = []
     if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
-        names.append("format")
+        idle.append("format")
     draft = node.get("$schema")
     if isinstance(draft, str) and draft.rstrip("#") not in _DRAFTS:
-        names.append("$schema")
+        idle.append("$schema")
     if not isinstance(node.get("items"), list):
-        names.append("additionalItems")
+        idle.append("additionalItems")
     if "if" not in node or ("then" not in node and "else" not in node):
-        names += ["if", "then", "else"]
+        idle += ["if", "then", "else"]
     if "contains" not in node:
-        names += ["minContains", "maxContains"]
-    idle: dict[str, Any] = {"uniqueItems": False}
-    idle |= {"unevaluatedItems": True, "unevaluatedProperties": True}
-    return names + [name for name, value in idle.items() if node.get(name) is value]
+        idle += ["minContains", "maxContains"]
+    values: dict[str, Any] = {"uniqueItems": False}
+    values |= {"unevaluatedItems": True, "unevaluatedProperties": True}
+    return idle + [name for name, value in values.items() if node.get(name) is value]
 
 
 def _require_countable(node: Node) -> None:

@@ -96,6 +96,18 @@ def joined(node: Node, tree: SchemaTree) -> Iterator[Node]:
         yield target
 
 
+def together(node: Node, tree: SchemaTree) -> list[Node]:
+    """``node`` and all subschemas that describe the same value, however deep they are joined."""
+    members: dict[int, Node] = {}
+    pending = [node]
+    while pending:
+        member = pending.pop()
+        if id(member) not in members:
+            members[id(member)] = member
+            pending += joined(member, tree)
+    return [*members.values()]
+
+
 def names(node: Node) -> list[str]:
     """The properties that ``node`` itself names or requires."""
     properties, required = node.get("properties"), node.get("required")

@@ -1,15 +1,19 @@
-"""Numbers of a schema that the grammar library, which reads doubles, would change."""
+"""Constants and bounds that the grammar library, which reads doubles, would change or can't write."""
 
 import math
+import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
-from looseleaf.engine.json_schema.tree import Node
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, together
 from looseleaf.errors import InvalidRequest
 
 _EXACT = 2**53
+_MOST_MULTIPLE = 2**32
 # the library counts in 64 bits; beyond, it takes the nearest number that it has
 _FARTHEST = 9 * 10**18
+# JSON writes these as \uXXXX only, which outputs do not use
+_UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _COUNTS = (
     *("minLength", "maxLength", "minItems", "maxItems"),
     *("minProperties", "maxProperties"),
@@ -20,16 +24,16 @@ _BOUNDS = {
 }
 
 
-def adapt_numbers(node: Node) -> None:
+def adapt_values(node: Node) -> None:
     """Write counts as ints, and large bounds with digits that the library keeps: rounded to the
-    inside. Raises InvalidRequest for values that it can't write exactly."""
+    inside. Raises InvalidRequest for constants that outputs can't have exactly."""
     for name in _COUNTS:
         value = node.get(name)
         if isinstance(value, float) and value.is_integer():
             node[name] = int(value)
     for name in ("const", "enum"):
         if name in node:
-            _require_exact(node[name], name)
+            _require_writable(node[name], name)
     for name, side in _BOUNDS.items():
         value = node.get(name)
         large = isinstance(value, int | float) and abs(value) > _EXACT
@@ -52,7 +56,7 @@ def _adapt_bound(node: Node, name: str, side: int) -> None:
         node[name] = bound
 
 
-def _require_exact(value: Any, name: str) -> None:
+def _require_writable(value: Any, name: str) -> None:
     pending = [value]
     while pending:
         part = pending.pop()
@@ -60,11 +64,39 @@ def _require_exact(value: Any, name: str) -> None:
             pending += part.values()
         elif isinstance(part, list):
             pending += part
+        elif isinstance(part, str) and _UNWRITABLE.search(part):
+            raise InvalidRequest(
+                f"the JSON schema can't be followed: {name} has a control character without a "
+                "short escape; leave it out"
+            )
         elif isinstance(part, int | float) and _inexact(part):
             raise InvalidRequest(
                 f"the JSON schema can't be followed: {name} {_short(part)} is beyond 2^53, up to "
                 "which numbers are exact; write it as a string"
             )
+
+
+def require_small_multiples(tree: SchemaTree) -> None:
+    """Raises InvalidRequest where values of ``multipleOf`` meet whose common multiple is more than
+    the library's 32 bits hold; it would go on with the rest."""
+    every = {id(node): node["multipleOf"] for node in tree.nodes if _is_multiple(node)}
+    if len(set(every.values())) < 2:
+        return
+    for node in tree.nodes:
+        met = {every[id(part)] for part in together(node, tree) if id(part) in every}
+        decimals = [Decimal(str(value)) for value in met]
+        places = max((-int(value.as_tuple().exponent) for value in decimals), default=0)
+        scaled = [int(abs(value).scaleb(max(places, 0))) for value in decimals]
+        if len(met) > 1 and math.lcm(*scaled) >= _MOST_MULTIPLE:
+            raise InvalidRequest(
+                "the JSON schema can't be followed: the common multiple of multipleOf "
+                f"{', '.join(map(str, sorted(met)))} is too large"
+            )
+
+
+def _is_multiple(node: Node) -> bool:
+    value = node.get("multipleOf")
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _inexact(value: int | float) -> bool:
