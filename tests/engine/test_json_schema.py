@@ -1,7 +1,6 @@
 """The law of JSON schemas: an output fits its schema, or the schema is refused by name."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,6 +282,23 @@ def test_strict_ends_what_an_open_object_leaves_to_chance(model: RandomModel) ->
     schema = an_object(properties={"a": INTEGER, "b": NULL}, required=["a", "b"])
     for value in outputs(model, schema, num=20, strict=True):
         assert {*value} == {"a", "b"}
+
+
+CHAIN = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}", "required": ["a"]} for n in range(350)}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("last", [{"multipleOf": 2}, {"oneOf": [{"$ref": "#/$defs/d0"}] * 350}])
+def test_references_that_lead_far_have_a_limit(strict: bool, last: Any) -> None:
+    schema = {"$defs": {**CHAIN, "d350": last}, "multipleOf": 3}
+    with pytest.raises(InvalidRequest, match="refer to each other"):
+        library_schema(json.dumps(schema), strict)
+
+
+def test_a_large_schema_without_joints_has_no_such_limit() -> None:
+    properties = {f"p{n}": {"$ref": f"#/$defs/p{n}"} for n in range(300)}
+    schema = an_object(properties=properties) | {"$defs": dict.fromkeys(properties, INTEGER)}
+    assert len(closed(schema)["properties"]) == 300
 
 
 NAMES = st.sampled_from(["a", "b", "ab"])

@@ -168,6 +168,15 @@ def test_an_answer_follows_a_json_schema(live: Live) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_strict_schema_closes_its_objects(live: Live) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form = {"name": "answer", "strict": True, "schema": schema}
+    format_ = {"type": "json_schema", "json_schema": form}
+    for seed in range(6):
+        answer = live.chat(response_format=format_, max_tokens=64, seed=seed, temperature=1).json()
+        assert [*json.loads(text_of(answer))] == ["ok"]
+
+
 def test_no_character_of_an_answer_ends_a_line_of_a_stream(live: Live) -> None:
     """Clients that split a stream as text take more than a line feed for an end of a line."""
     text = "\x85a\u2028b\u2029c"

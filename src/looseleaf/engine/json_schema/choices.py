@@ -29,6 +29,7 @@ def _resolved(branch: Any, tree: SchemaTree) -> Node:
     seen: set[int] = set()
     while isinstance(branch, dict) and "$ref" in branch and id(branch) not in seen:
         seen.add(id(branch))
+        tree.count(1)
         branch = tree.target(branch)
     return branch if isinstance(branch, dict) and "$ref" not in branch else {}
 

@@ -16,6 +16,9 @@ from looseleaf.errors import InvalidRequest
 
 def require_ends(tree: SchemaTree) -> None:
     """Raises InvalidRequest if values of some subschema can't end."""
+    targets = [tree.target(node) for node in tree.nodes]
+    if not any(isinstance(target, dict) for target in targets):
+        return
     ending: set[int] = set()
     users: dict[int, list[Node]] = defaultdict(list)
     for node in tree.nodes:
@@ -26,8 +29,7 @@ def require_ends(tree: SchemaTree) -> None:
     while pending:
         new = [node for node in pending if _ends(node, tree, ending)]
         pending = [user for node in new for user in users[id(node)] if id(user) not in ending]
-    for node in tree.nodes:
-        target = tree.target(node)
+    for node, target in zip(tree.nodes, targets, strict=True):
         if isinstance(target, dict) and id(target) not in ending:
             raise InvalidRequest(
                 f"the JSON schema can't be followed: {node['$ref']!r} needs itself without an "

@@ -10,10 +10,10 @@ from typing import Any
 
 from looseleaf.engine.json_schema.choices import widen_choices
 from looseleaf.engine.json_schema.loops import require_ends
-from looseleaf.engine.json_schema.values import adapt_values, require_small_multiples
 from looseleaf.engine.json_schema.patterns import library_pattern
 from looseleaf.engine.json_schema.strict import close_objects
 from looseleaf.engine.json_schema.tree import Node, SchemaTree, names, required_names
+from looseleaf.engine.json_schema.values import adapt_values, require_small_multiples
 from looseleaf.errors import InvalidRequest
 
 FORMATS = frozenset(
@@ -56,13 +56,14 @@ def library_schema(source: str, strict: bool = False) -> str:
         tree = SchemaTree(schema)
         for node in tree.nodes:
             _drop_idle(node, old)
+        for node in tree.nodes:
+            widen_choices(node, tree)
         if strict:
             close_objects(tree)
-        for node in tree.nodes:
-            _adapt(node)
-            widen_choices(node, tree)
         require_small_multiples(tree)
         require_ends(tree)
+        for node in tree.nodes:
+            _adapt(node)
         return json.dumps(schema, allow_nan=False)
     except InvalidRequest:
         raise

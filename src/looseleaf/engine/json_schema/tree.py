@@ -1,9 +1,11 @@
 """The subschemas of one JSON schema: every place that holds one, and the targets of references."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
+
+from looseleaf.errors import InvalidRequest
 
 Node = dict[str, Any]
 """A schema that is an object; booleans have no parts."""
@@ -11,17 +13,22 @@ Node = dict[str, Any]
 JOINED = ("allOf", "anyOf", "oneOf")
 """Keywords whose subschemas describe the same value as the schema around them."""
 
-_MAPS = (
-    *("properties", "patternProperties", "$defs", "definitions"),
-    *("dependentSchemas", "dependencies"),
+_MAPS = frozenset(
+    {
+        *("properties", "patternProperties", "$defs", "definitions"),
+        *("dependentSchemas", "dependencies"),
+    }
 )
-_LISTS = (*JOINED, "prefixItems", "items")
-_SINGLE = (
-    *("items", "additionalItems", "contains", "unevaluatedItems"),
-    *("additionalProperties", "propertyNames", "unevaluatedProperties"),
-    *("not", "if", "then", "else", "contentSchema"),
+_HOLDERS = frozenset(
+    {
+        *(*JOINED, "prefixItems", "items", "additionalItems", "contains", "unevaluatedItems"),
+        *("additionalProperties", "propertyNames", "unevaluatedProperties"),
+        *("not", "if", "then", "else", "contentSchema"),
+    }
 )
 _INDEX = re.compile("0|[1-9][0-9]*")
+# what one schema may cost, far below a second
+_MOST_STEPS = 50_000
 
 
 class SchemaTree:
@@ -33,6 +40,8 @@ class SchemaTree:
     def __init__(self, root: Node) -> None:
         self._root = root
         self._anchors: dict[str, Node] = {}
+        self._targets: dict[str, Any] = {}
+        self._num_steps = 0
         # a pointer below another $id is relative to it
         self._has_bases = False
         self.nodes: list[Node] = []
@@ -43,11 +52,28 @@ class SchemaTree:
         reference = node.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#") or self._has_bases:
             return None
-        fragment = unquote(reference[1:])
+        known = self._targets.get(reference)
+        if known is None:
+            known = self._lookup(unquote(reference[1:]))
+            self._targets[reference] = known
+        return known
+
+    def count(self, steps: int) -> None:
+        """Raises InvalidRequest once the steps through joined schemas are too many."""
+        self._num_steps += steps
+        if self._num_steps > _MOST_STEPS:
+            raise InvalidRequest(
+                "the JSON schema can't be read: too many of its schemas refer to each other; "
+                "simplify it"
+            )
+
+    def _lookup(self, fragment: str) -> Any:
         if fragment and not fragment.startswith("/"):
             return self._anchors.get(fragment)
         place: Any = self._root
-        for segment in fragment.split("/")[1:]:
+        segments = fragment.split("/")[1:]
+        self.count(len(segments))
+        for segment in segments:
             key = segment.replace("~1", "/").replace("~0", "~")
             if isinstance(place, dict):
                 place = place.get(key)
@@ -74,15 +100,14 @@ class SchemaTree:
 
 def children(node: Node) -> Iterator[Node]:
     """The subschemas directly in ``node``, booleans and malformed values left out."""
-    for values in (node.get(name) for name in _MAPS):
-        if isinstance(values, dict):
-            yield from (value for value in values.values() if isinstance(value, dict))
-    for values in (node.get(name) for name in _LISTS):
-        if isinstance(values, list):
-            yield from (value for value in values if isinstance(value, dict))
-    for value in (node.get(name) for name in _SINGLE):
-        if isinstance(value, dict):
-            yield value
+    for name, value in node.items():
+        if name in _MAPS and isinstance(value, dict):
+            parts: Iterable[Any] = value.values()
+        elif name in _HOLDERS:
+            parts = value if isinstance(value, list) else (value,)
+        else:
+            continue
+        yield from (part for part in parts if isinstance(part, dict))
 
 
 def joined(node: Node, tree: SchemaTree) -> Iterator[Node]:
@@ -104,7 +129,9 @@ def together(node: Node, tree: SchemaTree) -> list[Node]:
         member = pending.pop()
         if id(member) not in members:
             members[id(member)] = member
-            pending += joined(member, tree)
+            parts = [*joined(member, tree)]
+            tree.count(1 + len(parts))
+            pending += parts
     return [*members.values()]
 
 

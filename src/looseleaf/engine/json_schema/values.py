@@ -1,4 +1,4 @@
-"""Constants and bounds that the grammar library, which reads doubles, would change or can't write."""
+"""Constants and bounds that the grammar library would change or can't write: it reads doubles."""
 
 import math
 import re
