@@ -65,9 +65,7 @@ class Grammar:
         return cls("json_object")
 
     @classmethod
-    def json_schema(
-        cls, schema: Mapping[str, Any] | bool | str, strict: bool = False
-    ) -> "Grammar":
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str, strict: bool = False) -> "Grammar":
         """JSON that fits a schema, given as such or as JSON text.
 
         Under ``strict``, an object that names properties has no others, unless the schema sets

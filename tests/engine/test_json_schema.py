@@ -178,8 +178,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_would_not_be_kept_is_refused_by_name(model: RandomModel, name: str) -> None:
     schema, reason = REFUSED[name]
-    with pytest.raises(InvalidRequest, match=reason):
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
         model.compiler.check(Grammar("json_schema", json.dumps(schema)), "")
+    assert str(refusal.value).count("JSON schema") == 1
 
 
 def test_a_free_key_is_never_a_declared_name_in_another_spelling(model: RandomModel) -> None:

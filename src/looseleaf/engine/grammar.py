@@ -89,6 +89,8 @@ class GrammarCompiler:
         library = _library()
         try:
             matcher = library.LLMatcher(self._vocabulary, _source(grammar), log_level=0)
+        except InvalidRequest:
+            raise
         except ValueError as error:
             raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
         if matcher.is_error():
