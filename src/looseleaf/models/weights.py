@@ -5,6 +5,7 @@ final dtype and on its final device, so that decode runs one product each and lo
 two copies.
 """
 
+import logging
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +19,18 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.checkpoint import list_tensors, misfit, same_bytes, some
+from looseleaf.models.checkpoint import list_tensors, misfit, some
 from looseleaf.models.header import FLOATS, TensorEntry
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
+from looseleaf.models.tensor_names import EMBEDDING, HEAD, by_canonical_name
+
+_log = logging.getLogger(__name__)
 
 # with more, threads wait for the memory and for each other
 _MOST_THREADS = 8
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# rows that are compared at a time
+_COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
 # buffers that old checkpoints carry and that are computed here
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
@@ -64,7 +69,7 @@ def load_weights(
     Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off, all of
     it before the first one is read.
     """
-    entries = list_tensors(folder)
+    entries = by_canonical_name(folder, list_tensors(folder))
     checker = _Checker(folder, entries)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
@@ -73,18 +78,29 @@ def load_weights(
 
 
 def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
-    hidden, vocab = config.hidden_size, config.vocab_size
     final = "model.final_layernorm" if config.family == "phi" else "model.norm"
-    embedding = reader.fused([_EMBEDDING], [(vocab, hidden)])
-    if config.tie_word_embeddings:
-        bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
-        lm_head = reader.settle(Projection(embedding, bias))
-    else:
-        lm_head = reader.projection(["lm_head"], [vocab], hidden, config.lm_head_bias)
+    embedding, lm_head = _ends(reader, config)
     with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
         names = [f"model.layers.{index}." for index in range(config.num_layers)]
         layers = tuple(pool.map(lambda name: _layer(reader, config, name), names))
-    return DecoderWeights(embedding, layers, reader.norm(final, hidden, config), lm_head)
+    return DecoderWeights(
+        embedding, layers, reader.norm(final, config.hidden_size, config), lm_head
+    )
+
+
+def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor, Projection]:
+    """Embedding and head: one matrix where they are tied, unless two that differ are stored."""
+    vocab, shapes = config.vocab_size, [(config.vocab_size, config.hidden_size)]
+    tied = config.tie_word_embeddings
+    # Transformers ties either to the other, whichever is stored
+    source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
+    embedding = reader.fused([source], [*shapes])
+    if tied and (source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, shapes[0])):
+        head = embedding
+    else:
+        head = reader.fused([HEAD], [*shapes])
+    bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
+    return embedding, reader.settle(Projection(head, bias))
 
 
 def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
@@ -135,6 +151,9 @@ class _Checker:
         self._folder, self._entries = folder, entries
         self._used: set[str] = set()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
     def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
         weight = self.fused(
             [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
@@ -167,18 +186,15 @@ class _Checker:
         self._used.update(names)
         return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
 
+    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
+        """Whether two matrices have the same values in the dtype that they are read in."""
+        self.fused([one, other], [shape, shape])
+        return True
+
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
-        if config.tie_word_embeddings and _HEAD in self._entries:
-            # some checkpoints keep the tied head as a second copy
-            if not same_bytes(self._entries[_EMBEDDING], self._entries[_HEAD]):
-                raise CorruptCheckpoint(
-                    f"{self._folder}: tie_word_embeddings is true, but {_HEAD} is not "
-                    f"{_EMBEDDING}; set tie_word_embeddings to false in config.json if the model "
-                    "was trained with a head of its own"
-                )
-            ignored.add(_HEAD)
-        unknown = sorted(set(self._entries) - self._used - ignored)
+        left = set(self._entries) - self._used - ignored
+        unknown = sorted(self._entries[name].name for name in left)
         if unknown:
             raise CorruptCheckpoint(
                 f"{self._folder} holds tensors that a {config.family} model of this shape has "
@@ -235,7 +251,20 @@ class _Reader(_Checker):
             part.copy_(self._read(name))
         return whole
 
-    def _read(self, name: str) -> Tensor:
+    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
+        for start in range(0, shape[0], _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            first, second = (self._read(name, rows).to(self._dtype) for name in (one, other))
+            if not torch.equal(first, second):
+                _log.warning(
+                    "%s: tie_word_embeddings is true, and the values of %s and %s differ: the "
+                    "model runs with both, as in Transformers; set tie_word_embeddings to false "
+                    "in config.json", self._folder, one, other,
+                )  # fmt: skip
+                return False
+        return True
+
+    def _read(self, name: str, rows: slice | None = None) -> Tensor:
         from safetensors import SafetensorError, safe_open
 
         entry = self._entries[name]
@@ -245,7 +274,12 @@ class _Reader(_Checker):
                 file = safe_open(str(entry.path), framework="pt")
                 with self._lock:
                     files[entry.path] = self._stack.enter_context(file)
-            tensor: Tensor = files[entry.path].get_tensor(name)
+            file = files[entry.path]
+            # a whole tensor is not copied
+            whole = rows is None
+            tensor: Tensor = (
+                file.get_tensor(entry.name) if whole else file.get_slice(entry.name)[rows]
+            )
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(
                 f"{entry.path} can't be read ({error}); download it again"
