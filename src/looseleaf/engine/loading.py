@@ -27,6 +27,7 @@ from looseleaf.models import (
     read_config,
 )
 from looseleaf.models.checkpoint import list_tensors
+from looseleaf.models.file_state import folder_state, require_unchanged
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
@@ -84,6 +85,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     """
     folder = find_model(model)
     device = pick_device(config.device)
+    files = folder_state(folder)
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape, folder)
     shape = shape.frozen_at(max_model_len)
@@ -106,14 +108,10 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     make_room(device)
     threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
     weights = load_weights(folder, shape, dtype, device)
+    fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
+    require_unchanged(folder, files)
     return LoadedModel(
-        folder,
-        shape,
-        Decoder(shape, weights),
-        tokenizer,
-        model_fingerprint(folder, whole=config.tiers.outlive),
-        max_model_len,
-        threads,
+        folder, shape, Decoder(shape, weights), tokenizer, fingerprint, max_model_len, threads
     )
 
 

@@ -1,0 +1,59 @@
+"""What the file system says of a checkpoint's files, and that they stay as they are while it loads.
+
+A change between two reads would give keys of one model the name of another.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from looseleaf.errors import CorruptCheckpoint
+
+_NAMES = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+)
+_PATTERNS = ("*.safetensors", "additional_chat_templates/*.jinja")
+
+
+class FileState(NamedTuple):
+    """Times are in nanoseconds. ``changed_ns`` is the inode's, which no program can set."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileState":
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def folder_state(folder: Path) -> dict[str, FileState]:
+    """The state of each file that a model is read from, by its name in ``folder``."""
+    paths = [folder / name for name in _NAMES]
+    paths += [path for pattern in _PATTERNS for path in folder.glob(pattern)]
+    states = {}
+    for path in paths:
+        try:
+            states[str(path.relative_to(folder))] = FileState.of(path.stat())
+        except OSError:
+            # a missing file is in no state; its reader raises a better error
+            continue
+    return states
+
+
+def require_unchanged(folder: Path, before: dict[str, FileState]) -> None:
+    """Raises CorruptCheckpoint if `folder_state` is no longer ``before``."""
+    after = folder_state(folder)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            raise changed_meanwhile(folder / name)
+
+
+def changed_meanwhile(path: Path) -> CorruptCheckpoint:
+    """The error for a file that is written to while it is read."""
+    return CorruptCheckpoint(
+        f"{path} changed while the model was loaded; wait until the file is complete, and load it "
+        "again"
+    )
