@@ -7,14 +7,16 @@ import os
 from pathlib import Path
 
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.files import read_json
-from looseleaf.models.header import TensorEntry, read_header
+from looseleaf.models.files import TENSORS, read_json
+from looseleaf.models.header import MOST_TENSORS, TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _READ_BYTES = 4 << 20
+# a model of a terabyte has 200
+_MOST_FILES = 4096
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
@@ -28,13 +30,21 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
         return {entry.name: entry for path in _files(folder) for entry in read_header(path)}
     weight_map = _read_index(index_path)
     entries: dict[str, TensorEntry] = {}
+    count = 0
     for name in sorted(set(weight_map.values())):
         if not _is_there(folder / name):
             raise CorruptCheckpoint(
                 f"{folder}: {INDEX_NAME} points to {name[:200]}, which is missing; "
                 "finish the download"
             )
-        for entry in read_header(folder / name):
+        header = read_header(folder / name)
+        count += len(header)
+        if count > MOST_TENSORS:
+            raise CorruptCheckpoint(
+                f"{folder}: the files that {INDEX_NAME} names hold more than the {MOST_TENSORS} "
+                "tensors that a model has at most; download it again"
+            )
+        for entry in header:
             # of a tensor that several files hold, the index says which counts
             if weight_map.get(entry.name, name) == name:
                 entries[entry.name] = entry
@@ -120,11 +130,17 @@ def _is_there(path: Path) -> bool:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    weight_map = read_json(path, unique=True).get("weight_map")
+    weight_map = read_json(path, unique=True, limits=TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()
     ):
         raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again")
+    num_files = len({*weight_map.values()})
+    if len(weight_map) > MOST_TENSORS or num_files > _MOST_FILES:
+        raise CorruptCheckpoint(
+            f"{path} lists {len(weight_map)} tensors in {num_files} files, and a model has "
+            f"{MOST_TENSORS} in {_MOST_FILES} at most; download it again"
+        )
     if any(
         os.path.basename(name) != name or name in ("", ".", "..") for name in weight_map.values()
     ):

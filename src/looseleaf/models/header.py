@@ -13,12 +13,12 @@ from typing import Any, TypeGuard
 
 from looseleaf.errors import CorruptCheckpoint
 from looseleaf.models.fields import shown
-from looseleaf.models.files import parse_json
+from looseleaf.models.files import TENSORS, parse_json
 
 # bytes of an element, by the format's name
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# the format's own limit
-_MOST_HEADER_BYTES = 100_000_000
+# of a whole checkpoint; a mixture of 384 experts in 61 layers has half of it
+MOST_TENSORS = 1 << 17
 # PyTorch's own limit
 _MOST_DIMS = 64
 
@@ -44,10 +44,18 @@ def read_header(path: Path) -> list[TensorEntry]:
             raise ValueError("it is no file")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(size - 8, _MOST_HEADER_BYTES):
+            if not 0 < length <= size - 8:
                 raise ValueError("no header")
+            if length > TENSORS.num_bytes:
+                raise ValueError(
+                    f"its header has {length} bytes, and a header has {TENSORS.num_bytes} at most"
+                )
             written = file.read(length).decode()
-        header = parse_json(written, path, unique=True)
+        header = parse_json(written, path, unique=True, limits=TENSORS)
+        if len(header) > MOST_TENSORS:
+            raise ValueError(
+                f"it lists {len(header)} tensors, and a model has {MOST_TENSORS} at most"
+            )
         entries = [
             _entry(path, 8 + length, name, item)
             for name, item in header.items()

@@ -24,7 +24,8 @@ from looseleaf.models.chat_template import (
 )
 from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
-from looseleaf.models.files import parse_json, read_text
+from looseleaf.models.files import TOKENIZER, parse_json, read_text
+from looseleaf.models.tokenizer_limits import require_limits
 from looseleaf.models.tokenizer_settings import TokenizerSettings
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tokenizer.json"
-        self._source = read_text(self._path)
+        self._source = read_text(self._path, TOKENIZER)
+        described = parse_json(self._source, self._path, limits=TOKENIZER)
+        require_limits(described, self._path)
         self._plain = self._backend(self._source, markers_are_text=True)
         self._settings = TokenizerSettings(folder)
         self.named_tokens = self._settings.named_tokens
-        described = parse_json(self._source, self._path)
         if _make_special(described, self.named_tokens.values()):
             self._source = json.dumps(described, ensure_ascii=False)
             self._plain = self._backend(self._source, markers_are_text=True)
