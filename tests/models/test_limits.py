@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from looseleaf.errors import CorruptCheckpoint
@@ -197,10 +197,9 @@ def test_normalizers_of_models_pass(steps: list[Step]) -> None:
 CHARACTERS = st.text("abA \ufb01", max_size=3)
 STEPS = st.one_of(
     st.builds(replace, CHARACTERS.filter(bool), CHARACTERS),
-    st.builds(replace, st.sampled_from(["a|b", ".", "$", "A*"]), CHARACTERS, st.just("Regex")),
+    st.builds(replace, st.sampled_from(["a|b", ".", "A+"]), CHARACTERS, st.just("Regex")),
     st.builds(lambda prepend: {"type": "Prepend", "prepend": prepend}, CHARACTERS),
-    # not ByteLevel, at which the library panics behind some of these
-    st.sampled_from([{"type": kind} for kind in ("Lowercase", "NFKC", "NFD")]),
+    st.sampled_from([{"type": kind} for kind in ("Lowercase", "NFKC", "NFD", "ByteLevel")]),
 )
 
 
@@ -213,7 +212,12 @@ def test_no_text_grows_beyond_the_bound(steps: list[Step], text: str) -> None:
     backend = Backend.from_str(
         json.dumps({"version": "1.0", "model": model, "added_tokens": [], "normalizer": normalizer})
     )
-    grown = backend.normalizer.normalize_str(text)
+    try:
+        grown = backend.normalizer.normalize_str(text)
+    except BaseException as error:
+        # the library panics at some steps after others
+        assume(type(error).__module__ != "pyo3_runtime")
+        raise
     # a pattern may match once more, at the end
     assert len(grown) <= _growth(steps) * (len(text) + 1)
 

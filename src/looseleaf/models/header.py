@@ -17,8 +17,8 @@ from looseleaf.models.files import TENSORS, parse_json
 
 # bytes of an element, by the format's name
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# of a whole checkpoint; a mixture of 384 experts in 61 layers has half of it
-MOST_TENSORS = 1 << 17
+# of a whole checkpoint; a mixture of 256 experts in 61 layers has less
+MOST_TENSORS = 1 << 16
 # PyTorch's own limit
 _MOST_DIMS = 64
 
