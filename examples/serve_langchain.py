@@ -1,6 +1,7 @@
 """LangChain's ChatOpenAI against `looseleaf serve`: what a retriever found goes along as documents.
 
-It needs `pip install langchain-openai`. Start `looseleaf serve` first.
+It needs `pip install langchain-openai`.
+Start `looseleaf serve` first, after `. .venv/bin/activate`.
 OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """
 

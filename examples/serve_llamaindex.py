@@ -1,6 +1,7 @@
 """LlamaIndex's OpenAILike against `looseleaf serve`: nodes go along as documents, not as text.
 
-It needs `pip install llama-index-llms-openai-like`. Start `looseleaf serve` first.
+It needs `pip install llama-index-llms-openai-like`.
+Start `looseleaf serve` first, after `. .venv/bin/activate`.
 OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """
 

@@ -1,6 +1,7 @@
 """The official OpenAI client against `looseleaf serve`: documents go into the request's extra body.
 
-It needs `pip install openai`. Start `looseleaf serve` first.
+It needs `pip install openai`.
+Start `looseleaf serve` first, after `. .venv/bin/activate`.
 OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
 """
 

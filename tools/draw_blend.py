@@ -23,7 +23,7 @@ RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3)
 TRIED = 0.15
 SELECTORS = {
     "random": "random",
-    "first": "first tokens of each",
+    "first": "first",
     "deviation, layers 1": "deviation at layer 1 (the paper's)",
     "deviation": "deviation at layer 2",
     "question": "question",

@@ -132,6 +132,11 @@ class IntegrityError(LooseleafError):
     """The page pool's books do not balance: a bug in Looseleaf, please report it."""
 
 
+def install(*extras: str) -> str:
+    """The sentence that says how to install ``extras`` of pyproject.toml."""
+    return f"run pip install '.[{','.join(extras)}]' in a checkout of Looseleaf"
+
+
 def as_looseleaf_error(error: Exception) -> LooseleafError:
     """``error`` itself if it is one of ours, else an EngineFault that it caused."""
     if isinstance(error, LooseleafError):

@@ -12,7 +12,15 @@ from tests.cli.conftest import Run
 
 def test_figures_are_shown_and_appended_with_their_origin(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "evals.csv"
-    asked = ("eval", "world", "lookup", "--checkpoint", "causal", "--questions", 2)
+    asked = (
+        "eval",
+        "world",
+        "lookup",
+        "--checkpoint",
+        "looseleaf-reference-causal",
+        "--questions",
+        2,
+    )
     result = run(*asked, "--documents", 2, "--output", output)
     assert result.code == 0, result.err
     assert "full attention" in result.out and "documents reused" in result.out

@@ -32,7 +32,7 @@ def test_who_installed_the_library_alone_is_told_what_serving_needs(
     lacking(module)
     done = run("serve")
     assert done.code == 2
-    assert f"serving needs {module}: pip install 'looseleaf[serve]'" in done.err
+    assert f"serving needs {module}: run pip install '.[serve]' in a checkout" in done.err
 
 
 def test_windows_is_sent_to_its_linux(lacking: Callable[[str], None], run: Run) -> None:

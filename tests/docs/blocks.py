@@ -15,7 +15,9 @@ PAGES = [
 ]
 LANGUAGES = ("python", "sh", "json", "toml", "text")
 _MARKER = re.compile(r"<!-- not run: (.*) -->")
-_COMMAND = re.compile(r"(\.venv/bin/)?(looseleaf|python3?|pip|make|curl|export|git|docker)\b")
+_COMMAND = re.compile(
+    r"(\.venv/bin/)?(looseleaf|python3?|pip|make|curl|export|git|docker)\b|\. \.venv/bin"
+)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,9 @@ def reader(tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> I
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m looseleaf "$@"\n')
     command.chmod(0o755)
+    activate = tmp_path / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f"PATH={command.parent}:$PATH\n")
     monkeypatch.chdir(tmp_path)
     one = Reader(tmp_path, shared)
     with one.servers:

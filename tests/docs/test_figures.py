@@ -31,6 +31,6 @@ def test_what_frames_lose_is_what_the_model_card_says() -> None:
     assert found is not None
     whole, reused, block_whole, block_reused = found.groups()
     assert (
-        f"lookups of `looseleaf-causal` {reused} against {whole} %, of `looseleaf-block` "
-        f"{block_reused} and {block_whole}"
+        f"lookups of `looseleaf-reference-causal` {reused} against {whole} %, of "
+        f"`looseleaf-reference` {block_reused} and {block_whole}"
     ) in flat("docs", "frames.md")

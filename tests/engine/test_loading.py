@@ -18,20 +18,30 @@ from looseleaf.models.checkpoint import list_tensors
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 
-@pytest.mark.parametrize("name", ["block", "causal"])
-def test_a_model_that_ships_is_found_by_its_name(name: str) -> None:
-    assert find_model(f"looseleaf-{name}") == reference_model(name)
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("looseleaf-reference", "block"),
+        ("looseleaf-reference-causal", "causal"),
+        # the names before these are still taken
+        ("looseleaf-block", "block"),
+        ("looseleaf-causal", "causal"),
+    ],
+)
+def test_a_model_that_ships_is_found_by_its_name(name: str, folder: str) -> None:
+    assert find_model(name) == reference_model(name) == reference_model(folder)
+    assert find_model(name).name == folder
 
 
 def test_the_default_is_one_of_the_models_that_ship() -> None:
-    assert find_model(None) == find_model("looseleaf-block")
+    assert find_model(None) == find_model("looseleaf-reference")
 
 
 def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "looseleaf-causal").mkdir()
     assert find_model("looseleaf-causal") == Path("looseleaf-causal")
-    assert find_model("looseleaf-block") == reference_model("block")
+    assert find_model("looseleaf-reference") == reference_model("block")
 
 
 def test_an_engine_is_made_of_the_model_that_is_named() -> None:
@@ -43,7 +53,9 @@ def test_an_engine_is_made_of_the_model_that_is_named() -> None:
 
 
 def test_who_names_a_model_that_there_is_not_hears_of_those_that_ship() -> None:
-    with pytest.raises(CheckpointNotFound, match="looseleaf-block or looseleaf-causal"):
+    with pytest.raises(
+        CheckpointNotFound, match="looseleaf-reference or looseleaf-reference-causal"
+    ):
         find_model("looseleaf-casual")
 
 

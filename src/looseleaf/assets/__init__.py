@@ -1,1 +1,21 @@
-"""The reference checkpoints and their tokenizer, as files."""
+"""The reference models that ship with the package, and their names."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+REFERENCE_MODELS: Mapping[str, str] = MappingProxyType(
+    {"looseleaf-reference": "block", "looseleaf-reference-causal": "causal"}
+)
+"""The folder of each model by its name; the first is the default."""
+
+_EARLIER_NAMES = MappingProxyType({"looseleaf-block": "block", "looseleaf-causal": "causal"})
+
+
+def folder_of(name: str) -> str | None:
+    """The folder of a reference model, by its name or an earlier name; None for other names."""
+    return REFERENCE_MODELS.get(name) or _EARLIER_NAMES.get(name)
+
+
+def checkpoint_of(name: str) -> str:
+    """The folder of a reference model; the folder's own name is taken, other names unchanged."""
+    return folder_of(name) or name

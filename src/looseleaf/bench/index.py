@@ -18,7 +18,7 @@ from looseleaf.bench.index_layers import Layer
 from looseleaf.bench.results import Row
 from looseleaf.bench.roargraph import build_roargraph
 from looseleaf.config import IndexConfig, IndexKind
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 from looseleaf.index import KeyVectors, KVIndex, build_index, choose_index, search
 from looseleaf.index.base import Hits
 from looseleaf.index.choosing import recall_of
@@ -50,7 +50,7 @@ def measure(
     if wrong:
         raise InvalidOption(f"unknown index {wrong[0]!r}: there are {', '.join(known)}")
     if any(arm.build is _build_hnsw for arm in arms) and find_spec("faiss") is None:
-        raise InvalidOption("bench index needs faiss for HNSW: pip install 'looseleaf[bench]'")
+        raise InvalidOption(f"bench index needs faiss for HNSW: {install('bench')}")
     for layer in layers:
         exact = nearest_keys(layer.asked, layer.keys, _COUNT)
         for arm in arms:

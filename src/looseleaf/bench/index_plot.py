@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from looseleaf.bench.results import Cell
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 
 _COLUMNS = 3
 # the axis begins here: an index that stops at its entry compares next to nothing
@@ -16,7 +16,7 @@ _LEAST_SHARE = 1.0
 def draw(rows: Sequence[Mapping[str, Cell]], path: Path) -> None:
     """Write the plot of `measure`'s rows. Raises InvalidOption without matplotlib."""
     if find_spec("matplotlib") is None:
-        raise InvalidOption("a plot needs matplotlib: pip install 'looseleaf[evals]'")
+        raise InvalidOption(f"a plot needs matplotlib: {install('evals')}")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -16,7 +16,7 @@ from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
 from looseleaf.cli.lazy import SuggestingGroup
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 
 # what is drawn from, and what is left out by a 0
 _MAY_BE_NOTHING = ("--seed", "--batches")
@@ -55,7 +55,7 @@ def generate(
 ) -> None:
     """Tokens per second and time to first token, beside Transformers' generate."""
     if find_spec("transformers") is None:
-        raise InvalidOption("the baseline needs transformers: pip install 'looseleaf[bench]'")
+        raise InvalidOption(f"the baseline needs transformers: {install('bench')}")
     from looseleaf.bench.checkpoints import write_random_checkpoint
     from looseleaf.bench.generate import GenerateConfig, Material, measure
     from looseleaf.bench.results import show_table
@@ -131,9 +131,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     """Streams from the reference model under load; each answer is checked against one alone."""
     for package in ("fastapi", "httpx"):
         if find_spec(package) is None:
-            raise InvalidOption(
-                f"bench serve needs {package}: pip install 'looseleaf[serve,bench]'"
-            )
+            raise InvalidOption(f"bench serve needs {package}: {install('serve', 'bench')}")
     from looseleaf.bench.serve import Load, measure
     from looseleaf.evals.world import make_example
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 
+from looseleaf.assets import REFERENCE_MODELS, checkpoint_of
 from looseleaf.cli.bench_report import appendable
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
@@ -21,7 +22,10 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
 @click.command()
 @click.argument("model", required=False)
 @click.option(
-    "--checkpoint", type=click.Choice(("causal", "block")), help="a reference checkpoint as MODEL"
+    "--checkpoint",
+    metavar="NAME",
+    callback=lambda context, parameter, name: name and checkpoint_of(name),
+    help=f"a reference model as MODEL: {', '.join(REFERENCE_MODELS)}",
 )
 @click.option("-d", "--document", "names", multiple=True, metavar="FILE", help="file or folder")
 @click.option("-q", "--question", "questions", multiple=True, help="may be repeated")

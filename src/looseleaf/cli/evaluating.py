@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from looseleaf.assets import REFERENCE_MODELS, checkpoint_of
 from looseleaf.cli.bench_report import appendable, target_of
 from looseleaf.cli.options import ENGINE_SECTIONS, engine_options, field_names, given
 from looseleaf.cli.policies import (
@@ -31,7 +32,9 @@ _OPTIONS = (
         "checkpoints",
         multiple=True,
         metavar="NAME",
-        help="reference checkpoints, causal or block [default: both, unless --model is given]",
+        callback=lambda context, parameter, names: tuple(map(checkpoint_of, names)),
+        help=f"reference models: {', '.join(REFERENCE_MODELS)} [default: both, unless --model is "
+        "given]",
     ),
     click.option("--arm", "arms", multiple=True, help="ways of answering [default: full, reuse]"),
     click.option("--endpoint", metavar="URL", help="ask a server with the OpenAI API instead"),

@@ -25,8 +25,8 @@ def engine_options(command: Command) -> Command:
     return click.option(
         "--model",
         metavar="FOLDER|ID",
-        help="checkpoint folder, hub id, or looseleaf-causal, the reference model for more than a "
-        "thousand tokens [default: looseleaf-block, the one for fewer]",
+        help="checkpoint folder, hub id, or looseleaf-reference-causal, the reference model for "
+        "more than a thousand tokens [default: looseleaf-reference, for fewer]",
     )(section_options(*ENGINE_SECTIONS)(command))
 
 

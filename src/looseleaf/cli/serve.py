@@ -14,7 +14,7 @@ from looseleaf.cli.signals import end_at_once
 from looseleaf.cli.startup import startup_bar
 from looseleaf.cli.variables import PREFIX, leave_out_injected, require_known
 from looseleaf.config import ServerConfig
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "llguidance")
 
@@ -67,8 +67,8 @@ def option_names() -> list[str]:
 )
 @section_options(*ENGINE_SECTIONS, ServerConfig)
 def serve(model: str | None, **options: Any) -> None:
-    """Serve MODEL, a checkpoint folder, a hub id or looseleaf-causal, over the OpenAI API. Without
-    it, the reference model looseleaf-block is served.
+    """Serve MODEL, a checkpoint folder, a hub id or looseleaf-reference-causal, over the OpenAI
+    API. The default is the reference model looseleaf-reference.
 
     Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
     """
@@ -79,7 +79,7 @@ def serve(model: str | None, **options: Any) -> None:
         )
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InvalidOption(f"serving needs {missing[0]}: pip install 'looseleaf[serve]'")
+        raise InvalidOption(f"serving needs {missing[0]}: {install('serve')}")
     from looseleaf.server.run import require_free
     from looseleaf.server.run import serve as run
     from looseleaf.server.service import make_service

@@ -21,7 +21,7 @@ from looseleaf.conformance.operators import (
 )
 from looseleaf.conformance.tiers import from_tiers, lost_documents
 from looseleaf.conformance.verdict import Finding, LawVerdict
-from looseleaf.errors import LooseleafError
+from looseleaf.errors import LooseleafError, install
 
 
 class Skipped(LooseleafError):
@@ -84,7 +84,7 @@ def _sharing(answers: Answers) -> list[Finding]:
 
 def _transformers(answers: Answers) -> list[Finding]:
     if not reference.available():
-        raise Skipped("Transformers is not installed: pip install 'looseleaf[bench]'")
+        raise Skipped(f"Transformers is not installed: {install('bench')}")
     if answers.subject.stored_in is not None:
         raise Skipped("keys and values of eight bits are an approximation: leave kv_dtype out")
     return reference.agrees_with_transformers(answers.subject)

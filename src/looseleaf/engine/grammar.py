@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from looseleaf.engine.json_schema import library_schema
-from looseleaf.errors import InvalidRequest
+from looseleaf.errors import InvalidRequest, install
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
 
@@ -166,8 +166,7 @@ def _library() -> Any:
         import llguidance
     except ImportError as error:
         raise InvalidRequest(
-            "outputs that follow a grammar need the package llguidance: "
-            "pip install 'looseleaf[serve]'"
+            f"outputs that follow a grammar need the package llguidance: {install('serve')}"
         ) from error
     return llguidance
 

@@ -36,9 +36,9 @@ _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 class LLM(OfOneProcess):
     """A model with its engine and its cache of segments.
 
-    ``model`` is a folder or a hub id. Two small models ship with the package: ``looseleaf-block``,
-    which is taken for None and is good for prompts up to about a thousand tokens, and
-    ``looseleaf-causal`` for longer ones.
+    ``model`` is a folder or a hub id. Two reference models ship with the package:
+    ``looseleaf-reference``, which None stands for, for prompts up to about a thousand tokens, and
+    ``looseleaf-reference-causal`` for longer prompts.
     Options are the fields of `EngineConfig`, `CacheConfig`, `SchedulerConfig` and `TierConfig`: as
     in ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
     that can't be used and InvalidOption for an option that is unknown or out of range.

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import looseleaf.assets
+from looseleaf.assets import REFERENCE_MODELS, checkpoint_of, folder_of
 from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, RopeConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.machine_limits import available_memory
@@ -33,10 +34,6 @@ from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
 
 _log = logging.getLogger(__name__)
-
-REFERENCE_MODELS = ("causal", "block")
-# by these names they are found wherever a folder or a hub id may be given
-_NAMED = {f"looseleaf-{name}": name for name in REFERENCE_MODELS}
 
 # some times the longest context of any model; more are a slip, or written to fill the memory
 _MOST_POSITIONS = 1 << 24
@@ -163,8 +160,8 @@ def make_engine(
 
 
 def find_model(model: str | Path | None) -> Path:
-    """The folder of a checkpoint: a folder, a hub id, ``looseleaf-block`` or ``looseleaf-causal``,
-    which ship with the package; None is the first of these. A folder that exists wins.
+    """The folder of a checkpoint: a folder, a hub id, or a reference model:
+    ``looseleaf-reference``, which None stands for, or ``looseleaf-reference-causal``. A folder that exists wins.
 
     Raises CheckpointNotFound."""
     if model is None:
@@ -174,17 +171,18 @@ def find_model(model: str | Path | None) -> Path:
             f"a model is a folder, a hub id or a name, not {type(model).__name__}: write it as in "
             "LLM('folder')"
         )
-    name = _NAMED.get(str(model))
+    name = folder_of(str(model))
     return find_checkpoint(model) if name is None or Path(model).exists() else reference_model(name)
 
 
 def reference_model(name: str = "block") -> Path:
-    """The folder of a checkpoint that ships with the package: ``causal`` or ``block``."""
-    if name not in REFERENCE_MODELS:
+    """The path of a reference model, by its name or its folder's: ``block`` or ``causal``."""
+    folder = checkpoint_of(name)
+    if folder not in REFERENCE_MODELS.values():
         raise CheckpointNotFound(
             f"no reference model {name!r}: there are {', '.join(REFERENCE_MODELS)}"
         )
-    return Path(looseleaf.assets.__path__[0]) / name
+    return Path(looseleaf.assets.__path__[0]) / folder
 
 
 def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:

@@ -1,13 +1,13 @@
 """An arm that asks any server with the OpenAI API, so that engines can be compared on one task.
 
-Needs ``httpx`` (``pip install 'looseleaf[evals]'``)."""
+Needs ``httpx`` (extra ``evals``)."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from looseleaf.errors import EndpointFailed, InvalidOption
+from looseleaf.errors import EndpointFailed, InvalidOption, install
 from looseleaf.evals.task import Answer, Item
 
 DocumentsAs = Literal["text", "parts"]
@@ -40,8 +40,11 @@ class EndpointArm:
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
         """One answer for each item, several asked at a time. Raises InvalidOption for items of
-        several turns."""
-        import httpx
+        several turns, and without httpx."""
+        try:
+            import httpx
+        except ImportError as error:
+            raise InvalidOption(f"--endpoint needs httpx: {install('evals')}") from error
 
         if any(item.turns for item in items):
             raise InvalidOption(

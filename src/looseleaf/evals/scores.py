@@ -1,7 +1,7 @@
 """How a free answer is compared with what is right: word F1, exact match, containment, Rouge-L.
 
 Word F1 and exact match are SQuAD's (Rajpurkar et al., 2016): lower case, without punctuation and
-articles. Rouge-L is that of the package ``rouge-score`` (``pip install 'looseleaf[evals]'``)."""
+articles. Rouge-L is that of the package ``rouge-score`` (extra ``evals``)."""
 
 import re
 import string
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 
 Metric = Callable[[str, Sequence[str]], float]
 """The score of a text against several right answers: the best of them counts."""
@@ -48,7 +48,7 @@ def rouge_l(text: str, answers: Sequence[str]) -> float:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise InvalidOption("Rouge-L needs a package: pip install 'looseleaf[evals]'") from error
+        raise InvalidOption(f"Rouge-L needs rouge-score: {install('evals')}") from error
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     return max((scorer.score(one, text)["rougeL"].fmeasure for one in answers), default=0.0)
 

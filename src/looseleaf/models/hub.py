@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from looseleaf.assets import REFERENCE_MODELS
 from looseleaf.errors import CheckpointNotFound, UnsupportedModel
 from looseleaf.models.checkpoint import GGUF_ADVICE
 
@@ -46,7 +47,7 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
     if not _HUB_ID.fullmatch(str(name)):
         raise CheckpointNotFound(
             f"no folder {name}; give a checkpoint's folder, a hub id 'owner/name', or the name of "
-            "a model that ships with the package: looseleaf-block or looseleaf-causal"
+            f"a model that ships with the package: {' or '.join(REFERENCE_MODELS)}"
         )
     download = download or _hub_download()
     try:

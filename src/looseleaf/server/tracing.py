@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 
 
 class Tracer:
@@ -37,9 +37,7 @@ def make_tracer(enabled: bool) -> Tracer:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise InvalidOption(
-            "--tracing needs OpenTelemetry: pip install 'looseleaf[tracing]'"
-        ) from error
+        raise InvalidOption(f"--tracing needs OpenTelemetry: {install('tracing')}") from error
     provider = TracerProvider(resource=Resource.create({"service.name": "looseleaf"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return ProviderTracer(provider)

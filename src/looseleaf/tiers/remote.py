@@ -16,7 +16,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Entry, Fault, Record, TierCounters, TierFault
 from looseleaf.tiers.files import (
@@ -240,9 +240,7 @@ def _connect(url: str, timeout: float) -> Any:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
-        raise InvalidOption(
-            "a remote tier needs the package redis: pip install 'looseleaf[redis]'"
-        ) from error
+        raise InvalidOption(f"a remote tier needs the package redis: {install('redis')}") from error
     try:
         for name in parse_qs(urlsplit(url).query, keep_blank_values=True):
             if name in _NOT_IN_URL:

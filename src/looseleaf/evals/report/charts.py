@@ -1,4 +1,4 @@
-"""Plots by matplotlib (``pip install 'looseleaf[evals]'``), imported when one is drawn."""
+"""Plots by matplotlib (extra ``evals``), imported when one is drawn."""
 
 import io
 import textwrap
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from looseleaf.errors import InvalidOption
+from looseleaf.errors import InvalidOption, install
 from looseleaf.evals.report.rows import Series
 
 Format = Literal["svg", "png"]
@@ -42,7 +42,7 @@ def draw(chart: Chart, kind: Format = "svg") -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidOption("plots need matplotlib: pip install 'looseleaf[evals]'") from error
+        raise InvalidOption(f"plots need matplotlib: {install('evals')}") from error
     width = max(6.4, 1.6 + 0.28 * len(chart.groups) * len(chart.series))
     settings = {"svg.hashsalt": chart.name, "font.size": 9, "svg.fonttype": "none"}
     with rc_context(settings):
