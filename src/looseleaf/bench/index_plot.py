@@ -9,8 +9,8 @@ from looseleaf.bench.results import Cell
 from looseleaf.errors import InvalidOption, install
 
 _COLUMNS = 3
-# the axis begins here: an index that stops at its entry compares next to nothing
-_LEAST_SHARE = 1.0
+_LEAST_SHARE, _MOST_SHARE = 1.0, 130.0
+_LEAST_RECALL = 0.02
 
 
 def draw(rows: Sequence[Mapping[str, Cell]], path: Path) -> None:
@@ -39,7 +39,7 @@ def draw(rows: Sequence[Mapping[str, Cell]], path: Path) -> None:
     for line in grid:
         line[0].set_ylabel("recall@100")
     figure.legend(known.values(), known.keys(), loc="lower center", ncols=4, fontsize=8)
-    figure.tight_layout(rect=(0, 0.7 / (3.4 * lines + 0.8), 1, 1))
+    figure.tight_layout(rect=(0, 0.6 / (3.4 * lines + 0.8), 1, 1))
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
@@ -50,7 +50,7 @@ def _draw_layer(panel: Any, rows: Sequence[Mapping[str, Cell]], known: dict[str,
         # rows come as they were measured, some efforts later than others
         points = [row for row in rows if row["index"] == name]
         points.sort(key=lambda row: float(row["scanned"]))
-        scanned = [max(_LEAST_SHARE, 100 * float(row["scanned"])) for row in points]
+        scanned = [100 * float(row["scanned"]) for row in points]
         recall = [float(row["recall"]) for row in points]
         label = "chosen" if name.startswith("chosen") else name
         style: dict[str, Any] = {"marker": "o", "markersize": 4}
@@ -60,9 +60,18 @@ def _draw_layer(panel: Any, rows: Sequence[Mapping[str, Cell]], known: dict[str,
             style["color"] = known[label].get_color()
         else:
             style["color"] = f"C{len(known)}"
-        (drawn,) = panel.plot(scanned, recall, **style)
+        if max(recall) < _LEAST_RECALL:
+            # a search that stops at its entry: a point in the corner would look like a curve
+            text = f"{name}: recall {max(recall):.2g}"
+            panel.text(0.03, 0.04, text, transform=panel.transAxes, color=style["color"])
+            panel.plot([], [], **style)
+            known.setdefault(label, panel.lines[-1])
+            continue
+        (drawn,) = panel.plot(scanned, recall, clip_on=label != "chosen", **style)
         known.setdefault(label, drawn)
     panel.axhline(0.95, color="grey", linewidth=0.7, linestyle=":")
     panel.set_xscale("log")
-    panel.set_xlim(_LEAST_SHARE * 0.9, 110)
+    panel.set_xlim(_LEAST_SHARE, _MOST_SHARE)
+    panel.set_ylim(0, 1.04)
+    panel.xaxis.set_major_formatter("{x:g}")
     panel.set_xlabel("keys compared, %")

@@ -161,7 +161,8 @@ def make_engine(
 
 def find_model(model: str | Path | None) -> Path:
     """The folder of a checkpoint: a folder, a hub id, or a reference model:
-    ``looseleaf-reference``, which None stands for, or ``looseleaf-reference-causal``. A folder that exists wins.
+    ``looseleaf-reference``, which None stands for, or ``looseleaf-reference-causal``. A folder that
+    exists wins.
 
     Raises CheckpointNotFound."""
     if model is None:

@@ -1,10 +1,18 @@
 """Charts and tables of ``evals.csv``: tasks by arm, lengths, and policies by their budget."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
-from looseleaf.evals.report.rows import Row, Series, length_of, main_rows, policy_of, series_of
+from looseleaf.evals.report.rows import (
+    Row,
+    Series,
+    length_of,
+    main_rows,
+    policy_of,
+    series_of,
+)
 from looseleaf.evals.report.tables import Table, percent_of
 
 _SHARE = "right, %"
@@ -53,6 +61,14 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 def _tasks(model: str, rows: Sequence[Row]) -> Chart:
     names = list(dict.fromkeys(f"{row['task']}, {row['setting']}" for row in rows))
+    tasks = [name.partition(", ")[0] for name in names]
+    # settings of one task side by side, by their numbers
+    names.sort(
+        key=lambda name: (
+            tasks.index(name.partition(", ")[0]),
+            [int(number) for number in re.findall(r"\d+", name)],
+        )
+    )
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     series = []
     for arm in arms:

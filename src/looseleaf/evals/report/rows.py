@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,18 +89,32 @@ def policy_of(row: Row) -> tuple[str, float] | None:
 
 
 def grouped(
-    rows: Sequence[Row], group: Callable[[Row], str], value: Callable[[Row], float]
+    rows: Sequence[Row],
+    group: Callable[[Row], str],
+    value: Callable[[Row], float],
+    *,
+    order: Sequence[str] = (),
+    arms: Sequence[str] = (),
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    """A series for each arm, over the names of groups in the order in which they come."""
+    """A series for each arm, over the names of groups.
+
+    Groups come in ``order`` and series in that of ``arms``; names that these lack come last, as
+    the rows have them."""
     # what was measured again, by other counts, is one bar: the newest
     newest = {(row["arm"], group(row)): row for row in rows}
-    groups = list(dict.fromkeys(group(row) for row in rows))
+    groups = in_order((group(row) for row in rows), order)
     series = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
+    for arm in in_order((row["arm"] for row in rows), arms):
         own = {name: row for (whose, name), row in newest.items() if whose == arm}
         at = tuple(float(groups.index(name)) for name in own)
         series.append(Series(arm, at, tuple(value(row) for row in own.values())))
     return tuple(series), tuple(groups)
+
+
+def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Each name once, in ``order``; names that it lacks last, as they come."""
+    known = list(dict.fromkeys(names))
+    return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Series, ...]:

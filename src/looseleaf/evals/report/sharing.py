@@ -1,6 +1,7 @@
 """Charts of what the papers claim of sharing, of documents stored once, and of first tokens: of
 ``hits.csv``, ``relay.csv``, ``lazy.csv`` and ``rate.csv``."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
@@ -95,12 +96,22 @@ def _service(name: str, rows: Sequence[Row]) -> Chart:
     # a rate at another latency is the same bar, measured before
     newest = {(_line(row), row["prefix"], row["arm"]): row for row in rows}
     series, groups = grouped(
-        [*newest.values()],
+        # a line's prefixes, the shortest first
+        sorted(newest.values(), key=lambda row: (_LINES.index(_line(row)), int(row["prefix"]))),
         lambda row: f"{_line(row)}, {row['prefix']}",
         lambda row: float(row["median"]),
     )
     title = f"Requests behind one prefix, {rows[0]['model']}, {rows[0]['hardware']}"
     return Chart(name, title, "requests/s", series, groups)
+
+
+_LINES = (
+    "throughput",
+    "1-shot questions",
+    "3-shot questions",
+    "5-shot questions",
+    "at fixed latency",
+)
 
 
 def _line(row: Row) -> str:
@@ -155,7 +166,7 @@ def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                 over(arriving, "rate", lambda row: float(row["value"])),
                 x_label="requests/s", log_x=True, log_y=True,
             )  # fmt: skip
-        sized = [row for row in own if _size(row)]
+        sized = sorted((row for row in own if _size(row)), key=_size_rank)
         series, groups = grouped(sized, _size, lambda row: float(row["value"]))
         if len(groups) > 1:
             title = f"First tokens by documents and their tokens, {where}"
@@ -166,6 +177,13 @@ def _last_run(rows: Sequence[Row]) -> list[Row]:
     """Of each arm what its newest run measured, which ends at another rate than those before."""
     newest = {row["arm"]: row["commit"] for row in rows}
     return [row for row in rows if row["commit"] == newest[row["arm"]]]
+
+
+def _size_rank(row: Row) -> tuple[bool, int, int, int]:
+    """Requests alone before requests at once; few and short documents first."""
+    at_once = re.search(r"(\d+) at once", row["measurement"])
+    together = int(at_once[1]) if at_once else 1
+    return together > 1, int(row["document_tokens"]), int(row["per_request"]), together
 
 
 def _size(row: Row) -> str:

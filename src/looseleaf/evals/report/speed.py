@@ -1,6 +1,7 @@
 """Charts of ``tiers.csv``, ``fuse.csv``, ``select.csv``, ``hosted.csv`` and ``attention.csv``, and
 tables of the last and of ``serving.csv``: times."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from looseleaf.evals.report.charts import Chart
@@ -11,6 +12,9 @@ _USUAL_RATIO = "0.15"
 _LEFT = "left to the engine"
 # arms and numbers of ``select.csv`` as a legend and an axis have them
 _ARMS = {"select": "chosen", "left alone": _LEFT, "w=2": "w = 2", "w=4": "w = 4", "w=8": "w = 8"}
+_TIERS = ("fast", "medium", "slow", "disk", "remote", "all")
+_PLACES = ("device", "host", "disk", "nowhere")
+_FUSED = ("full", "prefix", "load", "reuse", "first", "random", "question", "links", "deviation")
 _NUMBERS = {"context": "tokens before a row", "batch": "outputs"}
 
 
@@ -25,8 +29,13 @@ def tiers_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                 for row in every
                 if row["model"] == model
             ]
+            shares = sorted((row for row in own if row["arm"].endswith("%")), key=_ratio)
             series, groups = grouped(
-                own, lambda row: row["tier"], lambda row: 1e3 * float(row["seconds"])
+                own,
+                lambda row: row["tier"],
+                lambda row: 1e3 * float(row["seconds"]),
+                order=_TIERS,
+                arms=["controller", *(row["arm"] for row in shares), "computed"],
             )
             title = f"First tokens by tier, {model}, {own[0]['hardware']}"
             # a shape's name stands before "random"
@@ -54,12 +63,22 @@ def fuse_charts(rows: Sequence[Row]) -> Iterator[Chart]:
                 )  # fmt: skip
 
 
+def _ratio(row: Row) -> float:
+    return float(row["ratio"])
+
+
 def _first_tokens(name: str, where: str, first: Sequence[Row]) -> Iterator[Chart]:
     ratios = [row["ratio"] for row in first if float(row["ratio"])]
     # where several shares were measured the bars are of the one that the papers name
     usual = _USUAL_RATIO if _USUAL_RATIO in ratios else next(iter(ratios), "")
     bars = [row for row in first if not float(row["ratio"]) or row["ratio"] == usual]
-    series, groups = grouped(bars, lambda row: row["place"], lambda row: float(row["ms"]))
+    series, groups = grouped(
+        bars,
+        lambda row: row["place"],
+        lambda row: float(row["ms"]),
+        order=_PLACES,
+        arms=_FUSED,
+    )
     yield Chart(f"fuse_{name}", f"First tokens, {where}", "ms", series, groups, log_y=True)
     if len({*ratios}) > 1:
         named = [
@@ -68,6 +87,11 @@ def _first_tokens(name: str, where: str, first: Sequence[Row]) -> Iterator[Chart
             for row in first
             if float(row["ratio"])
         ]
+        # an arm that was measured at one share is a bar of the other picture, and no line
+        measured = {(row["arm"], row["percent"]) for row in named}
+        counts = Counter(arm for arm, _ in measured)
+        named = [row for row in named if counts[row["arm"]] > 1]
+        named.sort(key=lambda row: _FUSED.index(row["arm"].partition(", ")[0]))
         ends = sorted({float(row["percent"]) for row in named})
         levels = tuple(
             Series(row["arm"], (ends[0], ends[-1]), (float(row["ms"]),) * 2)
