@@ -62,7 +62,7 @@ def _draw_layer(panel: Any, rows: Sequence[Mapping[str, Cell]], known: dict[str,
             style["color"] = f"C{len(known)}"
         if max(recall) < _LEAST_RECALL:
             # a search that stops at its entry: a point in the corner would look like a curve
-            text = f"{name}: recall {max(recall):.2g}"
+            text = f"{name}: recall {max(recall):.2f}"
             panel.text(0.03, 0.04, text, transform=panel.transAxes, color=style["color"])
             panel.plot([], [], **style)
             known.setdefault(label, panel.lines[-1])

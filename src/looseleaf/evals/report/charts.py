@@ -17,7 +17,7 @@ _HATCHES = ("", "///", "...")
 _FEW = 8
 WIDEST = 9.0
 """Inches of the widest picture."""
-_DODGE = 0.01
+_DODGE = 0.006
 # pixels between two labels of an axis
 _LABEL_GAP = 4
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
