@@ -165,7 +165,7 @@ def test_first_tokens_are_drawn_by_documents_and_their_tokens(tmp_path: Path) ->
     append_rows(tmp_path / "rate.csv", rows, ORIGIN)
     (chart,) = rate_charts(read_rows(tmp_path / "rate.csv"))
     assert chart.groups == ("3 × 128", "6 × 128", "6 × 128, 2 at once")
-    assert chart.series == (Series("reuse", (0.0, 1.0, 2.0), (7.0, 4.0, 7.0)),)
+    assert chart.series == (Series("reuse", (0.0, 1.0, 2.0), (4.0, 7.0, 7.0)),)
 
 
 def test_what_frames_cost_is_of_two_arms_of_one_run(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_times_are_drawn_by_tier_policy_and_context_and_listed_by_case(tmp_path:
     ]
     (chart,) = charts_of("tiers", tiers, speed.tiers_charts)
     assert [s.name for s in chart.series] == ["controller", "15%", "40%"]
-    assert chart.series[1] == Series("40%", (0.0, 1.0), (400.0, 400.0))
+    assert chart.series[2] == Series("40%", (0.0, 1.0), (400.0, 400.0))
     shaped = [row | {"model": "small, random"} for row in tiers[:3]]
     names = [chart.name for chart in charts_of("tiers", shaped, speed.tiers_charts)]
     assert names[1] == f"{names[0]}_small"

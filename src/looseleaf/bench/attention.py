@@ -32,6 +32,7 @@ from looseleaf.bench.attention_cases import (
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.replays import seconds_of
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.config import ModelConfig, RopeConfig
@@ -251,7 +252,9 @@ def require_right(model: ModelConfig, device: torch.device) -> None:
 
 
 def measure(
-    config: AttentionConfig, on_missing: Callable[[str], None] = lambda text: None
+    config: AttentionConfig,
+    on_missing: Callable[[str], None] = lambda text: None,
+    progress: Progress = SILENT,
 ) -> Iterator[Row]:
     """Rows of the table as they are measured; ``on_missing`` hears which peers are skipped, and
     why.
@@ -260,11 +263,20 @@ def measure(
     """
     sweep = cases(config)
     device = torch.device(config.device)
+    progress.stage("what the device can do at best: copies and products")
     ceilings = measure_ceilings(device, config.shape.dtype)
     pages, longest = max(c.num_pages for c in sweep), max(c.longest for c in sweep)
     bench = Bench(config, pages, longest)
-    for case in sweep:
-        yield from _measure_case(bench, case, ceilings, on_missing)
+    # a few seconds whatever the case, for plans and the check
+    least = 0.02 * max(_work(config.shape, case) for case in sweep)
+    for case in progress.over(
+        sweep, lambda case: case.name, lambda case: least + _work(config.shape, case)
+    ):
+        yield from _measure_case(bench, case, ceilings, (on_missing, progress))
+
+
+def _work(shape: AttentionShape, case: Case) -> float:
+    return case.pairs() * shape.flops_per_pair
 
 
 def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
@@ -326,8 +338,12 @@ def _every_layer(
 
 
 def _measure_case(
-    bench: Bench, case: Case, ceilings: Ceilings, on_missing: Callable[[str], None]
+    bench: Bench,
+    case: Case,
+    ceilings: Ceilings,
+    told: tuple[Callable[[str], None], Progress],
 ) -> Iterator[Row]:
+    on_missing, progress = told
     q = bench.query(case)
     plan = bench.plan(case)
     truth = Truth(bench.pools[0], bench.rotation, bench.rule)
@@ -336,7 +352,7 @@ def _measure_case(
     timed = {name: seconds_of(arm, bench.device) for name, arm in arms.items()}
     if bench.config.peers:
         timed |= _peer_arms(bench, case, q, on_missing)
-    taken = measure_in_turn(timed, bench.config.repetitions)
+    taken = measure_in_turn(timed, bench.config.repetitions, progress=progress)
     num_bytes = case.distinct_keys(shape.page_size) * shape.bytes_per_key
     flops = case.pairs() * shape.flops_per_pair
     floor = ceilings.floor(num_bytes, flops)

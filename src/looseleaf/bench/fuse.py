@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import model_shape, random_engine
 from looseleaf.bench.results import Row
 from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, TierConfig
@@ -271,26 +272,28 @@ def as_parts(prompt: Prompt) -> PromptParts:
     return (*documents, question)
 
 
-def measure(config: FuseBench) -> Iterator[Row]:
+def measure(config: FuseBench, progress: Progress = SILENT) -> Iterator[Row]:
     """A row for every arm and place, then those of the sustained load."""
+    progress.stage("making the model")
     bench = _Bench.create(config)
     try:
-        yield from _first_tokens(bench)
-        yield from _sustained(bench)
+        yield from _first_tokens(bench, progress)
+        yield from _sustained(bench, progress)
         bench.engine.check()
     finally:
         bench.engine.close()
 
 
-def _first_tokens(bench: _Bench) -> Iterator[Row]:
+def _first_tokens(bench: _Bench, progress: Progress) -> Iterator[Row]:
     config, policies = bench.config, bench.config.policies()
     cells = [_FULL, _PREFIX, *(Cell(Arm("load"), p) for p in config.places if p != "device")]
     cells += [Cell(arm, place) for place in config.places for arm in policies]
     taken: dict[Cell, list[_Asked]] = {cell: [] for cell in cells}
     try:
-        for turn in range(config.repetitions + 1):
+        turns = range(config.repetitions + 1)
+        for turn in progress.over(turns, lambda turn: f"first tokens, round {turn + 1}"):
             by = turn * 5 % len(cells)
-            for cell in [*cells[by:], *cells[:by]]:
+            for cell in progress.over([*cells[by:], *cells[:by]], _cell_name):
                 asked = _once(bench, cell, policies)
                 if turn:
                     taken[cell].append(asked)
@@ -298,6 +301,10 @@ def _first_tokens(bench: _Bench) -> Iterator[Row]:
         # who interrupts it keeps the turns that were
         if all(taken.values()):
             yield from _first_rows(config, taken)
+
+
+def _cell_name(cell: Cell) -> str:
+    return f"{cell.arm.name} {cell.arm.ratio or ''} from {cell.place}"
 
 
 def _first_rows(config: FuseBench, taken: Mapping[Cell, Sequence[_Asked]]) -> Iterator[Row]:
@@ -369,7 +376,7 @@ def _about(config: FuseBench) -> Row:
     }
 
 
-def _sustained(bench: _Bench) -> Iterator[Row]:
+def _sustained(bench: _Bench, progress: Progress) -> Iterator[Row]:
     """Batch after batch over documents that the pool does not hold all of: does it stay quick?
 
     ``times_full`` is against the median batch of full recompute, ``batch`` 0 is the first."""
@@ -383,10 +390,12 @@ def _sustained(bench: _Bench) -> Iterator[Row]:
         **{arm: (fuse, False, config.batches) for arm, fuse in config.policies().items()},
     }
     seconds: dict[Arm, list[float]] = {}
-    for arm, (fuse, text, number) in arms.items():
+    for arm, (fuse, text, number) in progress.over(
+        arms.items(), lambda item: f"batches, {item[0].name}", lambda item: item[1][2]
+    ):
         bench.prepare("host", bench.held)
         seconds[arm] = []
-        for _ in range(number):
+        for _ in progress.over(range(number), lambda turn: f"batch {turn + 1}"):
             if arm == _FULL.arm:
                 bench.engine.store.evict_idle()
             prompts = bench.shuffled(bench.held)

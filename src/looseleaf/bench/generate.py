@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
 from looseleaf.engine.llm import LLM
@@ -121,22 +122,34 @@ class Moments(NamedTuple):
         return self.decoded / (self.last - self.first)
 
 
-def measure(config: GenerateConfig, material: Material) -> Iterator[Row]:
+def measure(
+    config: GenerateConfig, material: Material, progress: Progress = SILENT
+) -> Iterator[Row]:
     """Rows of the table as they are measured: decode at every batch size, with and without shared
     documents, then the time to the first token."""
+    progress.stage(f"loading {config.name} twice")
     llm = LLM(config.model, dtype=config.dtype, max_num_batched_tokens=65536)
     dtype = llm.engine.runner.model.dtype
     peer = Peer(config.model, dtype)
     origin: Row = {"model": config.name, "dtype": str(dtype).removeprefix("torch.")}
     fifth = config.prompt_tokens // 5
     documents = material.documents(llm, fifth)
-    for batch in config.batches:
+    lines = [(batch, kind) for batch in config.batches for kind in ("private text", "documents")]
+    for batch, kind in progress.over([*lines, (1, "first token")], _line_name):
         # ragged: rows have three to five fifths of the longest prompt
-        private = [material.private(llm, n, (5 - n % 3) * fifth) for n in range(batch)]
-        yield origin | _decode(llm, peer, private, config, f"decode, batch {batch}, private text")
-        shared = [material.prompt(documents[: 5 - n % 3], n) for n in range(batch)]
-        yield origin | _decode(llm, peer, shared, config, f"decode, batch {batch}, documents")
-    yield origin | _first_token(llm, peer, material, config)
+        if kind == "private text":
+            prompts = [material.private(llm, n, (5 - n % 3) * fifth) for n in range(batch)]
+        elif kind == "documents":
+            prompts = [material.prompt(documents[: 5 - n % 3], n) for n in range(batch)]
+        else:
+            yield origin | _first_token(llm, peer, material, config, progress)
+            return
+        label = _line_name((batch, kind))
+        yield origin | _decode((llm, peer), prompts, config, label, progress)
+
+
+def _line_name(line: tuple[int, str]) -> str:
+    return line[1] if line[1] == "first token" else f"decode, batch {line[0]}, {line[1]}"
 
 
 def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> Moments:
@@ -156,7 +169,14 @@ def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> Moments:
     return Moments(start, first, time.perf_counter(), engine.counters.output_tokens - begun)
 
 
-def _decode(llm: LLM, peer: Peer, prompts: list[Parts], config: GenerateConfig, label: str) -> Row:
+def _decode(
+    pair: tuple[LLM, Peer],
+    prompts: list[Parts],
+    config: GenerateConfig,
+    label: str,
+    progress: Progress,
+) -> Row:
+    llm, peer = pair
     ids = [[t for part in llm.engine.prompts.from_parts(p) for t in part.tokens] for p in prompts]
     long = config.new_tokens + 1
 
@@ -167,12 +187,15 @@ def _decode(llm: LLM, peer: Peer, prompts: list[Parts], config: GenerateConfig, 
     def theirs() -> float:
         return peer.generate(ids, long).rate
 
-    rates = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
+    arms = {"ours": ours, "theirs": theirs}
+    rates = measure_in_turn(arms, config.repetitions, progress=progress)
     row = _row("tokens/s", rates["ours"], rates["theirs"], higher_is_better=True)
     return {"measurement": label, "longest_prompt": max(map(len, ids)), **row}
 
 
-def _first_token(llm: LLM, peer: Peer, material: Material, config: GenerateConfig) -> Row:
+def _first_token(
+    llm: LLM, peer: Peer, material: Material, config: GenerateConfig, progress: Progress
+) -> Row:
     """Five cached documents in another order at every turn, against full prefill by the peer."""
     documents = material.documents(llm, config.document_tokens)
     orders = count()
@@ -193,7 +216,8 @@ def _first_token(llm: LLM, peer: Peer, material: Material, config: GenerateConfi
         moments = peer.generate([ids], 1)
         return moments.first - moments.start
 
-    times = measure_in_turn({"ours": ours, "theirs": theirs}, config.repetitions)
+    arms = {"ours": ours, "theirs": theirs}
+    times = measure_in_turn(arms, config.repetitions, progress=progress)
     label = f"first token, 5 cached documents of {config.document_tokens}, new order"
     shown = {name: t.map(lambda s: s * 1e3) for name, t in times.items()}
     row = _row("ms", shown["ours"], shown["theirs"], higher_is_better=False)

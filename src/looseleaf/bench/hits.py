@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.results import Row
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.pool import PagePool
@@ -205,13 +206,20 @@ def gain_in_closed_form(capacity: int, positions: int, alpha: float) -> float:
     return sum(weights) / sum(weights[: capacity // positions])
 
 
-def measure(config: HitsConfig, budgets: Sequence[float], alphas: Sequence[float]) -> Iterator[Row]:
+def measure(
+    config: HitsConfig,
+    budgets: Sequence[float],
+    alphas: Sequence[float],
+    progress: Progress = SILENT,
+) -> Iterator[Row]:
     """Rows of the table: every cache at every budget and skew, on the same requests."""
-    for alpha in alphas:
+    for alpha in progress.over(alphas, lambda alpha: f"alpha {alpha}"):
         requests = trace(config, alpha)
-        for budget in budgets:
+        for budget in progress.over(budgets, lambda budget: f"{budget} GB"):
             pages = config.capacity(budget)
-            ratios = {name: hit_ratio(config, name, pages, requests) for name in CACHES}
+            ratios = {
+                name: hit_ratio(config, name, pages, requests) for name in progress.over(CACHES)
+            }
             # as the paper counts it, beside what one copy and a patch give here
             reused = ratios | {"cacheblend": ratios["copies"] * (1 - BLENDED)}
             reused["blended once"] = ratios["once"] * (1 - BLENDED)

@@ -7,7 +7,7 @@ searches as thoroughly as the same recall takes."""
 
 import statistics
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
@@ -21,6 +21,7 @@ from looseleaf.attention.hosted import HostedRead
 from looseleaf.attention.hosted_device import HostedDevice
 from looseleaf.attention.hosted_window import HostedWindow, WindowRow, WindowShape
 from looseleaf.bench.hosted_layers import Built, MadeKeys, build_layer, fill, host_layers
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import model_shape, random_weights
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, measure_in_turn
@@ -73,8 +74,9 @@ class HostedBench:
             raise InvalidOption("bench hosted needs a CUDA device: bench index measures a CPU")
 
 
-def measure(bench: HostedBench, on_stage: Callable[[str], None]) -> Iterator[Row]:
-    """A row for every context and arm; ``on_stage`` hears what is done next."""
+def measure(bench: HostedBench, progress: Progress = SILENT) -> Iterator[Row]:
+    """A row for every context and arm."""
+    on_stage = progress.stage
     device = torch.device("cuda")
     shape = replace(model_shape(bench.shape), num_layers=bench.num_layers)
     dtype: torch.dtype = getattr(torch, shape.torch_dtype)
@@ -85,13 +87,13 @@ def measure(bench: HostedBench, on_stage: Callable[[str], None]) -> Iterator[Row
         # so that nothing is compiled while something is timed
         few, little = _make(replace(bench, distinct=1), shape, dtype, 512, 1)
         warm = replace(bench, repetitions=1)
-        list(_measure_context(warm, decoder, few, little, lambda stage: None))
+        list(_measure_context(warm, decoder, few, little, SILENT))
         on_stage("the model is there")
         made, room = making.result()
         on_stage("keys are there")
-    for context in bench.contexts:
+    for context in progress.over(bench.contexts, lambda n: f"{n} tokens", float):
         kv = room[:, :, :, :context]
-        yield from _measure_context(bench, decoder, made.first(context), kv, on_stage)
+        yield from _measure_context(bench, decoder, made.first(context), kv, progress)
 
 
 def _make(
@@ -111,8 +113,9 @@ def _measure_context(
     decoder: "AskingDecoder",
     made: MadeKeys,
     kv: Tensor,
-    on_stage: Callable[[str], None],
+    progress: Progress,
 ) -> Iterator[Row]:
+    on_stage = progress.stage
     device, context, shape = decoder.device, kv.shape[3], decoder.config
     heads = Heads(shape.num_layers, shape.num_qo_heads, shape.num_kv_heads)
     config = IndexConfig(sample=bench.sample)
@@ -136,7 +139,7 @@ def _measure_context(
     bare = _Arm(bench, decoder, made, None, context, _OWN)
     on_stage(f"{context} tokens: measuring")
     runs = {name: arm.run for name, arm in arms.items()} | {"": bare.run}
-    taken = measure_in_turn(runs, bench.repetitions)
+    taken = measure_in_turn(runs, bench.repetitions, progress=progress)
     alone = taken[""].median * 1e3
     on_stage(f"{context} tokens: {alone:.2f} ms a token that reads no document")
     for name, arm in arms.items():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.bench.index_layers import Layer
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.results import Row
 from looseleaf.bench.roargraph import build_roargraph
 from looseleaf.config import IndexConfig, IndexKind
@@ -38,7 +39,10 @@ class Arm:
 
 
 def measure(
-    layers: Iterator[Layer], config: IndexConfig, names: Sequence[str] = ()
+    layers: Iterator[Layer],
+    config: IndexConfig,
+    names: Sequence[str] = (),
+    progress: Progress = SILENT,
 ) -> Iterator[Row]:
     """Rows of every layer, arm and effort, and of what is chosen by default.
 
@@ -52,12 +56,13 @@ def measure(
     if any(arm.build is _build_hnsw for arm in arms) and find_spec("faiss") is None:
         raise InvalidOption(f"bench index needs faiss for HNSW: {install('bench')}")
     for layer in layers:
+        progress.stage(f"{layer.name}: {len(layer.keys)} keys, exact neighbours")
         exact = nearest_keys(layer.asked, layer.keys, _COUNT)
-        for arm in arms:
+        for arm in progress.over(arms, lambda arm: arm.name):
             start = time.process_time()
             ask, bytes_per_key = arm.build(layer)
             seconds = time.process_time() - start
-            for effort in arm.efforts:
+            for effort in progress.over(arm.efforts, lambda effort: f"effort {effort}"):
                 row = _ask(layer, ask, effort, exact)
                 yield {
                     "layer": layer.name,

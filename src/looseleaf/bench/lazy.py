@@ -15,6 +15,7 @@ from itertools import count, islice
 import torch
 
 from looseleaf.bench.hits import by_popularity
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import random_engine
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, clock_of
@@ -124,17 +125,21 @@ def draw(config: LazyConfig, alpha: float) -> list[list[int]]:
     return list(islice(drawn, config.requests))
 
 
-def measure(config: LazyConfig) -> Iterator[Row]:
+def measure(config: LazyConfig, progress: Progress = SILENT) -> Iterator[Row]:
     """Rows as they are measured: first tokens and throughput for each skew, then the breakdown."""
     desk = Desk(config, config.document_tokens, config.capacity)
     # what is compiled and captured on first use is then there
+    progress.stage("warm-up")
     _throughput(desk, [desk.once(chosen) for chosen in draw(config, config.alphas[0])])
-    for alpha in config.alphas:
-        yield from _traffic(desk, alpha)
-    yield from _breakdown(config)
+    parts = [*config.alphas, None]
+    for alpha in progress.over(parts, lambda a: "breakdown" if a is None else f"alpha {a}"):
+        if alpha is None:
+            yield from _breakdown(config, progress)
+        else:
+            yield from _traffic(desk, alpha, progress)
 
 
-def _traffic(desk: Desk, alpha: float) -> Iterator[Row]:
+def _traffic(desk: Desk, alpha: float, progress: Progress) -> Iterator[Row]:
     """Every arm in turn: the first requests at once, which fill the pool; half of the others one
     after the other, the rest at once."""
     config, drawn = desk.config, draw(desk.config, alpha)
@@ -143,12 +148,17 @@ def _traffic(desk: Desk, alpha: float) -> Iterator[Row]:
         "once": desk.once, "copies per position": desk.copies, "prefix caching": desk.prefix,
     }  # fmt: skip
     once: tuple[float, float] | None = None
-    for name, make in arms.items():
+    for name, make in progress.over(arms.items(), lambda arm: arm[0]):
         desk.engine.store.evict_idle()
         prompts = [make(chosen) for chosen in drawn]
         _throughput(desk, prompts[: config.skipped])
         alone = Repeated(
-            tuple(1e3 * _first_token(desk, p) for p in prompts[config.skipped : middle])
+            tuple(
+                1e3 * _first_token(desk, prompt)
+                for prompt in progress.over(
+                    prompts[config.skipped : middle], lambda prompt: "a first token"
+                )
+            )
         )
         mean, rate = statistics.fmean(alone.values), _throughput(desk, prompts[middle:])
         desk.engine.check()
@@ -174,12 +184,13 @@ def _throughput(desk: Desk, prompts: Sequence[PromptParts]) -> float:
     return len(prompts) / (desk.clock() - start)
 
 
-def _breakdown(config: LazyConfig) -> Iterator[Row]:
+def _breakdown(config: LazyConfig, progress: Progress) -> Iterator[Row]:
     """Five documents and a question: none, three and all of them cached. Documents and question
     share a step where they fit one, so what documents cost is the difference between the lines."""
     desk = Desk(config, config.breakdown_tokens, capacity=0)
     whole = list(range(config.per_request))
-    for name, cached in (("none cached", []), ("3 cached", whole[:3]), ("all cached", whole)):
+    cases = (("none cached", []), ("3 cached", whole[:3]), ("all cached", whole))
+    for name, cached in progress.over(cases, lambda case: case[0]):
         first, token = [], []
         for turn in range(config.repetitions + 1):
             desk.engine.store.evict_idle()

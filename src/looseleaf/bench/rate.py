@@ -18,6 +18,7 @@ from itertools import count
 import torch
 
 from looseleaf.bench.arrivals import arrive_at_random, serve
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import random_engine
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated, clock_of, measure_in_turn
@@ -192,9 +193,12 @@ def fill(service: Service, arm: Arm, numbers: Chosen) -> None:
         service.finish()
 
 
-def measure(config: RateConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+def measure(
+    config: RateConfig, parts: Sequence[str] = PARTS, progress: Progress = SILENT
+) -> Iterator[Row]:
     """First tokens alone; then, as ``parts`` say, for every arm first tokens at rising rates and
     the highest rate that was kept up with, and first tokens for other sizes."""
+    progress.stage("making the model")
     service = Service(config)
     arms = arms_of(service)
     timed = {name: partial(_at_once, service, arm, 1) for name, arm in arms.items()}
@@ -202,18 +206,25 @@ def measure(config: RateConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
         "map-reduce": partial(_mapped, service, reduced=True),
         "map-rerank": partial(_mapped, service, reduced=False),
     }
-    taken = measure_in_turn(timed | mapped, config.repetitions)
+    progress.stage("first tokens alone")
+    taken = measure_in_turn(timed | mapped, config.repetitions, progress=progress)
     yield from _compared(config, "first token alone", taken)
     full = statistics.fmean(taken["full recompute"].values)
     if "rates" in parts:
-        yield from _rising(service, arms, full)
-    for sized, batch in config.sizes() if "sizes" in parts else ():
+        yield from _rising(service, arms, full, progress)
+    sizes = config.sizes() if "sizes" in parts else ()
+    for sized, batch in progress.over(sizes, _size_name):
         service.turn_to(sized)
         timed = {name: partial(_at_once, service, arm, batch) for name, arm in arms.items()}
-        taken = measure_in_turn(timed, config.repetitions)
+        taken = measure_in_turn(timed, config.repetitions, progress=progress)
         label = "first token alone" if batch == 1 else f"first token, {batch} at once"
         yield from _compared(sized, label, taken)
         service.engine.check()
+
+
+def _size_name(size: tuple[RateConfig, int]) -> str:
+    config, batch = size
+    return f"{config.per_request} documents of {config.document_tokens}, {batch} at once"
 
 
 def _compared(config: RateConfig, label: str, taken: dict[str, Repeated]) -> Iterator[Row]:
@@ -222,16 +233,18 @@ def _compared(config: RateConfig, label: str, taken: dict[str, Repeated]) -> Ite
         yield _row(config, (label, name), seconds, full / statistics.fmean(seconds.values))
 
 
-def _rising(service: Service, arms: dict[str, Arm], full: float) -> Iterator[Row]:
+def _rising(
+    service: Service, arms: dict[str, Arm], full: float, progress: Progress
+) -> Iterator[Row]:
     """First tokens at rising rates, and the highest that each arm keeps up with; ``full`` is what a
     first token takes a full recompute alone."""
     config, highest = service.config, dict[str, float]()
-    for name, arm in arms.items():
+    for name, arm in progress.over(arms.items(), lambda arm: f"rising rates, {arm[0]}"):
         # what is captured and compiled once is then there
         fill(service, arm, range(config.documents))
         alone = min(_first_tokens(service, arm, 1 / full).values)
         highest[name] = 0.0
-        for rate in config.rates:
+        for rate in progress.over(config.rates, lambda rate: f"{rate:g} requests/s"):
             if not arm.stays:
                 fill(service, arm, range(config.documents))
             waited = _first_tokens(service, arm, rate, alone)

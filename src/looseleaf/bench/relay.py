@@ -19,6 +19,7 @@ from looseleaf.bench.attention import AttentionConfig, Bench
 from looseleaf.bench.attention_cases import AttentionShape, Case, private, shared
 from looseleaf.bench.attention_check import Truth, check
 from looseleaf.bench.crossing import Crossing
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import random_decoder, random_engine
 from looseleaf.bench.replays import seconds_of
 from looseleaf.bench.results import Row
@@ -76,16 +77,20 @@ def predicted(shared_keys: int, private_keys: int, rows: int) -> float:
     return (shared_keys + private_keys + 2) / (shared_keys / rows + private_keys + 7)
 
 
-def measure_operator(config: RelayConfig) -> Iterator[Row]:
+def measure_operator(config: RelayConfig, progress: Progress = SILENT) -> Iterator[Row]:
     """Decode attention of a layer: one row for each arm of each prefix and batch.
 
     Raises BenchmarkRefused if an answer is wrong."""
-    for prefix in config.prefixes:
-        for rows in config.batches:
-            yield from _measure_cell(config, prefix, rows)
+    cells = [(prefix, rows) for prefix in config.prefixes for rows in config.batches]
+    for prefix, rows in progress.over(cells, _cell_name, lambda cell: float(cell[0] * cell[1])):
+        yield from _measure_cell(config, prefix, rows, progress)
 
 
-def _measure_cell(config: RelayConfig, prefix: int, rows: int) -> Iterator[Row]:
+def _cell_name(cell: tuple[int, int]) -> str:
+    return f"decode attention, prefix {cell[0]}, {cell[1]} rows"
+
+
+def _measure_cell(config: RelayConfig, prefix: int, rows: int, progress: Progress) -> Iterator[Row]:
     together = shared(config.heads, rows, prefix, tail=config.private)
     copies = private(config.heads, rows, prefix + config.private)
     pages = max(together.num_pages, copies.num_pages)
@@ -96,7 +101,7 @@ def _measure_cell(config: RelayConfig, prefix: int, rows: int) -> Iterator[Row]:
         "shared pages": _arm(bench, together, grouping=False),
         "private copies": _arm(bench, copies, grouping=False),
     }
-    taken = measure_in_turn(arms, config.repetitions)
+    taken = measure_in_turn(arms, config.repetitions, progress=progress)
     layers = config.heads.layers
     ours = taken["relay"].median
     for name, seconds in taken.items():
@@ -220,14 +225,17 @@ class _Arm:
         )
 
 
-def measure(config: RelayConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+def measure(
+    config: RelayConfig, parts: Sequence[str] = PARTS, progress: Progress = SILENT
+) -> Iterator[Row]:
     """The rows of ``parts``, in the order of `PARTS`, as they are measured.
 
     Raises BenchmarkRefused if an answer of the operator is wrong."""
     if "operator" in parts:
-        yield from measure_operator(config)
+        yield from measure_operator(config, progress)
     if not {*parts} - {"operator"}:
         return
+    progress.stage("making two engines")
     decoder = random_decoder(config.shape, torch.device(config.device))
     together = Service(config, decoder, grouping=True)
     apart = Service(config, decoder, grouping=False)
@@ -237,19 +245,20 @@ def measure(config: RelayConfig, parts: Sequence[str] = PARTS) -> Iterator[Row]:
         "no sharing": _Arm(apart, False),
     }
     if "throughput" in parts:
-        for prefix in config.prefixes:
-            yield from _throughput(arms, ("throughput", prefix, config.output))
+        for prefix in progress.over(config.prefixes, lambda n: f"throughput, prefix {n}"):
+            yield from _throughput(arms, ("throughput", prefix, config.output), progress)
     if "few-shot" in parts:
-        for shots in config.shots:
-            yield from _throughput(
-                arms, (f"{shots}-shot questions", shots * config.shot_tokens, _SHOT_OUTPUT)
-            )
+        for shots in progress.over(config.shots, lambda n: f"{n}-shot questions"):
+            line = (f"{shots}-shot questions", shots * config.shot_tokens, _SHOT_OUTPUT)
+            yield from _throughput(arms, line, progress)
     if "rate" in parts:
-        for prefix in config.prefixes:
-            yield from _rates(arms, prefix)
+        for prefix in progress.over(config.prefixes, lambda n: f"rate, prefix {n}"):
+            yield from _rates(arms, prefix, progress)
 
 
-def _throughput(arms: Mapping[str, _Arm], line: tuple[str, int, int]) -> Iterator[Row]:
+def _throughput(
+    arms: Mapping[str, _Arm], line: tuple[str, int, int], progress: Progress
+) -> Iterator[Row]:
     """Requests a second when all come at once."""
     _, prefix, output = line
     config = arms["relay"].service.config
@@ -257,10 +266,11 @@ def _throughput(arms: Mapping[str, _Arm], line: tuple[str, int, int]) -> Iterato
         name: partial(arm.service.batch, arm.prompts(prefix, config.requests), output)
         for name, arm in arms.items()
     }
-    yield from _service_rows(config, line, measure_in_turn(timed, config.repetitions))
+    taken = measure_in_turn(timed, config.repetitions, progress=progress)
+    yield from _service_rows(config, line, taken)
 
 
-def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
+def _rates(arms: Mapping[str, _Arm], prefix: int, progress: Progress) -> Iterator[Row]:
     """The request rate that keeps a latency per token, the same for all arms; they take turns over
     the same arrivals, others in every repetition."""
     config, alone = arms["relay"].service.config, arms["relay"]
@@ -272,7 +282,7 @@ def _rates(arms: Mapping[str, _Arm], prefix: int) -> Iterator[Row]:
         # what is captured and compiled once is made meanwhile
         curve.search()
     timed = {name: curve.refine for name, curve in curves.items()}
-    taken = measure_in_turn(timed, config.repetitions, warm_up=0)
+    taken = measure_in_turn(timed, config.repetitions, warm_up=0, progress=progress)
     found = {
         name: (curve.settle(config.repetitions), taken[name]) for name, curve in curves.items()
     }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from looseleaf.bench.hits import closed_form
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.results import Row
 from looseleaf.engine.llm import LLM
 from looseleaf.engine.outputs import RequestOutput
@@ -36,7 +37,12 @@ class ReuseConfig:
     seed: int = 0
 
 
-def measure(config: ReuseConfig, texts: Sequence[str], questions: Sequence[str]) -> list[Row]:
+def measure(
+    config: ReuseConfig,
+    texts: Sequence[str],
+    questions: Sequence[str],
+    progress: Progress = SILENT,
+) -> list[Row]:
     """One row each for documents reused at any position and for prefix caching, on the same
     requests; the first ``skipped`` fill the cache and are not counted.
 
@@ -45,9 +51,12 @@ def measure(config: ReuseConfig, texts: Sequence[str], questions: Sequence[str])
     requests = _requests(config, texts, questions)
     rows: list[Row] = []
     contexts: tuple[DocumentContext, ...] = ("lead", "prompt")
-    for context in contexts:
+    for context in progress.over(contexts, lambda context: f"documents of context {context}"):
         llm = _sized(config, requests)
-        outputs = [_ask(llm, request, context) for request in requests]
+        outputs = [
+            _ask(llm, request, context)
+            for request in progress.over(requests, lambda request: "a request")
+        ]
         llm.engine.check()
         rows.append(_row(config, context, outputs[config.skipped :], llm))
     return rows

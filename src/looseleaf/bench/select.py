@@ -16,6 +16,7 @@ import torch
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.selection import SelectingRow
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import model_shape
 from looseleaf.bench.results import Row
 from looseleaf.bench.select_tokens import TokenArms, settle
@@ -60,14 +61,17 @@ class SelectBench:
             )
 
 
-def measure(bench: SelectBench) -> Iterator[Row]:
+def measure(bench: SelectBench, progress: Progress = SILENT) -> Iterator[Row]:
     """A row for every arm of every context and batch."""
-    for context, batch in product(bench.contexts, bench.batches):
-        yield from _attention_rows(bench, context, batch)
-        yield from _token_rows(bench, context, batch)
+    sizes = product(bench.contexts, bench.batches)
+    for context, batch in progress.over(
+        sizes, lambda size: f"{size[0]} tokens, batch {size[1]}", lambda size: size[0] * size[1]
+    ):
+        yield from _attention_rows(bench, context, batch, progress)
+        yield from _token_rows(bench, context, batch, progress)
 
 
-def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
+def _attention_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
     """Attention of one layer, and what sealing costs."""
     layer = _Layer(model_shape(bench.shape), context, batch, bench.device)
     policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
@@ -75,7 +79,7 @@ def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     sealed = (context - 1) // _PAGE_SIZE
     choosing = [SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows]
     arms = {"dense": layer.arm(layer.rows), "select": layer.arm(choosing)}
-    taken = measure_in_turn(arms, bench.repetitions)
+    taken = measure_in_turn(arms, bench.repetitions, progress=progress)
     read = layer.bytes_read(choosing)
     megabytes = {
         "dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS,
@@ -97,7 +101,8 @@ def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
         return run
 
     every = layer.pool.num_pages
-    taken = measure_in_turn({"one page": seal(1), "all pages": seal(every)}, bench.repetitions)
+    sealing = {"one page": seal(1), "all pages": seal(every)}
+    taken = measure_in_turn(sealing, bench.repetitions, progress=progress)
     per_page = layer.pool.bytes_per_page / (2 * _LAYERS)
     return rows + _rows(
         bench, "sealing", (context, batch), taken,
@@ -105,7 +110,7 @@ def _attention_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     )  # fmt: skip
 
 
-def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
+def _token_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
     arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
     made: dict[str, Callable[[], float]] = {
         "dense": arms.dense,
@@ -116,7 +121,7 @@ def _token_rows(bench: SelectBench, context: int, batch: int) -> list[Row]:
     widest = max(bench.windows)
     if widest > 1:
         made[arms.name_of(widest, adaptive=True)] = arms.revising(widest, adaptive=True)
-    taken = measure_in_turn(made, bench.repetitions)
+    taken = measure_in_turn(made, bench.repetitions, progress=progress)
     return _rows(bench, "token", (context, batch), taken, arms.bytes_read)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.results import Row
 from looseleaf.bench.server_process import ServerProcess
 from looseleaf.engine.llm import LLM
@@ -79,13 +80,18 @@ def answers_alone(questions: Sequence[Question], load: Load) -> list[str]:
     return answers
 
 
-def measure(load: Load, texts: Sequence[str], asked: Sequence[str]) -> Row:
+def measure(
+    load: Load, texts: Sequence[str], asked: Sequence[str], progress: Progress = SILENT
+) -> Row:
     """The figures of one run. Raises LooseleafError if an answer was wrong or failed, or a page was
     lost."""
     questions = make_questions(load, texts, asked)
+    progress.stage(f"{len(questions)} questions, each alone")
     expected = answers_alone(questions, load)
     keys = [f"key-of-tenant-{n}" for n in range(load.tenants)]
+    progress.stage("starting a server")
     with ServerProcess(keys, max_queue=load.streams) as server:
+        progress.stage(f"{load.streams} streams for {load.seconds:g} s")
         tally, memory = asyncio.run(_drive(load, server, questions, expected))
         pages = server.settled_pages()
     problems = [*tally.failures[:3], *tally.wrong[:3]]

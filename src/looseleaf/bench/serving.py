@@ -20,6 +20,7 @@ import torch
 
 from looseleaf.bench.attention import require_right
 from looseleaf.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import model_shape, random_engine
 from looseleaf.bench.results import Row
 from looseleaf.bench.timing import Repeated
@@ -194,17 +195,20 @@ def measure(
     device: torch.device,
     variant: ServingVariant | None = None,
     lines: Sequence[str] = (),
+    progress: Progress = SILENT,
 ) -> Iterator[Row]:
     """The rows of the table as they are measured; ``lines`` are those of `LINES`, all if none is
     named. Raises BenchmarkRefused if attention is wrong."""
+    progress.stage("attention against fp64")
     require_right(model_shape(shape), device)
+    progress.stage("making the model, and what the device can do at best")
     bench = Workbench.create(shape, sizes, device, variant)
     bench.engine.runner.warm_up()
     gc.collect()
     # as a server does: looking through all that stays costs a tenth of a second now and then
     gc.freeze()
     try:
-        for name in lines or LINES:
+        for name in progress.over(lines or LINES):
             bench.forget()
             yield from LINES[name](bench)
             bench.engine.check()

@@ -23,6 +23,7 @@ from typing import Literal
 
 import torch
 
+from looseleaf.bench.progress import SILENT, Progress
 from looseleaf.bench.random_model import model_shape, random_decoder, random_engine
 from looseleaf.bench.results import Row
 from looseleaf.bench.throttled import ThrottledTier
@@ -132,7 +133,13 @@ class _Place:
 _Cell = tuple[_Place, _Arm]
 
 
-def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path) -> Iterator[Row]:
+def measure(
+    config: TierBench,
+    texts: Sequence[str],
+    question: str,
+    folder: Path,
+    progress: Progress = SILENT,
+) -> Iterator[Row]:
     """Rows of every tier, those of the sweep first; ``folder`` is where the disk tier may write.
 
     Without a Redis or Valkey server on this machine there are no rows of one. Rows come at the end,
@@ -140,7 +147,9 @@ def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path
     prompt: Prompt = [*(Document(text, f"document {n}") for n, text in enumerate(texts)), question]
     space = config.space
     with _redis() as url:
+        progress.stage("how fast this machine computes documents")
         rates = _rates(config, prompt)
+        progress.stage("making an engine over each tier")
         tiers: list[tuple[str, list[Tier]]] = [
             (name, [ThrottledTier(name, rate, 0.001, space)]) for name, rate in rates
         ]
@@ -156,7 +165,7 @@ def measure(config: TierBench, texts: Sequence[str], question: str, folder: Path
             (p, arm): list[RequestOutput]() for p in [*places, together] for arm in p.arms(config)
         }
         try:
-            _in_turn(config, outputs, prompt)
+            _in_turn(config, outputs, prompt, progress)
         finally:
             for place in (*places, together):
                 place.engine.close()
@@ -207,14 +216,19 @@ def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
 
 
 def _in_turn(
-    config: TierBench, outputs: Mapping[_Cell, list[RequestOutput]], prompt: Prompt
+    config: TierBench,
+    outputs: Mapping[_Cell, list[RequestOutput]],
+    prompt: Prompt,
+    progress: Progress,
 ) -> None:
     """All arms of all places once, not counted, then again and again in ever new order: what else
     the machine does meets all of them. All tiers at once have nothing but a controller, which has
     seen as many loads as those of the other places, whose sweeps teach them, before one counts."""
     rng = random.Random(config.seed)
-    for turn in range(config.repetitions + 1):
-        for place, arm in rng.sample([*outputs], len(outputs)):
+    turns = range(config.repetitions + 1)
+    for turn in progress.over(turns, lambda turn: f"round {turn + 1}"):
+        drawn = rng.sample([*outputs], len(outputs))
+        for place, arm in progress.over(drawn, lambda cell: f"{cell[0].name}, {cell[1].name}"):
             for _ in config.ratios if place.name == _ALL else ():
                 _ask_cold(place, arm, prompt)
             output = _ask_cold(place, arm, prompt)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from looseleaf.bench.progress import SILENT, Progress
+
 
 def clock_of(device_type: str) -> tuple[str, Callable[[], float]]:
     """The name of a clock and the clock: on a CPU the processor's time of this process, so that
@@ -36,7 +38,10 @@ class Repeated:
 
 
 def measure_in_turn(
-    arms: Mapping[str, Callable[[], float]], repetitions: int, warm_up: int = 1
+    arms: Mapping[str, Callable[[], float]],
+    repetitions: int,
+    warm_up: int = 1,
+    progress: Progress = SILENT,
 ) -> dict[str, Repeated]:
     """Each arm ``repetitions`` times, one after the other in every round, the order turned round by
     round: a machine that grows slower or faster meanwhile is unfair to none.
@@ -44,12 +49,16 @@ def measure_in_turn(
     An arm returns its figure: seconds, or a rate.
     """
     taken: dict[str, list[float]] = {name: [] for name in arms}
-    for round_number in range(warm_up + repetitions):
-        for name in _turned(list(arms), round_number):
-            gc.collect()
-            figure = arms[name]()
-            if round_number >= warm_up:
-                taken[name].append(figure)
+    turns = [
+        (round_number, name)
+        for round_number in range(warm_up + repetitions)
+        for name in _turned(list(arms), round_number)
+    ]
+    for round_number, name in progress.over(turns, lambda turn: f"round {turn[0] + 1}, {turn[1]}"):
+        gc.collect()
+        figure = arms[name]()
+        if round_number >= warm_up:
+            taken[name].append(figure)
     return {name: Repeated(tuple(values)) for name, values in taken.items()}
 
 

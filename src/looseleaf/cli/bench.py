@@ -11,7 +11,7 @@ import click
 from looseleaf.cli.bench_fuse import fuse
 from looseleaf.cli.bench_hosted import hosted
 from looseleaf.cli.bench_index import index
-from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, report
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, measuring, report
 from looseleaf.cli.bench_select import select
 from looseleaf.cli.bench_tiers import tiers
 from looseleaf.cli.claims import hits, lazy, rate, relay
@@ -59,7 +59,7 @@ def generate(
     from looseleaf.bench.checkpoints import write_random_checkpoint
     from looseleaf.bench.generate import GenerateConfig, Material, measure
     from looseleaf.bench.results import show_table
-    from looseleaf.engine.loading import find_model, reference_model
+    from looseleaf.engine.loading import find_model, pick_device, reference_model
     from looseleaf.evals.world import make_example
 
     if model and shape:
@@ -80,7 +80,8 @@ def generate(
         def say(row: Any) -> str:
             return f"{row['measurement']}: {row['times_faster']:.2f} times faster"
 
-        rows = collect(measure(config, material), say, output, "generate")
+        with measuring(config, pick_device("auto")) as progress:
+            rows = collect(measure(config, material, progress), say, output, "generate")
     shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
     show_table(rows, f"generate: {name}", shown)
 
@@ -96,7 +97,7 @@ def generate(
 def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> None:
     """Hit ratio, bytes held and time to first token under shuffled, popular documents."""
     from looseleaf.bench.reuse import ReuseConfig, measure
-    from looseleaf.engine.loading import reference_model
+    from looseleaf.engine.loading import pick_device, reference_model
     from looseleaf.evals.world import make_example
 
     if requests < 10:
@@ -114,7 +115,8 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
     examples = [make_example("lookup", seed) for seed in range(documents)]
     # half of a world's documents make one: a page or two of text
     texts = ["\n".join(e.documents[:3]) for e in examples]
-    rows = measure(config, texts, [e.question for e in examples])
+    with measuring(config, pick_device("auto")) as progress:
+        rows = measure(config, texts, [e.question for e in examples], progress)
     shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "kib_held", "first_token_ms")
     report(rows, "reuse: reference", shown, output, "reuse")
 
@@ -133,6 +135,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
         if find_spec(package) is None:
             raise InvalidOption(f"bench serve needs {package}: {install('serve', 'bench')}")
     from looseleaf.bench.serve import Load, measure
+    from looseleaf.engine.loading import pick_device
     from looseleaf.evals.world import make_example
 
     load = Load(**sizes)
@@ -140,7 +143,8 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
         raise InvalidOption("--streams, --documents, --tenants and --seconds must be positive")
     examples = [make_example("lookup", seed) for seed in range(load.documents)]
     texts = ["\n".join(e.documents[:2]) for e in examples]
-    row = measure(load, texts, [e.question for e in examples])
+    with measuring(load, pick_device("auto")) as progress:
+        row = measure(load, texts, [e.question for e in examples], progress)
     shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
     report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
 
@@ -191,8 +195,12 @@ def serving(
     def say(row: Any) -> str:
         return f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}"
 
-    measured = measure(shape, sizes, pick_device(device), ServingVariant(**variant), lines)
-    show_table(collect(measured, say, output, "serving"), f"serving: {shape}", shown)
+    chosen = pick_device(device)
+    named = {"shape": shape, "lines": lines} | dataclasses.asdict(sizes) | variant
+    with measuring(named, chosen) as progress:
+        measured = measure(shape, sizes, chosen, ServingVariant(**variant), lines, progress)
+        rows = collect(measured, say, output, "serving")
+    show_table(rows, f"serving: {shape}", shown)
 
 
 @bench.command()
@@ -206,6 +214,8 @@ def serving(
 @OUTPUT
 def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
     """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
+    import dataclasses
+
     from looseleaf.bench.attention import AttentionConfig, measure, ratios
     from looseleaf.bench.attention_cases import AttentionShape
     from looseleaf.bench.results import show_table
@@ -218,7 +228,9 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     def say(row: Any) -> str:
         return f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us"
 
-    rows = collect(measure(config, partial(click.echo, err=True)), say, output, "attention")
+    told = partial(click.echo, err=True)
+    with measuring(dataclasses.asdict(shape) | vars(config), config.device) as progress:
+        rows = collect(measure(config, told, progress), say, output, "attention")
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
     show_table(rows, f"attention: heads of {head_dim}", shown)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect, measuring
 
 
 @click.command()
@@ -52,7 +52,8 @@ def fuse(
         config = FuseBench(
             device=pick_device(device), folder=Path(scratch), places=places or PLACES, **sizes
         )
-        rows = collect(measure(config), _say, output, "fuse")
+        with measuring(config, config.device) as progress:
+            rows = collect(measure(config, progress), _say, output, "fuse")
     shown = ("arm", "ratio", "place", "batch", "ms", "times_full", "load_ms", "over_slower")
     for measurement, measured in groupby(rows, lambda row: row["measurement"]):
         show_table([*measured], f"fuse, {measurement}: {rows[0]['model']}", shown)

@@ -1,12 +1,11 @@
 """``looseleaf bench hosted``: a token behind a document in the host's memory."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect
+from looseleaf.cli.bench_report import OUTPUT, collect, measuring
 
 
 @click.command()
@@ -66,12 +65,8 @@ def hosted(
         **options,
     )
 
-    begun = time.monotonic()
-
-    def stage(name: str) -> None:
-        click.echo(f"{time.monotonic() - begun:6.1f} s  {name}", err=True)
-
-    rows = collect(measure(bench, stage), _say, output, "hosted")
+    with measuring(bench, "cuda") as progress:
+        rows = collect(measure(bench, progress), _say, output, "hosted")
     shown = ["context", "arm", "recall", "scanned", "effort", "token_ms", "search_ms"]
     shown += ["pool_gib", "device_gib", "host_gib", "build_s", "bytes_per_token"]
     shown += ["pays_after_tokens"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import OUTPUT, collect
+from looseleaf.cli.bench_report import OUTPUT, collect, measuring
 
 
 @click.command()
@@ -62,7 +62,10 @@ def index(
             f"{100 * float(row['scanned']):.2f} % scanned"
         )
 
-    rows = collect(measure(layers(), IndexConfig(), names), say, output, "index")
+    sizes = {"layers": kinds, "indexes": names, "keys": keys, "tokens": tokens, "queries": queries}
+    with measuring(sizes, "cpu") as progress:
+        measured = measure(layers(), IndexConfig(), names, progress)
+        rows = collect(measured, say, output, "index")
     shown = ("layer", "index", "effort", "recall", "scanned", "ms_per_query", "bytes_per_token")
     show_table(rows, "index: recall@100", shown)
     if plot is not None:

@@ -1,11 +1,16 @@
 """What every ``looseleaf bench`` command does with its rows: each is told and kept in a file as it
 is measured, so that a run that is cut keeps what it had; at the end a table of all of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from looseleaf.bench.progress import Progress
 
 
 def appendable(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -29,6 +34,39 @@ OUTPUT = click.option(
     callback=appendable,
     help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
 )
+
+
+@contextmanager
+def measuring(config: Any, device: object) -> "Iterator[Progress]":
+    """The progress of the running command on standard error, behind a header: what is measured,
+    sizes (numbers and words of ``config``, a dataclass or a mapping), device and threads."""
+    import torch
+    from rich.console import Console
+
+    from looseleaf.bench.origin import describe_origin
+    from looseleaf.bench.progress import ConsoleProgress
+
+    command = click.get_current_context().command
+    progress = ConsoleProgress(Console(stderr=True))
+    progress.header(
+        f"bench {command.name}: {command.get_short_help_str(200)}",
+        {
+            "sizes": ", ".join(f"{name} {value}" for name, value in _sizes(config)),
+            "device": f"{device} ({describe_origin()['hardware']})",
+            "threads": torch.get_num_threads(),
+        },
+    )
+    with progress.live():
+        yield progress
+
+
+def _sizes(config: Any) -> Iterator[tuple[str, str]]:
+    """Names and values of what can be said in a word; several values with slashes."""
+    fields: Mapping[str, Any] = asdict(config) if is_dataclass(config) else config  # type: ignore[arg-type]
+    for name, value in fields.items():
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        if values and all(isinstance(one, (int, float, str)) for one in values):
+            yield name.replace("_", " "), "/".join(map(str, values))
 
 
 def report(

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, measuring
 
 
 @click.command()
@@ -54,7 +54,8 @@ def select(
         device=pick_device(device),
         **sizes,
     )
-    rows = collect(measure(bench), _say, output, "select")
+    with measuring({"budget": budget} | vars(bench), bench.device) as progress:
+        rows = collect(measure(bench, progress), _say, output, "select")
     shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
     show_table(rows, f"quest, {budget} tokens, {shape}", shown)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect
+from looseleaf.cli.bench_report import DEVICE, FOLDER, OUTPUT, collect, measuring
 from looseleaf.errors import InvalidOption
 
 
@@ -55,8 +55,14 @@ def tiers(
         space = max(space, 16 * pages * per_token)
     config = TierBench(make, name, space, repetitions=repetitions)
     texts, question = _texts(documents, document_tokens)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        rows = collect(measure(config, texts, question, Path(scratch)), _say, output, "tiers")
+    sizes = {"model": name, "documents": documents, "document tokens": document_tokens}
+    sizes["repetitions"] = repetitions
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        measuring(sizes, chosen) as progress,
+    ):
+        measured = measure(config, texts, question, Path(scratch), progress)
+        rows = collect(measured, _say, output, "tiers")
     shown = ("tier", "arm", "ratio", "loaded_from", "seconds", "load_seconds", "total_predicted")
     show_table(rows, f"tiers: {config.name}", (*shown, "times_best"))
 

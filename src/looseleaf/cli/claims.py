@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, report
+from looseleaf.cli.bench_report import DEVICE, OUTPUT, collect, measuring, report
 from looseleaf.cli.options import given
 from looseleaf.errors import InvalidOption
 
@@ -38,7 +38,9 @@ def hits(
             "--documents must be at least --per-request, and --requests at least 10"
         )
     config = HitsConfig(skipped=sizes["requests"] // 5, **sizes)
-    rows = list(measure(config, budgets or (1.0, 10.0, 50.0), alphas or (1.1, 1.5, 2.1)))
+    wanted, skews = budgets or (1.0, 10.0, 50.0), alphas or (1.1, 1.5, 2.1)
+    with measuring({"budgets": wanted, "alphas": skews} | vars(config), "cpu") as progress:
+        rows = list(measure(config, wanted, skews, progress))
     if not budgets and not alphas:
         alpha, positions, held = 0.853, 20, 100
         wide = dataclasses.replace(config, per_request=positions, ragged=False)
@@ -101,7 +103,8 @@ def relay(
         config = dataclasses.replace(config, heads=shape)
     if config.rate_seconds <= 0:
         raise InvalidOption("--rate-seconds must be positive")
-    rows = collect(measure(config, parts or PARTS), _figure, output, "relay")
+    with measuring(config, chosen) as progress:
+        rows = collect(measure(config, parts or PARTS, progress), _figure, output, "relay")
     shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
     show_table(rows, "relay", shown)
 
@@ -134,7 +137,8 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     if min(config.alphas) < 0:
         raise InvalidOption("--alpha must be 0 (uniform) or more")
     config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
-    rows = collect(measure(config), _figure, output, "lazy")
+    with measuring(config, chosen) as progress:
+        rows = collect(measure(config, progress), _figure, output, "lazy")
     shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
     show_table(rows, f"lazy: {config.shape}", shown)
 
@@ -182,7 +186,8 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         )
     if not all(0 <= seconds < float("inf") for seconds in (config.hold, config.longest)):
         raise InvalidOption("--hold and --longest must be 0 seconds or more")
-    rows = collect(measure(config, parts or PARTS), _figure, output, "rate")
+    with measuring(config, chosen) as progress:
+        rows = collect(measure(config, parts or PARTS, progress), _figure, output, "rate")
     shown = (
         "measurement",
         "per_request",
