@@ -189,7 +189,11 @@ def _breakdown(config: LazyConfig, progress: Progress) -> Iterator[Row]:
     share a step where they fit one, so what documents cost is the difference between the lines."""
     desk = Desk(config, config.breakdown_tokens, capacity=0)
     whole = list(range(config.per_request))
-    cases = (("none cached", []), ("3 cached", whole[:3]), ("all cached", whole))
+    cases: tuple[tuple[str, list[int]], ...] = (
+        ("none cached", []),
+        ("3 cached", whole[:3]),
+        ("all cached", whole),
+    )
     for name, cached in progress.over(cases, lambda case: case[0]):
         first, token = [], []
         for turn in range(config.repetitions + 1):

@@ -228,7 +228,7 @@ def _in_turn(
     turns = range(config.repetitions + 1)
     for turn in progress.over(turns, lambda turn: f"round {turn + 1}"):
         drawn = rng.sample([*outputs], len(outputs))
-        for place, arm in progress.over(drawn, lambda cell: f"{cell[0].name}, {cell[1].name}"):
+        for place, arm in progress.over(drawn, lambda cell: f"{cell[0].name}, {cell[1].label}"):
             for _ in config.ratios if place.name == _ALL else ():
                 _ask_cold(place, arm, prompt)
             output = _ask_cold(place, arm, prompt)
