@@ -266,6 +266,7 @@ def measure(
     progress.stage("what the device can do at best: copies and products")
     ceilings = measure_ceilings(device, config.shape.dtype)
     pages, longest = max(c.num_pages for c in sweep), max(c.longest for c in sweep)
+    progress.stage(f"random keys of {pages:,} pages in {config.shape.layers} layers")
     bench = Bench(config, pages, longest)
     # a few seconds whatever the case, for plans and the check
     least = 0.02 * max(_work(config.shape, case) for case in sweep)
@@ -347,6 +348,7 @@ def _measure_case(
     q = bench.query(case)
     plan = bench.plan(case)
     truth = Truth(bench.pools[0], bench.rotation, bench.rule)
+    progress.stage(f"{case.name}: {case.num_rows} rows, some of them against fp64")
     error = check(case, q, bench.layer(q, plan, 0, bench.rotation), truth)
     shape, arms = bench.shape, _own_arms(bench, case, q)
     timed = {name: seconds_of(arm, bench.device) for name, arm in arms.items()}

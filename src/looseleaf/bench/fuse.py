@@ -290,10 +290,9 @@ def _first_tokens(bench: _Bench, progress: Progress) -> Iterator[Row]:
     cells += [Cell(arm, place) for place in config.places for arm in policies]
     taken: dict[Cell, list[_Asked]] = {cell: [] for cell in cells}
     try:
-        turns = range(config.repetitions + 1)
-        for turn in progress.over(turns, lambda turn: f"first tokens, round {turn + 1}"):
+        for turn in progress.over(range(config.repetitions + 1), lambda n: f"round {n + 1}"):
             by = turn * 5 % len(cells)
-            for cell in progress.over([*cells[by:], *cells[:by]], _cell_name):
+            for cell in progress.over([*cells[by:], *cells[:by]], lambda cell: cell.arm.name):
                 asked = _once(bench, cell, policies)
                 if turn:
                     taken[cell].append(asked)
@@ -301,10 +300,6 @@ def _first_tokens(bench: _Bench, progress: Progress) -> Iterator[Row]:
         # who interrupts it keeps the turns that were
         if all(taken.values()):
             yield from _first_rows(config, taken)
-
-
-def _cell_name(cell: Cell) -> str:
-    return f"{cell.arm.name} {cell.arm.ratio or ''} from {cell.place}"
 
 
 def _first_rows(config: FuseBench, taken: Mapping[Cell, Sequence[_Asked]]) -> Iterator[Row]:
@@ -380,8 +375,7 @@ def _sustained(bench: _Bench, progress: Progress) -> Iterator[Row]:
     """Batch after batch over documents that the pool does not hold all of: does it stay quick?
 
     ``times_full`` is against the median batch of full recompute, ``batch`` 0 is the first."""
-    config = bench.config
-    if not config.batches:
+    if not (config := bench.config).batches:
         return
     few = max(2, config.batches // 4)
     arms: dict[Arm, tuple[Fuse | None, bool, int]] = {
@@ -390,9 +384,7 @@ def _sustained(bench: _Bench, progress: Progress) -> Iterator[Row]:
         **{arm: (fuse, False, config.batches) for arm, fuse in config.policies().items()},
     }
     seconds: dict[Arm, list[float]] = {}
-    for arm, (fuse, text, number) in progress.over(
-        arms.items(), lambda item: f"batches, {item[0].name}", lambda item: item[1][2]
-    ):
+    for arm, (fuse, text, number) in progress.over(arms.items(), lambda item: item[0].name):
         bench.prepare("host", bench.held)
         seconds[arm] = []
         for _ in progress.over(range(number), lambda turn: f"batch {turn + 1}"):

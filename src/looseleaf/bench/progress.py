@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Item = TypeVar("Item")
-_LEAST_SHARE, _LEAST_SECONDS = 0.01, 2.0
+_LEAST_SHARE, _LEAST_SECONDS = 0.0005, 2.0
 _BETWEEN_LINES = 5.0
 
 
@@ -119,6 +119,8 @@ class ConsoleProgress(Progress):
             return ""
         seconds = spent * (1 - share) / share
         left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        if seconds > 2 * 3600:
+            left = f"{seconds / 3600:.1f} h"
         return f" (about {left} left)"
 
     def _print(self, text: str) -> None:

@@ -35,8 +35,7 @@ from looseleaf.sampling_params import SamplingParams
 @dataclass(frozen=True)
 class ServingSizes:
     """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each;
-    ``step_tokens`` the most that the engine computes in a step.
-    """
+    ``step_tokens`` the most that the engine computes in a step."""
 
     document: int = 4096
     question: int = 64
@@ -199,9 +198,8 @@ def measure(
 ) -> Iterator[Row]:
     """The rows of the table as they are measured; ``lines`` are those of `LINES`, all if none is
     named. Raises BenchmarkRefused if attention is wrong."""
-    progress.stage("attention against fp64")
+    progress.stage("attention against fp64, the model, what the device can do at best")
     require_right(model_shape(shape), device)
-    progress.stage("making the model, and what the device can do at best")
     bench = Workbench.create(shape, sizes, device, variant)
     bench.engine.runner.warm_up()
     gc.collect()
