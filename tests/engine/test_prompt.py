@@ -22,9 +22,9 @@ class Counted(Tokenizer):
 
     encoded = 0
 
-    def encode_document(self, text: str) -> list[int]:
+    def encode_document(self, text: str, after: int | None = None) -> list[int]:
         self.encoded += 1
-        return super().encode_document(text)
+        return super().encode_document(text, after)
 
 
 @pytest.fixture(scope="module")

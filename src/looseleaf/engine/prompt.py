@@ -62,20 +62,9 @@ class PromptBuilder:
                 "as in [document, 'question']"
             )
         given = [prompt] if isinstance(prompt, str) else [*prompt]
-        parts: list[list[int] | Document] = []
-        for part in given:
-            if isinstance(part, Document):
-                parts.append(part)
-            elif isinstance(part, str):
-                parts.append(self.tokenizer.encode(part, special=True))
-            else:
-                parts.append(self._checked_ids(part))
-        if given and isinstance(given[0], str | Document):
-            first = parts[0]
-            parts[:1] = (
-                [self.with_bos(first)] if isinstance(first, list) else [self.with_bos([]), first]
-            )
-        return self._assemble(parts, lead_length=None)
+        parts = [p if isinstance(p, str | Document) else self._checked_ids(p) for p in given]
+        begins = bool(given) and isinstance(given[0], str | Document)
+        return self._assemble(parts, lead_length=None, begins=begins)
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """``ids`` of a text behind BOS, if the model's texts begin with it and this does not."""
@@ -104,11 +93,17 @@ class PromptBuilder:
             return _sharing(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
-        runs = self.tokenizer.encode_chat(plain)
-        parts: list[list[int] | Document] = [runs[0]]
-        for document, run in zip(documents, runs[1:], strict=True):
-            parts += [document, run]
-        return self._assemble(parts, self._lead_length(plain, runs[0]) if documents else None)
+        first, *behind = self.tokenizer.cut_chat(plain)
+        if len(behind) != len(documents):
+            raise InvalidRequest(
+                f"this model's chat template writes {len(behind)} documents where the conversation "
+                f"has {len(documents)}: place the documents before the conversation's text"
+            )
+        lead = self.tokenizer.encode(first, special=True)
+        parts: list[str | list[int] | Document] = [lead]
+        for document, text in zip(documents, behind, strict=True):
+            parts += [document, text]
+        return self._assemble(parts, self._lead_length(plain, lead) if documents else None)
 
     def system_prompt(self, text: str) -> SystemPrompt:
         """The service's ``text`` as the beginning of a conversation.
@@ -173,21 +168,30 @@ class PromptBuilder:
         return len(lead) if first_run[: len(lead)] == lead else len(first_run)
 
     def _assemble(
-        self, parts: Sequence[list[int] | Document], lead_length: int | None
+        self,
+        parts: Sequence[str | list[int] | Document],
+        lead_length: int | None,
+        begins: bool = False,
     ) -> PromptParts:
+        """A prompt of template texts, token ids and documents; one that ``begins`` gets BOS."""
         made: list[TextPart | DocumentPart] = []
-        text: list[int] = []
+        text: list[int] = self.with_bos([]) if begins else []
+        before: Sequence[int] = ()
         for part in parts:
-            if isinstance(part, list):
-                text += part
-            elif part.context == "prompt":
-                text += self._encode(part).ids
-            else:
+            if isinstance(part, Document) and part.context != "prompt":
                 if text:
                     made.append(self._text(text))
                 text = []
                 first = made[0].tokens if made and isinstance(made[0], TextPart) else ()
                 made.append(self._document(part, first, lead_length, made))
+                ids: Sequence[int] = made[-1].tokens
+            else:
+                ids = self._ids_behind(before, part)
+                if not before and text == [*ids[:1]]:
+                    # the text names BOS itself
+                    text = []
+                text += ids
+            before = ids or before
         if not text:
             raise InvalidRequest(
                 "the prompt must end with text: put the question behind the documents"
@@ -195,6 +199,24 @@ class PromptBuilder:
                 else "the prompt is empty: give it some text"
             )
         return (*made, self._text(text))
+
+    def _ids_behind(self, before: Sequence[int], part: str | list[int] | Document) -> Sequence[int]:
+        """The ids of ``part`` as text behind the tokens ``before``, the beginning if none."""
+        if isinstance(part, list):
+            return part
+        if isinstance(part, str):
+            return self._encode_text(part, before)
+        if part.token_ids is not None or self.tokenizer.is_middle(before):
+            return self._encode(part).ids
+        ids: list[int] = []
+        for text in part.texts:
+            ids += self._encode_text(self.tokenizer.document_text(text), ids or before)
+        return ids
+
+    def _encode_text(self, text: str, before: Sequence[int]) -> list[int]:
+        if not before:
+            return self.tokenizer.encode(text, special=True)
+        return self.tokenizer.encode_continuation(text, special=True, after=before[-1])
 
     def _text(self, ids: list[int]) -> TextPart:
         return TextPart(tuple(self.known(ids)))
@@ -225,8 +247,11 @@ class PromptBuilder:
         if document.token_ids is not None:
             ids = tuple(self._checked_ids(document.token_ids))
         else:
-            encode = self.tokenizer.encode_document
-            ids = tuple(self.known([token for text in document.texts for token in encode(text)]))
+            tokens: list[int] = []
+            for text in document.texts:
+                after = tokens[-1] if tokens else None
+                tokens += self.tokenizer.encode_document(text, after)
+            ids = tuple(self.known(tokens))
         reference = weakref.ref(document, lambda _: encoded.pop(number, None))
         encoded[number] = _Encoded(reference, ids, DocumentContent())
         return encoded[number]

@@ -136,12 +136,20 @@ class Tokenizer:
         the text before is ordinary text. ``special`` and errors as in `encode`.
         """
         marker = None if after is None else self._parting.get(after)
-        parts_alike = self._source_middle == self._source
-        if parts_alike and not (marker is not None and marker.rstrip):
+        if self._same_everywhere(marker):
             return self.encode(text, special)
         _require_characters(text)
         backend = self._plain_middle if marker is None else self._plain_behind
         return self._encode_pieces(text if special else self.protect(text), backend, marker)
+
+    def is_middle(self, before: Sequence[int]) -> bool:
+        """Whether text behind the tokens ``before`` is tokenized as in the middle of a text."""
+        marker = self._parting.get(before[-1]) if before else None
+        return self._same_everywhere(marker) or (bool(before) and marker is None)
+
+    def _same_everywhere(self, marker: "AddedToken | None") -> bool:
+        strips = marker is not None and marker.rstrip
+        return self._source_middle == self._source and not strips
 
     def _num_markers(self, ids: Sequence[int]) -> int:
         return sum(token_id in self._markers for token_id in ids)
@@ -153,10 +161,15 @@ class Tokenizer:
         """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
         return self._protector.protect(text)
 
-    def encode_document(self, text: str) -> list[int]:
-        """A document's ids in the model's document template, with the text itself as user text."""
+    def encode_document(self, text: str, after: int | None = None) -> list[int]:
+        """A document's ids in the model's document template, with the text itself as user text; as
+        `encode_continuation`, since a document stands behind other text."""
+        return self.encode_continuation(self.document_text(text), special=True, after=after)
+
+    def document_text(self, text: str) -> str:
+        """A document in the model's document template, as template text."""
         before, _, after = self.document_template.partition("{text}")
-        return self.encode(before + self.protect(text) + after, special=True)
+        return before + self.protect(text) + after
 
     def render_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
@@ -178,9 +191,13 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[list[int]]:
         """The conversation's ids, cut where documents stand: one run more than documents. As
         `render_chat`."""
-        first, *behind = _cut(self.render_chat(messages, **variables), self._protector)
+        first, *behind = self.cut_chat(messages, **variables)
         runs = [self.encode_continuation(piece, special=True) for piece in behind]
         return [self.encode(first, special=True), *runs]
+
+    def cut_chat(self, messages: Sequence[Message], **variables: Any) -> list[str]:
+        """The template texts of `encode_chat`'s runs."""
+        return _cut(self.render_chat(messages, **variables), self._protector)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of ``ids``; equal to what ``stream`` gives piece by piece."""

@@ -124,8 +124,7 @@ class PromptMaker:
         self._check_length([[*parts, prompt]])
         tokenizer = self.builder.tokenizer
         if isinstance(prompt, str):
-            ids = self.builder.known(tokenizer.encode(prompt, special=markers))
-            parts.append(ids if parts else self.builder.with_bos(ids))
+            parts.append(prompt if markers else tokenizer.protect(prompt))
         else:
             parts.append([*prompt])
         return MadePrompt(self.builder.from_parts(parts), tuple(labels))
