@@ -99,7 +99,7 @@ class Canary:
         return replace(
             request,
             request_id=f"(canary of {request.request_id})",
-            parts=(TextPart(tuple(request.token_ids)),),
+            parts=(TextPart(tuple(request.token_ids), opens_answer=request.opens_answer),),
             params=replace(request.params, n=1, seed=seed, logprobs=None),
             deadline=None,
             fuse=None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from looseleaf.config import Fuse, ModelConfig, Select
 from looseleaf.engine.admission import Admission
@@ -158,6 +159,8 @@ class Intake:
         )
         stop = StopChecker(params, max_tokens=limit, eos_token_ids=eos_token_ids)
         stream = self.tokenizer.stream(params.skip_special_tokens)
+        if not request.opens_answer:
+            stream.follow(chain.from_iterable(part.tokens for part in request.parts))
         return OutputProgress(progress, sequence, sampling, stop, stream)
 
     def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:

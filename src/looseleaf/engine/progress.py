@@ -49,7 +49,7 @@ class OutputProgress:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.total_logprob += logprobs[0].logprob
-        text = self.detokenizer.push(token)
+        text = "" if self.stop.drops(token) else self.detokenizer.push(token)
         finish = self.stop.push(token, text)
         grammar = self.sampling.grammar
         if grammar is not None and (finish is None or finish.reason == "length"):
@@ -58,6 +58,9 @@ class OutputProgress:
                 finish = self.stop.complete()
         if finish is None:
             self.sequence.append(token)
+        else:
+            # the output may end inside a character
+            self.stop.end_text(self.detokenizer.finish())
 
     def completion(self) -> CompletionOutput:
         """The output so far; text that may belong to a stop string is left out until that is

@@ -8,7 +8,7 @@ model was trained to see, instead of one attention sink per document."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -103,7 +103,8 @@ class PromptBuilder:
         parts: list[str | list[int] | Document] = [lead]
         for document, text in zip(documents, behind, strict=True):
             parts += [document, text]
-        return self._assemble(parts, self._lead_length(plain, lead) if documents else None)
+        made = self._assemble(parts, self._lead_length(plain, lead) if documents else None)
+        return (*made[:-1], TextPart(made[-1].tokens, opens_answer=True))
 
     def system_prompt(self, text: str) -> SystemPrompt:
         """The service's ``text`` as the beginning of a conversation.
@@ -335,7 +336,7 @@ def _sharing(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
         return parts
     pairs = enumerate(zip(first.tokens, tokens, strict=False))
     same = next((n for n, (a, b) in pairs if a != b), min(len(first.tokens), len(tokens)))
-    return (TextPart(first.tokens, same), *parts[1:])
+    return (replace(first, num_shared=same), *parts[1:])
 
 
 def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:

@@ -95,10 +95,12 @@ class TextPart:
     """Tokens of text; they see all that stands before them.
 
     The first ``num_shared`` of a prompt's first part are the service's own, not the caller's: their
-    pages are the same under every salt."""
+    pages are the same under every salt. Behind a prompt's last part that ``opens_answer`` the
+    output is a text of its own; else it continues the prompt's."""
 
     tokens: tuple[int, ...]
     num_shared: int = 0
+    opens_answer: bool = field(default=False, compare=False)
 
 
 class DocumentContent:
@@ -235,6 +237,12 @@ class Request:
                 "revise",
                 "select",
             )
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the output is a text of its own, as in a chat, or continues the prompt's."""
+        last = self.parts[-1]
+        return isinstance(last, TextPart) and last.opens_answer
 
     @property
     def num_tokens(self) -> int:

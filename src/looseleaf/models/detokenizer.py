@@ -7,10 +7,11 @@ run one; for valid UTF-8 the result is that of the tokenizer's own decoder.
 
 import codecs
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from looseleaf.errors import UnsupportedModel
+from looseleaf.models.beginnings import prepend_scheme
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -56,7 +57,7 @@ class TokenBytes:
             self._replace.append((step["pattern"]["String"], step["content"]))
         elif kind == "Metaspace":
             self._replace.append((step["replacement"], " "))
-            self.strip_start = 0 if step.get("prepend_scheme") == "never" else -1
+            self.strip_start = 0 if prepend_scheme(step) == "never" else -1
         elif kind == "Strip" and step["content"] == " " and not step["stop"]:
             self.strip_start = int(step["start"])
         elif kind != "Fuse":
@@ -87,6 +88,14 @@ class Detokenizer:
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = token_bytes.strip_start
+
+    def follow(self, before: Iterable[int]) -> None:
+        """Make the run one that follows the text of the tokens ``before``, spaces included."""
+        for token_id in before:
+            if not self._strip:
+                return
+            if token_id not in self._skipped and (piece := self._bytes[token_id]):
+                self._strip_spaces(piece)
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token, often empty inside a character."""

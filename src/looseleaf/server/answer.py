@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from looseleaf.engine.outputs import CompletionOutput
+from looseleaf.engine.outputs import CompletionOutput, RequestOutput
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.server import report
 from looseleaf.server.generation import Generation
@@ -33,8 +33,8 @@ class Form(Protocol):
     def ending(self) -> Json:
         """What the last chunk of a choice holds besides the reason."""
 
-    def whole(self, output: CompletionOutput) -> Json:
-        """A finished choice."""
+    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+        """A finished choice; ``offsets`` knows the prompt."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ChatForm:
     def ending(self) -> Json:
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, output: CompletionOutput) -> Json:
+    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
         message = {"role": "assistant", "content": output.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(output.logprobs)}
 
@@ -87,8 +87,8 @@ class CompletionForm:
     def ending(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def whole(self, output: CompletionOutput) -> Json:
-        return self.piece(output.text, output.logprobs, report.TextOffsets(self.tokenizer))
+    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+        return self.piece(output.text, output.logprobs, offsets)
 
     def _logprobs(
         self, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
@@ -129,7 +129,7 @@ class Answer:
         choices = [
             {
                 "index": self._index(number, output.index),
-                **self.form.whole(output),
+                **self.form.whole(output, self._offsets(done)),
                 "finish_reason": output.finish_reason,
             }
             for number, done in enumerate(self.generation.latest)
@@ -144,7 +144,7 @@ class Answer:
         updates = self.generation.updates()
         async with aclosing(updates):
             async for number, output in updates:
-                made = [c for one in output.outputs for c in self._grown(number, one)]
+                made = [c for one in output.outputs for c in self._grown(number, one, output)]
                 if made and not began and len(self.generation.prompts) == 1:
                     made[0]["looseleaf"] = self._reuse()
                 began = began or bool(made)
@@ -156,8 +156,8 @@ class Answer:
             usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
             yield {**self._header(self.form.chunk_object), **usage}
 
-    def _grown(self, number: int, output: CompletionOutput) -> list[Json]:
-        told = self._told_of(self._index(number, output.index))
+    def _grown(self, number: int, output: CompletionOutput, request: RequestOutput) -> list[Json]:
+        told = self._told_of(self._index(number, output.index), request)
         if told.ended:
             return []
         made: list[Json] = []
@@ -179,12 +179,15 @@ class Answer:
             made.append(ending)
         return made
 
-    def _told_of(self, index: int) -> _Told:
+    def _told_of(self, index: int, request: RequestOutput) -> _Told:
         told = self._told.get(index)
         if told is None:
-            tokenizer = self.generation.service.llm.engine.tokenizer
-            told = self._told[index] = _Told(report.TextOffsets(tokenizer))
+            told = self._told[index] = _Told(self._offsets(request))
         return told
+
+    def _offsets(self, request: RequestOutput) -> report.TextOffsets:
+        tokenizer = self.generation.service.llm.engine.tokenizer
+        return report.TextOffsets(tokenizer, request.prompt_token_ids)
 
     def _chunk(self, number: int, index: int, content: Json) -> Json:
         choice = {"index": self._index(number, index), **content, "finish_reason": None}

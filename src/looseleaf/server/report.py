@@ -143,10 +143,12 @@ def chat_logprobs(entries: Sequence[Entry], top: int, tokenizer: Tokenizer) -> d
 
 class TextOffsets:
     """Where in an output's text its tokens begin, token by token. The text of a token may be empty,
-    come with a later one, or be held back, so that no sum of tokens' texts says it."""
+    come with a later one, or be held back, so that no sum of tokens' texts says it. The output
+    continues the text of ``prompt``."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._detokenizer = tokenizer.stream()
+        self._detokenizer.follow(prompt)
         self._length = 0
 
     def follow(self, entries: Sequence[Entry]) -> list[int]:

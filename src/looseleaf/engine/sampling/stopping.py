@@ -109,6 +109,16 @@ class StopChecker:
             self.finish = Finish("length")
         return self.finish
 
+    def drops(self, token_id: int) -> bool:
+        """Whether the output ends with ``token_id`` as its next token, and without its text."""
+        may_stop = self.num_tokens + 1 > self._min_tokens
+        return may_stop and not self._include_stop and self._token_finish(token_id) is not None
+
+    def end_text(self, text: str) -> None:
+        """The last ``text`` of an output that has ended; none follows a stop string."""
+        if text and self.finish is not None and not isinstance(self.finish.stop, str):
+            self.finish = self._extend(text, self.num_tokens > self._min_tokens) or self.finish
+
     def complete(self) -> Finish:
         """The output is whole and nothing can follow: a stop, even at the limit of its length."""
         if self.finish is None or self.finish.reason == "length":
