@@ -15,20 +15,21 @@ from tests.models.texts import load, user_text
 
 USER, ASSISTANT = 3, 4
 
-
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TEMPLATES = {
     "plain": "{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}",
-    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
-    "{{ m.content }}{% endfor %}",
+    "loop controls": "{% for i in range(9) %}{% if i > 2 %}{% break %}{% endif %}"
+    "{{ messages[i].content }}{% endfor %}",
     "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n"
     "{% endfor %}",
-    "named tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}{{ eos_token }}",
-    "absent": "{{ tools is none }} {{ documents is none }} {{ documents is defined }}",
-    "date": "{{ strftime_now('%Y') }}",
-    "variables": "{{ enable_thinking }}{{ custom_instructions is defined }}",
+    "named tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}{{ eos_token }}"
+    + CONTENTS,
+    "absent": "{{ tools is none }} {{ documents is none }} {{ documents is defined }}" + CONTENTS,
+    "date": "{{ strftime_now('%Y') }}" + CONTENTS,
+    "variables": "{{ enable_thinking }}{{ custom_instructions is defined }}" + CONTENTS,
     "namespace": "{% set n = namespace(x=0) %}{% for m in messages %}"
-    "{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
+    "{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}" + CONTENTS,
 }
 MESSAGES = [
     {"role": "system", "content": " Be <brief> & 'kind'. "},

@@ -83,7 +83,8 @@ def test_a_role_is_one_that_every_template_has_or_this_one_names(tmp_path: Path)
     with pytest.raises(InvalidRequest, match=r"no role 'tool': use system, user, assistant$"):
         load(tmp_path, chat_template=printed).render_chat([told])
     tokenizer = load(tmp_path, chat_template=named)
-    assert tokenizer.render_chat([told]) == ""
+    with pytest.raises(InvalidRequest, match="leaves tool messages out"):
+        tokenizer.render_chat([told])
     with pytest.raises(InvalidRequest, match=r"no role 'usr': use system, user, assistant, tool$"):
         tokenizer.render_chat([{"role": "usr", "content": "who"}])
 

@@ -14,6 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest
+from looseleaf.models.content_forms import ContentForms
+from looseleaf.models.template_markers import TemplateConstants
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
@@ -78,19 +80,28 @@ class Protector:
 
 
 class ChatTemplate:
-    """One Jinja template; strings from outside must come protected."""
+    """One Jinja template; strings from outside must come protected.
+
+    ``constants`` are the texts that it writes and looks for."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        self._render = _compile(source)
+        self._source = source
+        self._render, self.constants = _compile(source)
+        self._forms = ContentForms()
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The text of the conversation. Raises InvalidRequest if the template refuses it, or does
-        not know a message's role."""
-        from jinja2.exceptions import TemplateError
+        """The text of the conversation, each content in the form that the template reads.
 
+        Raises InvalidRequest if the template refuses the conversation, does not know a message's
+        role, or leaves a message's text out."""
         for message in messages:
             self._require_role(str(message["role"]))
+        return self._forms.render(lambda told: self.render_once(told, variables), messages)
+
+    def render_once(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """The text of the conversation as it is. Raises InvalidRequest if the template fails."""
+        from jinja2.exceptions import TemplateError
+
         try:
             return self._render(messages=messages, **variables)
         except TemplateError as error:
@@ -113,15 +124,25 @@ class ChatTemplate:
         )
 
     def _names(self, role: str) -> bool:
-        return f"'{role}'" in self.source or f'"{role}"' in self.source
+        return f"'{role}'" in self._source or f'"{role}"' in self._source
 
 
-def protect_messages(messages: Sequence[Message], protector: Protector) -> list[dict[str, Any]]:
-    """Messages ready for a template: contents flattened to text, all of users' text protected."""
-    return [_protect_message(message, protector) for message in messages]
+def protect_messages(
+    messages: Sequence[Message], protector: Protector, answers: Protector
+) -> list[dict[str, Any]]:
+    """Messages ready for a template: contents flattened to text, all of users' text protected.
+
+    ``answers`` is for contents of assistants. It lets markers pass that the model writes as text
+    and the template looks for, such as those around reasoning."""
+    return [
+        _protect_message(m, protector, answers if m.get("role") == "assistant" else protector)
+        for m in messages
+    ]
 
 
-def _protect_message(message: Message, protector: Protector) -> dict[str, Any]:
+def _protect_message(
+    message: Message, protector: Protector, of_content: Protector
+) -> dict[str, Any]:
     role = message.get("role")
     # roles are put between marker characters by some templates, so they can't be wrapped
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -135,7 +156,7 @@ def _protect_message(message: Message, protector: Protector) -> dict[str, Any]:
     safe: dict[str, Any] = {
         key: protector.protect_tree(value) for key, value in message.items() if key != "content"
     }
-    return safe | {"role": role, "content": _flatten(message.get("content"), protector)}
+    return safe | {"role": role, "content": _flatten(message.get("content"), of_content)}
 
 
 def _flatten(content: Any, protector: Protector) -> str | None:
@@ -170,7 +191,7 @@ def _text_of(part: Any) -> str | None:
     )
 
 
-def _compile(source: str) -> Callable[..., str]:
+def _compile(source: str) -> tuple[Callable[..., str], TemplateConstants]:
     from jinja2 import TemplateSyntaxError, pass_context
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -193,7 +214,9 @@ def _compile(source: str) -> Callable[..., str]:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        return environment.from_string(source).render
+        tree = environment.parse(source)
+        constants = TemplateConstants(tree, (*_ROLES, *_MORE_ROLES))
+        return environment.from_string(tree).render, constants
     except Exception as error:
         # beside Jinja's own, Python's on the way through what Jinja made of it: loops that are
         # left outside of one, names that stand twice, expressions nested too deep

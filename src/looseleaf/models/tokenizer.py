@@ -6,16 +6,20 @@ is the caller's step, told by ``bos_token_id``.
 """
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
+from looseleaf.models.added_tokens import (
+    make_special,
+    ordinary_tokens,
+    require_short,
+    special_tokens,
+)
 from looseleaf.models.beginnings import behind_marker, in_the_middle, prepends
 from looseleaf.models.chat_template import (
-    DOCUMENT_CUT,
     OPEN,
     ChatTemplate,
     Message,
@@ -25,6 +29,8 @@ from looseleaf.models.chat_template import (
 from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
 from looseleaf.models.files import TOKENIZER, parse_json, read_text
+from looseleaf.models.marked_text import MarkerCutter, cut_at_documents
+from looseleaf.models.template_markers import is_ordinary
 from looseleaf.models.tokenizer_limits import require_limits
 from looseleaf.models.tokenizer_settings import TokenizerSettings
 
@@ -32,8 +38,6 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
-# characters of all that special tokens begin with and end with, some times what any tokenizer has
-_MOST_OF_MARKERS = 1 << 26
 LONG_TEXT = 2**13
 """Characters from which on other threads run while a text is encoded, which takes milliseconds."""
 
@@ -53,20 +57,39 @@ class Tokenizer:
         self._plain = self._backend(self._source, markers_are_text=True)
         self._settings = TokenizerSettings(folder)
         self.named_tokens = self._settings.named_tokens
-        if _make_special(described, self.named_tokens.values()):
+        self._chat_templates = self._settings.chat_templates()
+        self.document_template = self._settings.document_template
+        # as Transformers does when it loads them
+        changed = make_special(described, {*self.named_tokens.values()})
+        special = special_tokens(described)
+        written = {*filter(self._is_written, ordinary_tokens(described))}
+        # what the template writes is no text of users, though nothing else is special about it
+        if make_special(described, written) or changed:
             self._source = json.dumps(described, ensure_ascii=False)
             self._plain = self._backend(self._source, markers_are_text=True)
         self._source_behind = self._rewritten(described, behind_marker(described))
         self._source_middle = self._rewritten(described, in_the_middle(described))
         self._require_tokens(folder)
+        self._read_markers(described, written)
+        self.special_token_ids = frozenset(
+            i for i, token in self._markers.items() if token.content in special
+        )
+        try:
+            self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{self._path}: {error}") from error
+        self.bos_token_id = self._derive_bos()
+        self.eos_token_ids = self._derive_eos()
+
+    def _read_markers(self, described: Mapping[str, Any], written: Set[str]) -> None:
+        """Find out what is a marker, and what protects text from it."""
         added = self._plain.get_added_tokens_decoder()
         self._markers = {i: token for i, token in added.items() if token.special}
-        lengths = [len(token.content) for token in self._markers.values()]
-        if sum(length**2 for length in lengths) > _MOST_OF_MARKERS:
-            raise CorruptCheckpoint(
-                f"{self._path} has a special token of {max(lengths)} characters, "
-                "which no model reads; download it again"
-            )
+        contents = {token.content for token in self._markers.values()}
+        try:
+            require_short(contents)
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"{self._path}: {error}") from error
         self._has_lookalikes = bool(described.get("normalizer")) and any(
             token.normalized for token in self._markers.values()
         )
@@ -77,16 +100,9 @@ class Tokenizer:
             for i, token in added.items()
             if token.special or (parting and not token.normalized)
         }
-        self._protector = Protector(token.content for token in self._markers.values())
-        self.special_token_ids = frozenset(self._markers)
-        try:
-            self._token_bytes = TokenBytes(described.get("decoder"), self._plain.id_to_token)
-        except UnsupportedModel as error:
-            raise UnsupportedModel(f"{self._path}: {error}") from error
-        self.bos_token_id = self._derive_bos()
-        self.eos_token_ids = self._derive_eos()
-        self.document_template = self._settings.document_template
-        self._chat_templates = self._settings.chat_templates()
+        self._protector = Protector(contents)
+        self._answer_protector = Protector(contents.difference(filter(self._is_read, written)))
+        self._cutter = MarkerCutter(self._parting, self._protector)
 
     @property
     def vocab_size(self) -> int:
@@ -155,7 +171,7 @@ class Tokenizer:
         return sum(token_id in self._markers for token_id in ids)
 
     def _num_written(self, text: str) -> int:
-        return sum(marker in self._markers for _, marker in self._split_markers(text))
+        return sum(marker in self._markers for _, marker in self._cutter.cut(text))
 
     def protect(self, text: str) -> str:
         """``text`` from a user, safe inside template text for ``encode(..., special=True)``."""
@@ -182,7 +198,7 @@ class Tokenizer:
         """
         template = self._chat_template("tool_use" if variables.get("tools") else "default")
         safe = {name: self._protector.protect_tree(value) for name, value in variables.items()}
-        messages = protect_messages(messages, self._protector)
+        messages = protect_messages(messages, self._protector, self._answer_protector)
         named = {**self.named_tokens, "add_generation_prompt": add_generation_prompt}
         # templates ask whether these are none, which what is undefined is not
         absent = {"tools": None, "documents": None}
@@ -197,7 +213,7 @@ class Tokenizer:
 
     def cut_chat(self, messages: Sequence[Message], **variables: Any) -> list[str]:
         """The template texts of `encode_chat`'s runs."""
-        return _cut(self.render_chat(messages, **variables), self._protector)
+        return cut_at_documents(self.render_chat(messages, **variables), self._protector)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of ``ids``; equal to what ``stream`` gives piece by piece."""
@@ -257,7 +273,7 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of template text behind the marker ``before``; its first piece by ``backend``."""
         ids: list[int] = []
-        for piece, marker in self._split_markers(text, before):
+        for piece, marker in self._cutter.cut(text, before):
             if piece:
                 ids += self._as_text(backend, piece)
             if marker is not None:
@@ -293,34 +309,13 @@ class Tokenizer:
                     "leave that out"
                 )
 
-    def _split_markers(
-        self, text: str, before: "AddedToken | None" = None
-    ) -> Iterator[tuple[str, int | None]]:
-        """Runs of plain text, unwrapped, each with the id of the true marker that ends it."""
-        plain, position = "", 0
-        for match in self._marker_pattern.finditer(text):
-            plain += text[position : match.start()]
-            position = match.end()
-            if match["wrapped"]:
-                plain += self._protector.unprotect(match["wrapped"])
-            else:
-                marker = int((match.lastgroup or "").removeprefix("id_"))
-                yield _stripped(plain, before, self._parting[marker]), marker
-                plain, before = "", self._parting[marker]
-        yield _stripped(plain + text[position:], before, None), None
+    def _is_written(self, token: str) -> bool:
+        in_document = token in self.document_template and not is_ordinary(token)
+        templates = self._chat_templates.values()
+        return in_document or any(one.constants.writes(token) for one in templates)
 
-    @cached_property
-    def _marker_pattern(self) -> re.Pattern[str]:
-        def spelled(token_id: int) -> str:
-            token = self._parting[token_id]
-            marker = f"(?P<id_{token_id}>{re.escape(token.content)})"
-            return rf"(?<!\w){marker}(?!\w)" if token.single_word else marker
-
-        longest = sorted(self._parting, key=lambda i: len(self._parting[i].content), reverse=True)
-        return re.compile(
-            "|".join([f"(?P<wrapped>{self._protector.wrapped.pattern})", *map(spelled, longest)]),
-            re.DOTALL,
-        )
+    def _is_read(self, token: str) -> bool:
+        return any(one.constants.looks_for(token) for one in self._chat_templates.values())
 
     def _chat_template(self, name: str) -> ChatTemplate:
         if not self._chat_templates:
@@ -359,26 +354,6 @@ class Tokenizer:
         return frozenset(ids if named is None else {*ids, named})
 
 
-def _stripped(text: str, before: "AddedToken | None", after: "AddedToken | None") -> str:
-    """``text`` between two markers, without the space that they take for themselves."""
-    text = text.lstrip() if before is not None and before.rstrip else text
-    return text.rstrip() if after is not None and after.lstrip else text
-
-
-def _make_special(described: Mapping[str, Any], named: Iterable[str]) -> bool:
-    """Make special those added tokens that have a name such as eos, as Transformers does when it
-    loads them; whether any was not."""
-    contents = {*named}
-    ordinary = [
-        token
-        for token in described.get("added_tokens") or ()
-        if token.get("content") in contents and not token.get("special")
-    ]
-    for token in ordinary:
-        token["special"] = True
-    return bool(ordinary)
-
-
 def _ids(backend: "Backend", text: str) -> list[int]:
     try:
         if len(text) < LONG_TEXT:
@@ -402,14 +377,3 @@ def _require_characters(text: str) -> None:
             f"the text has half of a surrogate pair at character {error.start}: decode it with "
             "errors='replace', or leave it out"
         ) from error
-
-
-def _cut(text: str, protector: Protector) -> list[str]:
-    """``text`` cut at each document mark that is not a user's own character."""
-    pieces, start = [], 0
-    pattern = re.compile(f"{protector.wrapped.pattern}|(?P<cut>{DOCUMENT_CUT})", re.DOTALL)
-    for match in pattern.finditer(text):
-        if match["cut"]:
-            pieces.append(text[start : match.start()])
-            start = match.end()
-    return [*pieces, text[start:]]
