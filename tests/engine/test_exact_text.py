@@ -1,6 +1,7 @@
 """The text of an output is exact: read behind its prompt, and where it ends inside a character."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def always(llm: LLM, *tokens: str, **options: object) -> SamplingParams:
 def streamed(llm: LLM, prompt: Prompt, params: SamplingParams) -> CompletionOutput:
     """The last output of a stream; each before it is a beginning of its text."""
     outputs = [output.outputs[0] for output in llm.stream(prompt, params)]
-    for earlier, later in zip(outputs, outputs[1:], strict=False):
+    for earlier, later in pairwise(outputs):
         assert later.text.startswith(earlier.text)
     return outputs[-1]
 

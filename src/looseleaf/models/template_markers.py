@@ -13,6 +13,8 @@ from typing import Any
 # what a marker of several constants has at most; a longer one is found whole
 _LONGEST_COMPOSED = 64
 _PLACEHOLDER = re.compile(r"%\(?[^%\s]*?[sdrif]|\{[^{}\s]*\}")
+# texts that a template replaces; its whole source may be a list of such
+_MOST_REPLACED = 64
 _COMPARING = ("in", "notin", "eq", "ne")
 
 
@@ -42,7 +44,10 @@ class TemplateConstants:
         return text in self._joined
 
     def looks_for(self, token: str) -> bool:
-        """Whether the template looks for ``token`` in contents, as to leave out what is before."""
+        """Whether the template looks for ``token`` in contents, as for the end of reasoning; one
+        that names a role begins a turn wherever it is."""
+        if any(role in token for role in self._roles):
+            return False
         return any(token in text for text in self._looked_for)
 
     @cached_property
@@ -52,8 +57,9 @@ class TemplateConstants:
     @cached_property
     def _pieces(self) -> set[str]:
         # what fills a placeholder or replaces a text stands between the parts of a constant
-        filled = [_PLACEHOLDER, *map(re.escape, sorted(self._looked_for - {""}))]
-        parts = {part for text in self._texts for cut in filled for part in re.split(cut, text)}
+        replaced = sorted(self._looked_for - {""}, key=len)[:_MOST_REPLACED]
+        filled = [_PLACEHOLDER, *(re.compile(re.escape(text)) for text in replaced)]
+        parts = {part for text in self._texts for cut in filled for part in cut.split(text)}
         return (self._texts | parts | self._roles) - {""}
 
     @cached_property

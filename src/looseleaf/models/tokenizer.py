@@ -101,7 +101,9 @@ class Tokenizer:
             if token.special or (parting and not token.normalized)
         }
         self._protector = Protector(contents)
-        self._answer_protector = Protector(contents.difference(filter(self._is_read, written)))
+        self._answer_protector = Protector(
+            contents - {token for token in written if self._is_read(token)}
+        )
         self._cutter = MarkerCutter(self._parting, self._protector)
 
     @property
