@@ -1,10 +1,15 @@
 """``text_offset`` says where in an output's text a token begins, whole or as a stream."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.models import Tokenizer
+from looseleaf.server.report import TextOffsets
 from looseleaf.server.service import REFERENCE_NAME
+from tests.models.kinds import write_kind
 from tests.server.live import Live
 
 PATH = "/v1/completions"
@@ -65,3 +70,15 @@ def test_offsets_are_where_the_text_of_each_token_begins(live: Live, case: Any) 
             assert text[begin:end].lstrip("\ufffd") == token
     if case in (with_markers, parts_of_characters):
         assert len(set(offsets)) < len(offsets), "the case is not met"
+
+
+@pytest.mark.parametrize(("prompt", "second"), [("ab", 2), ("", 1)])
+def test_offsets_count_the_first_space_behind_a_prompt_s_text(
+    prompt: str, second: int, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(write_kind(tmp_path, "prepend"))
+    token = tokenizer.token_id("\u2581a")
+    assert token is not None
+    entries = [(TokenLogprob(token, 0.0, 1),)] * 2
+    offsets = TextOffsets(tokenizer, [1, *tokenizer.encode(prompt)])
+    assert offsets.follow(entries) == [0, second]
