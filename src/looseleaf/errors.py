@@ -7,7 +7,8 @@ LooseleafError
 │   ├── PoolTooSmall        more pages than the device pool has
 │   ├── DocumentNotFound    no registered document of that id
 │   ├── DocumentExists      another text is registered under that id
-│   └── TooManyDocuments    as many are registered as one salt may have
+│   ├── TooManyDocuments    as many are registered as one salt may have
+│   └── LimitExceeded       its template, tokenizer or grammar takes too much time or memory
 ├── DeadlineExceeded    a request took longer than it was allowed to
 ├── EngineFault         a request ended by a fault inside the engine; others go on
 ├── EngineClosed        the engine takes no new requests
@@ -74,6 +75,19 @@ class DocumentExists(InvalidRequest):
 
 class TooManyDocuments(InvalidRequest):
     """As many documents are registered under this salt as it may have."""
+
+
+class LimitExceeded(InvalidRequest):
+    """A template, a tokenizer or a grammar took more time, memory or output than it may.
+
+    ``what`` is ``template``, ``tokenizer`` or ``grammar``."""
+
+    def __init__(self, what: str, message: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.what, str(self))
 
 
 class DeadlineExceeded(LooseleafError, TimeoutError):

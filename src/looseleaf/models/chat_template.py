@@ -6,21 +6,21 @@ still wrapped, so that the tokenizer can tell the two. ``DOCUMENT_CUT`` marks wh
 stands.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from looseleaf.errors import CorruptCheckpoint, InvalidRequest
+from looseleaf.errors import InvalidRequest
 from looseleaf.models.content_forms import ContentForms
 from looseleaf.models.template_markers import TemplateConstants
+from looseleaf.sandbox import Limits, Sandbox
+from looseleaf.sandbox.plain_templates import MOST_STEPS, plain_nodes, size_of
+from looseleaf.sandbox.templates import compile_template, parse_template, render
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
-# ten times the longest of any model; Jinja takes seconds and gigabytes for some that are longer
-_MOST_CHARACTERS = 1 << 18
+_LIMITS = Limits(seconds=2.0, mib=512, output=1 << 26)
 _ROLE = re.compile(r"\w+")
 # every template has these, though those that print whatever role there is do not name them
 _ROLES = ("system", "user", "assistant")
@@ -82,37 +82,50 @@ class Protector:
 class ChatTemplate:
     """One Jinja template; strings from outside must come protected.
 
-    ``constants`` are the texts that it writes and looks for."""
+    ``constants`` are the texts that it writes and looks for. A template whose form bounds its work
+    is rendered here, any other one in a process under limits."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
-        self._render, self.constants = _compile(source)
+        self.source = source
+        self._rendering = compile_template(source)
+        self.constants = TemplateConstants(parse_template(source), (*_ROLES, *_MORE_ROLES))
         self._forms = ContentForms()
+        self._nodes = plain_nodes(source)
+        self.sandbox = Sandbox(
+            "templates",
+            lambda: {"source": source},
+            what="template",
+            subject="this model's chat template",
+            advice="shorten the conversation, or mend the template of the checkpoint",
+        )
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The text of the conversation, each content in the form that the template reads.
 
         Raises InvalidRequest if the template refuses the conversation, does not know a message's
-        role, or leaves a message's text out."""
+        role, or leaves a message's text out, and LimitExceeded if it takes too much time or memory.
+        """
         for message in messages:
             self._require_role(str(message["role"]))
         return self._forms.render(lambda told: self.render_once(told, variables), messages)
 
     def render_once(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The text of the conversation as it is. Raises InvalidRequest if the template fails."""
-        from jinja2.exceptions import TemplateError
+        named = {"messages": messages, **variables}
+        if self._is_bounded(named):
+            return render(self._rendering, named)
+        return str(self.sandbox.call(named, _LIMITS))
 
-        try:
-            return self._render(messages=messages, **variables)
-        except TemplateError as error:
-            raise InvalidRequest(
-                f"this model's chat template refuses the conversation: {error}"
-            ) from error
-        except Exception as error:
-            # a template may divide by zero, look for what is not there, ask for a long range …
-            raise InvalidRequest(
-                f"this model's chat template can't render the conversation: {error!r}"
-            ) from error
+    @property
+    def is_plain(self) -> bool:
+        """Whether the template's form bounds its work."""
+        return self._nodes is not None
+
+    def _is_bounded(self, named: Mapping[str, Any]) -> bool:
+        if self._nodes is None:
+            return False
+        number = len(named["messages"]) + 1
+        return self._nodes * number * size_of(named) <= MOST_STEPS
 
     def _require_role(self, role: str) -> None:
         # a template that prints any role would make a turn of a typo, others leave it out
@@ -190,65 +203,3 @@ def _text_of(part: Any) -> str | None:
         f"a content part must be text or a document, not {kind or type(part).__name__!r}"
     )
 
-
-def _compile(source: str) -> tuple[Callable[..., str], TemplateConstants]:
-    from jinja2 import TemplateSyntaxError, pass_context
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    if len(source) > _MOST_CHARACTERS:
-        raise CorruptCheckpoint(
-            f"the chat template has {len(source)} characters, and {_MOST_CHARACTERS} are the most "
-            "that are read; download it again"
-        )
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[loopcontrols, _generation_tag()],
-        # or constants such as {{ "x" * 10**10 }} are computed while the checkpoint loads; what
-        # asks for the context can't be
-        optimized=False,
-        finalize=pass_context(lambda context, value: value),
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        tree = environment.parse(source)
-        constants = TemplateConstants(tree, (*_ROLES, *_MORE_ROLES))
-        return environment.from_string(tree).render, constants
-    except Exception as error:
-        # beside Jinja's own, Python's on the way through what Jinja made of it: loops that are
-        # left outside of one, names that stand twice, expressions nested too deep
-        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
-        raise CorruptCheckpoint(
-            f"the chat template is not valid Jinja ({line}{error}); fix it in "
-            "chat_template.jinja or tokenizer_config.json"
-        ) from error
-
-
-def _generation_tag() -> Any:
-    """The tag that marks assistant text for training; here it renders what is inside."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class GenerationTag(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    return GenerationTag
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes HTML, which is not what models were trained on
-    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
-
-
-def _raise(message: str) -> None:
-    from jinja2.exceptions import TemplateError
-
-    raise TemplateError(message)

@@ -29,17 +29,19 @@ from looseleaf.models.chat_template import (
 from looseleaf.models.checkpoint import some
 from looseleaf.models.detokenizer import Detokenizer, TokenBytes
 from looseleaf.models.files import TOKENIZER, parse_json, read_text
+from looseleaf.models.guarded_backend import GuardedBackend, make_sandbox
 from looseleaf.models.marked_text import MarkerCutter, cut_at_documents
 from looseleaf.models.template_markers import is_ordinary
 from looseleaf.models.tokenizer_limits import require_limits
 from looseleaf.models.tokenizer_settings import TokenizerSettings
+from looseleaf.sandbox import Sandbox
+from looseleaf.sandbox.encoding import LONG_TEXT as LONG_TEXT
+from looseleaf.sandbox.encoding import ids_of, is_linear, load_backend, spans_of
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
-LONG_TEXT = 2**13
-"""Characters from which on other threads run while a text is encoded, which takes milliseconds."""
 
 
 class Tokenizer:
@@ -47,7 +49,10 @@ class Tokenizer:
 
     ``bos_token_id`` is the id every plain text begins with, or None if this model's texts begin
     without. ``eos_token_ids`` end an answer. Safe to share between threads.
+    A tokenizer that may take more than linear time encodes in a process under limits.
     """
+
+    _sandbox: Sandbox | None = None
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tokenizer.json"
@@ -69,6 +74,9 @@ class Tokenizer:
             self._plain = self._backend(self._source, markers_are_text=True)
         self._source_behind = self._rewritten(described, behind_marker(described))
         self._source_middle = self._rewritten(described, in_the_middle(described))
+        if not is_linear(described):
+            self._sandbox = make_sandbox(lambda: [*self._sources])
+            self._plain = self._backend(self._source, markers_are_text=True)
         self._require_tokens(folder)
         self._read_markers(described, written)
         self.special_token_ids = frozenset(
@@ -118,6 +126,18 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
+
+    @property
+    def sandboxes(self) -> list[Sandbox]:
+        """The processes that may render and encode; closing them ends what runs there."""
+        own = [] if self._sandbox is None else [self._sandbox]
+        return [*own, *(template.sandbox for template in self._chat_templates.values())]
+
+    @property
+    def needs_processes(self) -> bool:
+        """Whether templates or the tokenizer itself may take more time than their form bounds."""
+        plain = all(template.is_plain for template in self._chat_templates.values())
+        return self._sandbox is not None or not plain
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its written form, None if there is none."""
@@ -248,27 +268,23 @@ class Tokenizer:
             return self._plain_behind
         return self._backend(self._source_middle, markers_are_text=True)
 
+    @property
+    def _sources(self) -> tuple[str, str, str]:
+        return self._source, self._source_behind, self._source_middle
+
     def _rewritten(self, described: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
         same = changed is described
         return self._source if same else json.dumps(changed, ensure_ascii=False)
 
     def _backend(self, source: str, markers_are_text: bool) -> "Backend":
-        from tokenizers import Tokenizer as Backend
-
         try:
-            backend = Backend.from_str(source)
-        except BaseException as error:
-            # the library raises bare Exception for whatever it can't read, and for some of it a
-            # panic, which is none and has no name that could be imported
-            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-                raise
-            raise CorruptCheckpoint(
-                f"{self._path} can't be read ({error}); download it again"
-            ) from error
-        backend.no_padding()
-        backend.no_truncation()
-        backend.encode_special_tokens = markers_are_text
-        return backend
+            backend = load_backend(source, markers_are_text)
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"{self._path} {error}") from error
+        if self._sandbox is None:
+            return backend
+        number = self._sources.index(source)
+        return GuardedBackend(backend, self._sandbox, number, markers_are_text)
 
     def _encode_pieces(
         self, text: str, backend: "Backend", before: "AddedToken | None"
@@ -289,9 +305,7 @@ class Tokenizer:
         if self._markers.keys().isdisjoint(ids):
             return ids
         # models such as Unigram have markers among their pieces: a cut inside of one prevents it
-        encoding = backend.encode(text, add_special_tokens=False)
-        pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        spans = [(i, start, end) for i, (start, end) in pairs if i in self._markers]
+        spans = [span for span in _spans(backend, text) if span[0] in self._markers]
         cuts = [start + 1 for _, start, end in spans if end - start > 1]
         if not cuts:
             self._require_spelled(text, spans)
@@ -357,18 +371,11 @@ class Tokenizer:
 
 
 def _ids(backend: "Backend", text: str) -> list[int]:
-    try:
-        if len(text) < LONG_TEXT:
-            return list(backend.encode(text, add_special_tokens=False).ids)
-        # the library holds the interpreter's lock while it encodes one text, but not for a batch
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
-        return list(encoding.ids)
-    except Exception as error:
-        # the library raises bare Exception, as where a vocabulary has no token for what is unknown
-        raise InvalidRequest(
-            f"the model's tokenizer can't read some of the text ({error}): leave it out, or use a "
-            "tokenizer.json that has a token for what is unknown"
-        ) from error
+    return backend.ids(text) if isinstance(backend, GuardedBackend) else ids_of(backend, text)
+
+
+def _spans(backend: "Backend", text: str) -> list[tuple[int, int, int]]:
+    return backend.spans(text) if isinstance(backend, GuardedBackend) else spans_of(backend, text)
 
 
 def _require_characters(text: str) -> None:
