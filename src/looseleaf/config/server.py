@@ -63,6 +63,9 @@ class ServerConfig:
         None, "most tokens of prompt and answer of one request; default: the model's context"
     )
     max_completions: int = option(64, "most outputs of one request: n times its prompts")
+    max_schema_bytes: int = option(1 << 17, "most bytes of the JSON schema of an answer")
+    max_schema_properties: int = option(1000, "most properties of the JSON schema of an answer")
+    max_schema_depth: int = option(48, "most levels of the JSON schema of an answer")
     max_queue: int = option(256, "outputs that may wait for a free place; more are refused")
     max_registered: int = option(10_000, "most registered documents of one tenant")
     deadline: float = option(600.0, "seconds that a request may take, at most")
@@ -89,6 +92,9 @@ class ServerConfig:
             "max_documents",
             "max_request_tokens",
             "max_completions",
+            "max_schema_bytes",
+            "max_schema_properties",
+            "max_schema_depth",
             "max_queue",
             "max_registered",
             "deadline",

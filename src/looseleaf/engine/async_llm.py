@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.engine import Engine, drain
@@ -21,7 +21,7 @@ from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompt import num_characters
+from looseleaf.engine.preparation import Preparation
 from looseleaf.engine.registered import DocumentInfo
 from looseleaf.engine.request import (
     Document,
@@ -38,10 +38,11 @@ from looseleaf.engine.runner import OnProgress
 from looseleaf.engine.stats import EngineSnapshot, StepStats
 from looseleaf.engine.worker import Fail, Outcome, Worker
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
-from looseleaf.models.tokenizer import LONG_TEXT
 from looseleaf.sampling_params import SamplingParams
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
 
 _LATE_SECONDS = 2.0
 """How long after a deadline the engine may say so, before its caller is told without it."""
@@ -82,6 +83,7 @@ class AsyncLLM(OfOneProcess):
         self._ids = count()
         # who waits for the engine's thread, to be told if that never comes back
         self._waiting: set[Fail] = set()
+        self._preparation = Preparation(self.engine)
         self._worker = Worker(self.engine, on_step)
         self.engine.hosting.wake = self._worker.wake
 
@@ -111,6 +113,7 @@ class AsyncLLM(OfOneProcess):
 
         A thread that does not come back within ``timeout`` seconds is left with all that it holds,
         after its callers have been told; returns whether it did."""
+        self._preparation.close()
         if not self._worker.close(timeout):
             error = EngineClosed("the engine stands still and was left: the answer is not complete")
             for fail in list(self._waiting):
@@ -197,9 +200,8 @@ class AsyncLLM(OfOneProcess):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(take, outcome)
 
-        grammar = request.params.grammar
-        if grammar is not None:
-            await asyncio.to_thread(self.engine.grammars.check, grammar, request.salt)
+        # held until the output ends, so that the engine's thread never compiles
+        _held = await self._preparation.compile(request.params.grammar, request.salt, limit)
         with self._told(deliver):
             self._worker.open(request, since, deliver)
             try:
@@ -217,9 +219,13 @@ class AsyncLLM(OfOneProcess):
             finally:
                 self._worker.leave(request.request_id, deliver)
 
+    async def prepare(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """What ``make`` returns, such as a prompt, in a thread that salts take in fair turns."""
+        return await self._preparation.make(salt, make, *args, **named)
+
     async def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
-        prompt = await asyncio.to_thread(self.engine.prompts.system_prompt, text)
+        prompt = await self.prepare("", self.engine.prompts.system_prompt, text)
         held = await self.call(lambda engine: engine.hold(prompt), new=True)
         await self._watch(lambda: held.finished or None)
         if held.error is not None:
@@ -247,7 +253,7 @@ class AsyncLLM(OfOneProcess):
         computation."""
         first = system_prompt or self.system_prompt
         prompts = self.engine.prompts
-        parts = await asyncio.to_thread(prompts.from_document, document, first, system)
+        parts = await self.prepare(salt, prompts.from_document, document, first, system)
         info = await self.call(
             lambda engine: engine.documents.register(
                 document, parts, document_id, salt, pinned=pinned, hosted=hosted, most=most
@@ -344,7 +350,7 @@ class AsyncLLM(OfOneProcess):
         self, request: Request, given: Any, make: Callable[[Any], PromptParts]
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output of ``request`` with the prompt that ``make`` makes of what is ``given``."""
-        if num_characters(given) < LONG_TEXT:
+        if self._preparation.is_quick(given):
             return self.stream(replace(request, parts=make(given)))
         # a caller may go on to write into a list of its own
         kept = [*given] if isinstance(given, list) else given
@@ -354,7 +360,7 @@ class AsyncLLM(OfOneProcess):
         self, request: Request, make: Callable[[], PromptParts]
     ) -> AsyncGenerator[RequestOutput, None]:
         # half a second for a megabyte, in which others on the loop go on
-        parts = await asyncio.to_thread(make)
+        parts = await self.prepare(request.salt, make)
         stream = self.stream(replace(request, parts=parts))
         async with contextlib.aclosing(stream):
             async for output in stream:

@@ -1,17 +1,23 @@
 """The end of an engine: what it leaves behind, in the order in which that may go."""
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
 from looseleaf.engine.hosting import Indexing
 from looseleaf.engine.tiering import Tiering
 from looseleaf.kv.pool import PagePool
+from looseleaf.sandbox import Sandbox
 
 
-def close(indexing: Indexing, tiering: Tiering, pool: PagePool) -> None:
+def close(
+    indexing: Indexing, tiering: Tiering, pool: PagePool, sandboxes: Sequence[Sandbox]
+) -> None:
     """End what runs beside an engine, and give its pages' memory back where that is a GPU's and no
     tier is; the engine is held by none of these, or it would never be collected."""
+    for sandbox in sandboxes:
+        sandbox.close()
     indexing.close()
     tiering.close()
     device = pool.kv.device

@@ -111,7 +111,8 @@ class Engine:
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: Launched | None = None
         # also where nobody closes it: what was computed is to be found the next time
-        left = self.hosting.indexing, self.tiering, parts.runner.pool
+        self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
+        left = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
         self.close = weakref.finalize(self, only_here(close), *left)
 
     @property

@@ -4,7 +4,11 @@ The library knows grammars and a vocabulary's bytes; the bytes are our detokeniz
 allows is what a reader of the text will see. It has no part in drawing and in ending outputs.
 """
 
-from functools import cached_property, lru_cache
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,8 +20,13 @@ from looseleaf.engine.json_schema import library_schema
 from looseleaf.errors import InvalidRequest, install
 from looseleaf.models.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
+from looseleaf.sandbox import Limits, Sandbox
+from looseleaf.sandbox.grammars import first_line, greedy_encoder, make_matcher
 
 _KEPT = 64
+_LIMITS = Limits(seconds=2.0, mib=1024)
+# other work of the machine comes first
+_NICE = 10
 _LONGEST_REASON = 200
 # JSON may hold any number of blanks, and a small model might never stop writing them: between two
 # tokens of JSON there is nothing, a blank, or a new line with its indentation
@@ -29,8 +38,9 @@ _ESCAPES = 'nrbtf\\"'
 class GrammarState:
     """Where one output stands in its grammar."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, origin: "CompiledGrammar") -> None:
         self._matcher = matcher
+        self._origin = origin
         self._mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         self._vocab_size = vocab_size
 
@@ -60,53 +70,114 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            # all outputs of a compiled grammar share what the library remembers, and its limit
+            self._origin.is_spent = True
             raise InvalidRequest(
                 f"the output can't go on as its grammar asks ({_reason(self._matcher)}): "
                 "simplify the grammar, or check that logit_bias leaves it a token"
             )
 
 
-class GrammarCompiler:
-    """Grammars over one model's vocabulary; the latest are kept. Safe to share between threads.
+class CompiledGrammar:
+    """A grammar over one vocabulary, ready to begin outputs."""
 
-    They are kept by salt: how long one takes tells nobody what somebody else has asked for."""
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self.is_spent = False
+
+    def start(self) -> GrammarState:
+        """The beginning of an output."""
+        return GrammarState(self._matcher.deep_copy(), self._vocab_size, self)
+
+
+class GrammarCompiler:
+    """Grammars over one model's vocabulary; the latest are kept, and those that a caller holds.
+
+    A grammar compiles in a process under limits first, so the same work here ends as well. They
+    are kept by salt: how long one takes tells nobody what somebody else has asked for. Safe to
+    share between threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
-        self._matcher = lru_cache(maxsize=_KEPT)(self._compile)
+        self._lock = threading.Lock()
+        self._latest: OrderedDict[tuple[Grammar, str], CompiledGrammar] = OrderedDict()
+        self._in_use: weakref.WeakValueDictionary[tuple[Grammar, str], CompiledGrammar]
+        self._in_use = weakref.WeakValueDictionary()
+        self.sandbox = Sandbox(
+            "grammars",
+            lambda: self._words.described(),
+            what="grammar",
+            subject="this request's grammar",
+            advice="simplify the grammar",
+            nice=_NICE,
+        )
 
-    def check(self, grammar: Grammar, salt: str) -> None:
-        """Compile ``grammar`` ahead. Raises InvalidRequest if it is none, or can't be followed."""
-        self._matcher(grammar, salt)
+    def find(self, grammar: Grammar, salt: str) -> CompiledGrammar | None:
+        """``grammar`` if it is compiled. Takes no time."""
+        key = grammar, salt
+        with self._lock:
+            compiled = self._in_use.get(key)
+            if compiled is None or compiled.is_spent:
+                return None
+            self._latest[key] = compiled
+            self._latest.move_to_end(key)
+            return compiled
+
+    def compile(self, grammar: Grammar, salt: str, due: float = math.inf) -> CompiledGrammar:
+        """``grammar``, compiled now unless it is; whoever holds it finds it again.
+
+        ``due`` is the deadline in monotonic seconds. Raises InvalidRequest if it is none or can't
+        be followed, LimitExceeded and DeadlineExceeded."""
+        compiled = self.find(grammar, salt)
+        if compiled is not None:
+            return compiled
+        compiled = self._compile(grammar, due)
+        key = grammar, salt
+        with self._lock:
+            self._latest[key] = self._in_use[key] = compiled
+            if len(self._latest) > _KEPT:
+                self._latest.popitem(last=False)
+        return compiled
 
     def start(self, grammar: Grammar, salt: str) -> GrammarState:
-        """The beginning of an output under ``grammar``; raises as `check` does."""
-        return GrammarState(self._matcher(grammar, salt).deep_copy(), self.vocab_size)
+        """The beginning of an output under ``grammar``, without a wait where a caller holds it;
+        else as `compile`."""
+        with self._lock:
+            compiled = self._in_use.get((grammar, salt))
+        return (compiled or self.compile(grammar, salt)).start()
 
-    def _compile(self, grammar: Grammar, _salt: str) -> Any:
-        library = _library()
+    def _compile(self, grammar: Grammar, due: float) -> CompiledGrammar:
         try:
-            matcher = library.LLMatcher(self._vocabulary, _source(grammar), log_level=0)
+            source = _source(grammar)
         except InvalidRequest:
             raise
         except ValueError as error:
             raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
+        if grammar.kind != "json_object":
+            error_of_library = self.sandbox.call(source, _LIMITS, due)
+            if error_of_library:
+                raise _not_followed(grammar, error_of_library)
+        matcher = make_matcher(self._vocabulary, source)
         if matcher.is_error():
-            raise InvalidRequest(f"the {_name(grammar)} can't be followed: {_reason(matcher)}")
+            raise _not_followed(grammar, first_line(matcher.get_error()))
+        compiled = CompiledGrammar(matcher, self.vocab_size)
         # the first step shows what is only found out on the way: too large, or no way to begin
-        first = GrammarState(matcher.deep_copy(), self.vocab_size).allowed()
+        first = compiled.start().allowed()
         first[self._ends] = False
         if not first.any():
             raise InvalidRequest(f"the {_name(grammar)} allows no text: let it allow some")
-        return matcher
+        return compiled
 
     @cached_property
     def _vocabulary(self) -> Any:
         library = _library()
-        words = _Words(self._tokenizer, self.vocab_size, self._ends)
-        return library.LLTokenizer(library.TokenizerWrapper(words), eos_token=self._ends)
+        return library.LLTokenizer(library.TokenizerWrapper(self._words), eos_token=self._ends)
+
+    @cached_property
+    def _words(self) -> "_Words":
+        return _Words(self._tokenizer, self.vocab_size, self._ends)
 
 
 class _Words:
@@ -123,7 +194,21 @@ class _Words:
         self.tokens = [tokenizer.token_bytes(i) for i in range(known)]
         self.tokens += [b""] * (vocab_size - known)
         self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
-        self._encode = tokenizer.encode_continuation
+        self._longest = greedy_encoder(self.tokens, {*self.special_token_ids})
+        # the library encodes forced text in the engine's thread, which waits for no process
+        guarded = tokenizer.needs_sandbox
+        self._encode = self._longest if guarded else tokenizer.encode_continuation
+        self._ends = ends
+
+    def described(self) -> dict[str, Any]:
+        """The vocabulary as JSON has it, for another process."""
+        return {
+            "ends": self._ends,
+            "bos": self.bos_token_id,
+            "special": self.special_token_ids,
+            # each byte as the character of its number
+            "tokens": [token.decode("latin-1") for token in self.tokens],
+        }
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokens whose bytes are those of ``text``, as far as the vocabulary has any."""
@@ -136,29 +221,6 @@ class _Words:
         # normalizers change texts; what a grammar forces stays as it is
         joined = b"".join(self.tokens[i] for i in ids if i < len(self.tokens))
         return ids if joined == spelled else self._longest(spelled)
-
-    def _longest(self, text: bytes) -> list[int]:
-        """The longest token at each place, up to the first place without one."""
-        ids: list[int] = []
-        start = 0
-        while start < len(text):
-            lengths = range(min(self._most, len(text) - start), 0, -1)
-            pieces = (self._ids.get(text[start : start + length]) for length in lengths)
-            token_id = next((i for i in pieces if i is not None), None)
-            if token_id is None:
-                break
-            ids.append(token_id)
-            start += len(self.tokens[token_id])
-        return ids
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        special = {*self.special_token_ids}
-        return {spelled: i for i, spelled in enumerate(self.tokens) if i not in special}
-
-    @cached_property
-    def _most(self) -> int:
-        return max(map(len, self.tokens))
 
 
 def _library() -> Any:
@@ -186,14 +248,16 @@ def _source(grammar: Grammar) -> str:
 
 
 def _reason(matcher: Any) -> str:
-    """The library's sentence without the state that it shows behind it, and without its options."""
-    first, *rest = str(matcher.get_error()).strip().splitlines()
-    if first.endswith(":"):
-        # a parser quotes the text first, and says at the end what is wrong with it
-        first += "".join(f" {line}" for line in rest if line.startswith("error: "))
-    first = first.partition(" Enable '")[0]
+    return _cut(first_line(matcher.get_error()))
+
+
+def _cut(first: str) -> str:
     return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "…"
 
 
 def _name(grammar: Grammar) -> str:
     return {"regex": "regular expression", "lark": "grammar"}.get(grammar.kind, "JSON schema")
+
+
+def _not_followed(grammar: Grammar, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the {_name(grammar)} can't be followed: {_cut(reason)}")

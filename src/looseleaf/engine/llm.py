@@ -1,5 +1,7 @@
 """The offline face: prompts with documents in, answers out, in one call."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
@@ -8,6 +10,7 @@ from typing import Any, Unpack, cast
 
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.grammar import CompiledGrammar
 from looseleaf.engine.home import HomeLock, OfOneProcess
 from looseleaf.engine.keywords import require_policies, sampling_of_each
 from looseleaf.engine.loading import load_engine
@@ -236,6 +239,7 @@ class LLM(OfOneProcess):
     def _stream(
         self, request: Request, on_prefill: Callable[[int, int], None] | None
     ) -> Iterator[RequestOutput]:
+        _held = self._compile([request.params], request.salt, request.deadline)
         with self._lock:
             progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
@@ -275,6 +279,8 @@ class LLM(OfOneProcess):
         policies: GivenPolicies,
     ) -> list[RequestOutput]:
         each = sampling_of_each(sampling_params, len(prompts))
+        # before the lock, and held until the engine has them: other threads step meanwhile
+        _held = self._compile(each, salt, deadline)
         added = []
         try:
             for parts, one in zip(prompts, each, strict=True):
@@ -288,6 +294,13 @@ class LLM(OfOneProcess):
                 with self._lock:
                     self.engine.abort(progress.request.request_id)
         return [progress.output() for progress in added]
+
+    def _compile(
+        self, each: Sequence[SamplingParams], salt: str, deadline: float | None
+    ) -> list[CompiledGrammar]:
+        due = math.inf if deadline is None else time.monotonic() + deadline
+        given = [one.grammar for one in each if one.grammar is not None]
+        return [self.engine.grammars.compile(one, salt, due) for one in given]
 
     def _finish(self, *added: RequestProgress) -> None:
         """Step until these have ended; raises the error of the first that fails."""

@@ -202,4 +202,3 @@ def _text_of(part: Any) -> str | None:
     raise InvalidRequest(
         f"a content part must be text or a document, not {kind or type(part).__name__!r}"
     )
-

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 
-
 class Tokenizer:
     """What ``tokenizer.json`` and the files beside it say, loaded once and never changed.
 
@@ -134,10 +133,14 @@ class Tokenizer:
         return [*own, *(template.sandbox for template in self._chat_templates.values())]
 
     @property
-    def needs_processes(self) -> bool:
-        """Whether templates or the tokenizer itself may take more time than their form bounds."""
-        plain = all(template.is_plain for template in self._chat_templates.values())
-        return self._sandbox is not None or not plain
+    def is_bounded(self) -> bool:
+        """Whether chats and short texts become tokens in a time that their size bounds."""
+        return self._sandbox is None and all(t.is_plain for t in self._chat_templates.values())
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether texts are encoded in processes, which takes longer than a step may wait."""
+        return self._sandbox is not None
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its written form, None if there is none."""

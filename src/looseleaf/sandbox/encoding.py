@@ -15,7 +15,7 @@ LONG_TEXT = 2**13
 
 # no model's own patterns match more slowly than in time linear in the text
 _LINEAR = {
-    *(["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"]),
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
     *("(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
     *(r" ?\p{L}+", r" ?\p{N}+", r" ?\p{N}", r"\p{N}{1,3}", r"\p{N}", r"\p{L}+", r"\p{N}+"),
     *(r" ?[^\s\p{L}\p{N}]+", r"\s+", r"\s", r"\d", r"[0-9]", r"\d+", r"[0-9]+", r"\d{1,3}"),

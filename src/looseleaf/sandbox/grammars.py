@@ -4,13 +4,12 @@ A compiled grammar can't be sent between processes. The job proves that a gramma
 its first step ends, within its limits; then its caller compiles it again, in about the same time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 # a step that stops there takes some 5 ms over 128,000 tokens, with the library's own 30 to 100
 _LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 50_000,
-    "step_max_items": 20_000,
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
@@ -22,9 +21,7 @@ def make(setup: dict[str, Any]) -> Callable[[str], str]:
     import llguidance
 
     words = _Words(setup)
-    vocabulary = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(words), eos_token=setup["ends"]
-    )
+    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=setup["ends"])
 
     def job(source: str) -> str:
         matcher = make_matcher(vocabulary, source)
@@ -44,8 +41,12 @@ def make_matcher(vocabulary: Any, source: str) -> Any:
 
 
 def first_line(error: Any) -> str:
-    """The library's sentence without the state that it shows behind it."""
-    return next(iter(str(error).strip().splitlines()), "")
+    """The library's sentence without the state that it shows behind it, and without its options."""
+    first, *rest = str(error).strip().splitlines() or [""]
+    if first.endswith(":"):
+        # a parser quotes the text first, and says at the end what is wrong with it
+        first += "".join(f" {line}" for line in rest if line.startswith("error: "))
+    return first.partition(" Enable '")[0]
 
 
 class _Words:
@@ -55,26 +56,32 @@ class _Words:
         self.eos_token_id, self.bos_token_id = setup["ends"][0], setup["bos"]
         self.tokens = [text.encode("latin-1") for text in setup["tokens"]]
         self.special_token_ids = setup["special"]
-        self._longest_first = greedy_encoder(self.tokens)
+        self._longest_first = greedy_encoder(self.tokens, {*self.special_token_ids})
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._longest_first(text)
 
 
-def greedy_encoder(tokens: list[bytes]) -> Callable[[str | bytes], list[int]]:
-    """Encodes texts by the longest token that fits next; a byte that no token has is left out."""
-    ids = {token: number for number, token in enumerate(tokens) if token}
+def greedy_encoder(
+    tokens: Sequence[bytes], special: Collection[int]
+) -> Callable[[str | bytes], list[int]]:
+    """Encodes texts by the longest token that fits next, up to the first byte without a token.
+
+    Tokens whose ids are ``special`` are never used."""
+    ids = {token: i for i, token in enumerate(tokens) if token and i not in special}
     longest = max(map(len, ids), default=1)
 
     def encode(text: str | bytes) -> list[int]:
         rest = text.encode() if isinstance(text, str) else text
-        found, start = [], 0
+        encoded: list[int] = []
+        start = 0
         while start < len(rest):
             ends = range(min(len(rest), start + longest), start, -1)
             end = next((end for end in ends if rest[start:end] in ids), None)
-            if end is not None:
-                found.append(ids[rest[start:end]])
-            start = end or start + 1
-        return found
+            if end is None:
+                break
+            encoded.append(ids[rest[start:end]])
+            start = end
+        return encoded
 
     return encode

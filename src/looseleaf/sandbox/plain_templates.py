@@ -160,9 +160,7 @@ def _is_plain_call(node: Any) -> bool:
     if _kind(called) == "Name" and called.name == "strftime_now":
         # a width, as in %2000000000d, makes a text of that length
         return all(_is_short(one) and not any(map(str.isdigit, one.value)) for one in arguments)
-    return (
-        _kind(called) == "Getattr" and called.attr in _METHODS and all(map(_is_short, arguments))
-    )
+    return _kind(called) == "Getattr" and called.attr in _METHODS and all(map(_is_short, arguments))
 
 
 def _is_plain_remainder(node: Any) -> bool:

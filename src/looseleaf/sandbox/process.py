@@ -110,4 +110,3 @@ class Child:
         """In a forked process: close the copy of the socket and leave the child to its parent."""
         self._link.close()
         self._process.returncode = 0
-

@@ -170,4 +170,3 @@ class _Children:
         for child in (*self._idle, *self._busy):
             child.abandon()
         self._idle, self._busy = [], set()
-

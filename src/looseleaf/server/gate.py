@@ -148,7 +148,10 @@ class Gate:
             except ApiError as error:
                 facts["code"] = error.code
                 await self._refuse(error, scope, passage)
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                # a panic of a Rust library is no Exception
                 metrics.faults.inc()
                 self._service.log.error("fault", request_id=passage.request_id, exc_info=error)
                 facts["code"] = "internal_error"

@@ -66,6 +66,12 @@ class ServerMetrics:
             "refused_connections", "Connections that were closed since too many were open."
         )
         self.faults = self._counter("faults", "Requests that failed by a fault of the server.")
+        self.limits = self._counter(
+            "limits_exceeded",
+            "Requests whose template, tokenizer or grammar took more time, memory or output than "
+            "it may.",
+            "what",
+        )
         self.loading = self._histogram(
             "loading_seconds",
             "For a request whose documents came from tiers: until these were there (load), and "

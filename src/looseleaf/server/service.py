@@ -4,11 +4,11 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
@@ -29,6 +29,7 @@ from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
 from looseleaf.server.tracing import Tracer, make_tracer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 State = Literal["ready", "draining", "stopped", "stuck"]
@@ -153,6 +154,25 @@ class Service:
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the engine did not answer within {self.config.deadline} s: ask again in a while"
+            ) from error
+
+    async def prepare(
+        self,
+        caller: Caller,
+        due: float,
+        make: Callable[P, T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """What ``make`` returns, such as a prompt, in its tenant's turn. Raises DeadlineExceeded at
+        ``due``, on the loop's clock."""
+        try:
+            async with asyncio.timeout_at(due):
+                return await self.llm.prepare(caller.salt, make, *args, **named)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                "the prompt was not ready within the request's deadline: shorten it, or ask again "
+                "in a while"
             ) from error
 
     @contextmanager

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
+from looseleaf.errors import LimitExceeded
 from looseleaf.server.errors import ApiError, as_api_error
 from looseleaf.server.generation import Generation
 from looseleaf.server.keys import Caller
@@ -52,6 +53,8 @@ def tell(request: Request, error: Exception) -> ApiError:
     """What the caller hears of an error; the log gets its code, and the whole of a fault."""
     told = as_api_error(error, request_id_of(request))
     request.state.facts["code"] = told.code
+    if isinstance(error, LimitExceeded):
+        service_of(request).metrics.limits.labels(error.what).inc()
     if told.status_code == 500:
         service = service_of(request)
         service.metrics.faults.inc()

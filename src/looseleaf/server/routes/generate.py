@@ -29,7 +29,10 @@ from looseleaf.server.routes.context import (
     tell,
 )
 from looseleaf.server.sampling import chat_params, completion_params
+from looseleaf.server.schema_limits import require_small
 from looseleaf.server.service import Service
+
+_LEAST_SECONDS = 0.001
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, responses=ERRORS, dependencies=KEYED)
 
@@ -49,10 +52,13 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     _check_documents(service, len(documents) + inside)
     engine = service.llm.engine
     params = chat_params(body, engine.tokenizer.vocab_size, service.advice)
-    maker = service.prompts(caller_of(request))
-    made = await asyncio.to_thread(maker.chat, body.messages, documents, model.system_prompt)
+    require_small(params.grammar, service.config)
+    caller, due = caller_of(request), _due(body, service)
+    maker = service.prompts(caller)
+    given = maker.chat, body.messages, documents, model.system_prompt
+    made = await service.prepare(caller, due, *given)
     form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
-    generation = _generation(request, body, [made], params)
+    generation = _generation(request, body, [made], params, due)
     return await _answer(request, body, generation, form)
 
 
@@ -73,12 +79,14 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
         )
     engine = service.llm.engine
     params = completion_params(body, engine.tokenizer.vocab_size, service.advice)
-    maker = service.prompts(caller_of(request))
-    made = [await asyncio.to_thread(maker.completion, one, documents) for one in prompts]
+    require_small(params.grammar, service.config)
+    caller, due = caller_of(request), _due(body, service)
+    maker = service.prompts(caller)
+    made = [await service.prepare(caller, due, maker.completion, one, documents) for one in prompts]
     form = CompletionForm(engine.tokenizer, body.logprobs or 0)
     # a limit that nobody has asked for is no reason to refuse a long prompt
     shortens = body.max_tokens is None
-    generation = _generation(request, body, made, params, shortens=shortens)
+    generation = _generation(request, body, made, params, due, shortens=shortens)
     return await _answer(request, body, generation, form)
 
 
@@ -99,22 +107,31 @@ def _check_documents(service: Service, number: int) -> None:
         )
 
 
+def _due(body: GenerationRequest, service: Service) -> float:
+    """When the request must have ended, on the loop's clock."""
+    most = service.config.deadline
+    seconds = most if body.deadline is None else min(body.deadline, most)
+    return asyncio.get_running_loop().time() + seconds
+
+
 def _generation(
     request: Request,
     body: GenerationRequest,
     made: list[MadePrompt],
     params: SamplingParams,
+    due: float,
     *,
     shortens: bool = False,
 ) -> Generation:
-    service, most = service_of(request), service_of(request).config.deadline
+    # what making the prompt took is no longer there for the answer
+    left = max(round(due - asyncio.get_running_loop().time(), 3), _LEAST_SECONDS)
     return Generation(
-        service,
+        service_of(request),
         request_id_of(request),
         caller_of(request),
         made,
         params,
-        most if body.deadline is None else min(body.deadline, most),
+        left,
         take_policies(body),
         shortens,
     )

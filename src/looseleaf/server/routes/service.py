@@ -54,10 +54,12 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
     maker, documents = service.prompts(caller), body.documents or []
     if body.messages is not None:
         prompt = model.system_prompt
-        made = await asyncio.to_thread(maker.chat, body.messages, documents, prompt)
+        given = maker.chat, body.messages, documents, prompt
+        made = await service.prepare(caller, service.due(), *given)
     else:
-        made = await asyncio.to_thread(
-            maker.completion, body.prompt or "", documents, markers=body.markers
+        text, markers = body.prompt or "", body.markers
+        made = await service.prepare(
+            caller, service.due(), maker.completion, text, documents, markers=markers
         )
     tokens = [token for part in made.parts for token in part.tokens]
     limit = service.llm.engine.max_model_len
