@@ -15,7 +15,7 @@ _WIDEST_INDENT = 8
 _SIMPLE = {
     *("Template", "Output", "TemplateData", "If", "CondExpr", "Const", "Scope", "Break"),
     *("Continue", "Compare", "Operand", "And", "Or", "Not", "Concat", "Add", "Sub", "Getattr"),
-    *("Getitem", "Slice", "Name"),
+    *("Getitem", "Slice", "Name", "Keyword"),
 }
 _FILTERS = {"trim", "length", "count", "upper", "lower", "string", "default", "d"}
 _TESTS = {

@@ -70,6 +70,9 @@ class Turns:
                 self._running[tenant] -= 1
                 if not self._running[tenant]:
                     del self._running[tenant]
+                if tenant in self._waiting:
+                    # the end of the order: others have waited longer
+                    self._waiting[tenant] = self._waiting.pop(tenant)
                 following = self._next()
             if following is None:
                 return
@@ -84,7 +87,6 @@ class Turns:
         if not ready:
             return None
         tenant = min(ready, key=lambda one: self._running[one])
-        # to the end of the order: equals take turns
         jobs = self._waiting.pop(tenant)
         job = jobs.popleft()
         if jobs:
