@@ -54,14 +54,14 @@ class Preparation:
         EngineClosed, and what `GrammarCompiler.compile` raises."""
         if grammar is None:
             return None
-        compiled = self._grammars.find(grammar, salt)
+        grammars = self._grammars
+        compiled = grammars.find(grammar, salt)
         if compiled is not None:
             return compiled
         due = math.inf if limit is None else time.monotonic() + limit
-        work = self._grammars.compile, grammar, salt, due
         try:
             async with asyncio.timeout(limit):
-                return await self._grammar_turns.run(salt, *work)
+                return await self._grammar_turns.run(salt, grammars.compile, grammar, salt, due)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the grammar was not compiled within the request's deadline of {limit:g} s: "

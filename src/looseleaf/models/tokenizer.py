@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from looseleaf.models.added_tokens import (
@@ -281,13 +281,13 @@ class Tokenizer:
 
     def _backend(self, source: str, markers_are_text: bool) -> "Backend":
         try:
-            backend = load_backend(source, markers_are_text)
+            backend: Backend = load_backend(source, markers_are_text)
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"{self._path} {error}") from error
         if self._sandbox is None:
             return backend
         number = self._sources.index(source)
-        return GuardedBackend(backend, self._sandbox, number, markers_are_text)
+        return cast("Backend", GuardedBackend(backend, self._sandbox, number, markers_are_text))
 
     def _encode_pieces(
         self, text: str, backend: "Backend", before: "AddedToken | None"

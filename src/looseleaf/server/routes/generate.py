@@ -55,8 +55,8 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
-    given = maker.chat, body.messages, documents, model.system_prompt
-    made = await service.prepare(caller, due, *given)
+    messages, prompt = body.messages, model.system_prompt
+    made = await service.prepare(caller, due, maker.chat, messages, documents, prompt)
     form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
     generation = _generation(request, body, [made], params, due)
     return await _answer(request, body, generation, form)

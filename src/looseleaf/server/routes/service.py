@@ -54,8 +54,8 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
     maker, documents = service.prompts(caller), body.documents or []
     if body.messages is not None:
         prompt = model.system_prompt
-        given = maker.chat, body.messages, documents, prompt
-        made = await service.prepare(caller, service.due(), *given)
+        due, messages = service.due(), body.messages
+        made = await service.prepare(caller, due, maker.chat, messages, documents, prompt)
     else:
         text, markers = body.prompt or "", body.markers
         made = await service.prepare(
