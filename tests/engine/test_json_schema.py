@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_a_schema_that_would_not_be_kept_is_refused_by_name(model: RandomModel, name: str) -> None:
     schema, reason = REFUSED[name]
     with pytest.raises(InvalidRequest, match=reason) as refusal:
-        model.compiler.check(Grammar("json_schema", json.dumps(schema)), "")
+        model.compiler.compile(Grammar("json_schema", json.dumps(schema)), "")
     assert str(refusal.value).count("JSON schema") == 1
 
 
@@ -201,7 +201,7 @@ def test_an_unknown_format_has_no_effect(model: RandomModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_known_format_is_kept(model: RandomModel, name: str) -> None:
-    model.compiler.check(Grammar.json_schema({"type": "string", "format": name}), "")
+    model.compiler.compile(Grammar.json_schema({"type": "string", "format": name}), "")
     assert json.loads(library_schema(json.dumps({"format": name}))) == {"format": name}
 
 
