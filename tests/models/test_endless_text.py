@@ -58,12 +58,10 @@ def replace(old: dict[str, str], new: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": old, "content": new}
 
 
-BOMB = {"type": "Sequence", "normalizers": [replace({"String": "a"}, "aa")] * 40}
 TOKENIZERS = {
     "nested-repeats": ("pre_tokenizer", split("(a+)+$"), "a" * 64 + "!"),
     "repeats-side-by-side": ("pre_tokenizer", split("a*a*a*a*a*a*$"), "a" * 300 + "!"),
     "a-long-run": ("pre_tokenizer", split("a+$"), "a" * 60_000 + "!"),
-    "a-bomb": ("normalizer", BOMB, "aaaa"),
     "a-replaced-pattern": ("normalizer", replace({"Regex": "(a+)+$"}, ""), "a" * 64 + "!"),
 }
 

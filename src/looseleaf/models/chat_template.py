@@ -137,7 +137,7 @@ class ChatTemplate:
         )
 
     def _names(self, role: str) -> bool:
-        return f"'{role}'" in self._source or f'"{role}"' in self._source
+        return f"'{role}'" in self.source or f'"{role}"' in self.source
 
 
 def protect_messages(

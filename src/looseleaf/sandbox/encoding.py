@@ -45,8 +45,9 @@ def make(setup: dict[str, Any]) -> Callable[[dict[str, Any]], list[Any]]:
         key = request["source"], request["markers_are_text"]
         if key not in backends:
             backends[key] = load_backend(setup["sources"][key[0]], key[1])
-        encode = {"ids": ids_of, "spans": spans_of}[request["form"]]
-        return encode(backends[key], request["text"])
+        encode = spans_of if request["form"] == "spans" else ids_of
+        encoded: list[Any] = encode(backends[key], request["text"])
+        return encoded
 
     return job
 
