@@ -36,7 +36,8 @@ from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
-from looseleaf.tiers.disk import RECORD, DiskTier
+from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.folder import RECORD
 from tools.fuzz_drawing import Ask, Drawing, Kind, chooses, is_plain
 from tools.fuzz_hosting import (
     STILL_COMING,

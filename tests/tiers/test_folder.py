@@ -113,7 +113,7 @@ def test_neither_a_folder_nor_a_name_in_capitals_is_a_record(tmp_path: Path) -> 
     tier = DiskTier(tmp_path, Ledger(1))
     assert numbers(tier) == [] and tier.counters.evicted == 1
     wrong = {name: fault.kind for name, fault in tier.verify() if fault is not None}
-    assert wrong == {f"{key(3).hex()}.segment": "unavailable", capitals.name: "damaged"}
+    assert wrong == {f"{key(3).hex()}.segment": "unreadable", capitals.name: "damaged"}
 
 
 def test_a_header_of_brackets_is_damage(tmp_path: Path) -> None:

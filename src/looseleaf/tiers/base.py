@@ -14,10 +14,11 @@ from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 
-Fault = Literal["missing", "damaged", "timeout", "unavailable", "full", "unfit"]
+Fault = Literal["missing", "damaged", "unreadable", "timeout", "unavailable", "full", "unfit"]
 """Why a tier did not do what it was asked for: it has no such record; what it has is not what was
-stored; it took too long; it can't be reached, or the system refuses; it has no room; or the record
-is whole, but of another shape than the caller's pool."""
+stored; the system refuses this record and no other; it took too long; it can't be reached, or the
+system refuses all of it; it has no room; or the record is whole, but of another shape than the
+caller's pool."""
 
 
 class TierFault(Exception):

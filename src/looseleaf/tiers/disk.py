@@ -7,15 +7,12 @@ wrote when it is asked for it."""
 
 import errno
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from uuid import uuid4
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -24,24 +21,19 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Entry, Record, TierCounters, TierFault, check_name
 from looseleaf.tiers.disk_reader import DiskReader, disk_faults
 from looseleaf.tiers.files import (
-    check_file,
-    create_unfinished,
     decode_sidecar,
     encode_record,
     encode_sidecar,
     open_quietly,
     raw,
     read_header,
-    read_tenant,
-    remove_abandoned,
     write_all,
 )
+from looseleaf.tiers.folder import RECORD, UNFINISHED, Folder, file_name
 from looseleaf.tiers.ledger import Ledger
 
 HOSTED = "hosted"
 """The folder of hosted documents, a tier of their own, in that of the others."""
-
-RECORD, SIDECAR, UNFINISHED = ".segment", ".sidecar", "unfinished"
 
 # seconds after which the folder is listed again before a record is written to it
 _COUNT_AFTER = 5.0
@@ -59,16 +51,12 @@ class DiskTier:
     clock: Callable[[], float] = time.time
     counters: TierCounters = field(default_factory=TierCounters)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _own: str = field(default_factory=lambda: uuid4().hex)
-    _numbers: Iterator[int] = field(default_factory=count)
-    # the names of side-cars that were seen here: to look for one costs less than to list the folder
-    _sidecars: set[str] = field(default_factory=set)
     _counted: float = float("-inf")
 
     def __post_init__(self) -> None:
+        self._files = Folder(self.folder, self.clock, self.counters)
         with disk_faults():
-            (self.folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
-            self._clean()
+            self._files.create()
             self.tend()
             # the folder, or a tenant, may have been allowed more before
             self._evict(self.ledger.overfull())
@@ -89,12 +77,15 @@ class DiskTier:
             if entry is None:
                 return None
             try:
-                file = open_quietly(self._path(key))
+                with self._of_record(key):
+                    file = open_quietly(self._files.file(key))
             except FileNotFoundError:
                 self.ledger.remove(key)
                 return None
             try:
-                reader = DiskReader(file, read_header(file, key), self.drop_damaged)
+                with self._of_record(key):
+                    header = read_header(file, key)
+                reader = DiskReader(file, header, self.drop_damaged, self._of_record)
             except BaseException as error:
                 os.close(file)
                 if isinstance(error, TierFault) and error.kind == "damaged":
@@ -120,7 +111,7 @@ class DiskTier:
             self._count()
         with self._lock, disk_faults():
             known = self._find(record.key)
-            if known is not None and not self._path(record.key).exists():
+            if known is not None and not self._files.is_there(self._files.file(record.key)):
                 # another process has deleted it
                 self.ledger.remove(record.key)
                 known = None
@@ -150,13 +141,13 @@ class DiskTier:
         self, record: Record, header: bytes, layers: UInt8[Tensor, "layers layer_bytes"]
     ) -> bool:
         # the lock is not held while the file is written: readers go on
-        with disk_faults(), self._unfinished() as (file, finish):
+        with disk_faults(), self._files.unfinished() as (file, finish):
             write_all(file, header)
             write_all(file, raw(layers.contiguous().view(-1)))
             with self._lock:
                 if self.ledger.find(record.key) is not None:
                     return False
-                finish(self._path(record.key))
+                finish(self._files.file(record.key))
                 size = len(header) + record.num_bytes
                 self.ledger.add(Entry(record.key, size, record.tenant, self.clock()))
                 self.counters.stored += 1
@@ -164,8 +155,16 @@ class DiskTier:
         return True
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
+        removed, fault = 0, None
         with self._lock, disk_faults():
-            return sum(self._remove(key, remember=False) for key in keys)
+            for key in keys:
+                try:
+                    removed += self._remove(key, remember=False)
+                except TierFault as error:
+                    fault = fault or error
+        if fault is not None:
+            raise fault
+        return removed
 
     def entries(self) -> Iterable[Entry]:
         """All records that this process knows of, least recently used first."""
@@ -176,8 +175,8 @@ class DiskTier:
         """Store arrays (on the host, any dtype and shape) beside a segment under ``name``, in place
         of those before; False if the segment is not there."""
         content = encode_sidecar(key, arrays)
-        path = self._path(key, check_name(name))
-        self._sidecars.add(name)
+        path = self._files.file(key, check_name(name))
+        self._files.sidecars.add(name)
         with self._lock, disk_faults():
             entry = self._find(key)
             if entry is None:
@@ -185,35 +184,36 @@ class DiskTier:
             # whatever makes room, it is not the record itself
             entry.readers += 1
             try:
-                if not self._make_room(len(content) - _size(path), entry.tenant, key):
+                if not self._make_room(len(content) - self._files.size(path), entry.tenant, key):
                     return False
             finally:
                 entry.readers -= 1
         # as with a record, the lock is not held while the file is written
-        with disk_faults(), self._unfinished() as (file, finish):
+        with disk_faults(), self._files.unfinished() as (file, finish):
             write_all(file, content)
             with self._lock:
                 if self.ledger.find(key) is not entry:
                     # the record went meanwhile
                     return False
-                more = len(content) - _size(path)
+                more = len(content) - self._files.size(path)
                 finish(path)
                 self.ledger.grow(entry, more)
                 return True
 
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
         """The arrays stored beside a segment; None if there are none. Damaged ones are dropped."""
-        path = self._path(key, check_name(name))
-        self._sidecars.add(name)
+        path = self._files.file(key, check_name(name))
+        self._files.sidecars.add(name)
         with disk_faults():
             try:
-                content = path.read_bytes()
+                with self._files.refusing(path), os.fdopen(open_quietly(path), "rb") as file:
+                    content = file.read()
             except FileNotFoundError:
                 return None
             try:
                 return decode_sidecar(content, key)
             except TierFault:
-                with self._lock, suppress(FileNotFoundError):
+                with self._lock, suppress(OSError):
                     size = path.stat().st_size
                     path.unlink()
                     if (entry := self.ledger.find(key)) is not None:
@@ -232,14 +232,14 @@ class DiskTier:
 
     def drop_damaged(self, key: SegmentKey) -> None:
         """Delete a record that is not what was stored, so that it is written anew."""
-        with self._lock, suppress(OSError):
+        with self._lock, suppress(OSError, TierFault):
             self._remove(key, remember=True)
 
     def cool(self, key: SegmentKey) -> None:
         """Have the system forget what it holds of a file in memory, so that the next read is the
         disk's; for measurements."""
         with disk_faults():
-            file = os.open(self._path(key), os.O_RDONLY)
+            file = os.open(self._files.file(key), os.O_RDONLY)
             try:
                 os.fdatasync(file)
                 if hasattr(os, "posix_fadvise"):
@@ -250,30 +250,26 @@ class DiskTier:
     def verify(self) -> Iterator[tuple[str, TierFault | None]]:
         """Read every file: its name, and what is wrong with it, None if nothing is. One that can't
         be read may be sound: its fault is not ``damaged``."""
-        for path in sorted(self.folder.glob(f"*{RECORD}")) + sorted(
-            self.folder.glob(f"*{SIDECAR}")
-        ):
-            try:
-                with disk_faults():
-                    check_file(path)
-            except TierFault as fault:
-                # what an engine has deleted meanwhile was not damaged
-                if not isinstance(fault.__cause__, FileNotFoundError):
-                    yield path.name, fault
-            else:
-                yield path.name, None
+        yield from self._files.verify()
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files by the names that `verify` gives."""
-        with disk_faults():
-            for name in names:
-                (self.folder / name).unlink(missing_ok=True)
+        fault = None
+        for name in names:
+            try:
+                with disk_faults():
+                    (self.folder / name).unlink(missing_ok=True)
+            except TierFault as error:
+                fault = fault or error
+        if fault is not None:
+            raise fault
 
     def _find(self, key: SegmentKey) -> Entry | None:
         """The entry of ``key``; of a file that another process wrote, a new one."""
         entry = self.ledger.find(key)
-        if entry is None and not self.ledger.knows(key) and self._path(key).exists():
-            for found in self._entries([self._path(key)]):
+        path = self._files.file(key)
+        if entry is None and not self.ledger.knows(key) and self._files.is_there(path):
+            for _, found in self._files.entries([path.name]):
                 self.ledger.add(found)
             entry = self.ledger.find(key)
         return entry
@@ -291,36 +287,25 @@ class DiskTier:
         and what is stored or deleted meanwhile is as it was left."""
         # other writers need not list it, too
         self._counted = self.clock()
-        there: set[str] = set()
         with disk_faults():
-            # a folder that somebody has deleted is made again by who writes
-            with suppress(FileNotFoundError):
-                there = set(os.listdir(self.folder))
-            for name in there:
-                if name.endswith(SIDECAR):
-                    self._sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])
-            booked = {_file_name(entry.key): entry.key for entry in self.entries()}
-            found = []
-            for name in there - booked.keys():
-                # another process may be deleting it
-                with suppress(FileNotFoundError):
-                    if name.endswith(RECORD):
-                        path = self.folder / name
-                        found.append((path.stat().st_atime, path))
-            new = [(used, entry) for used, path in sorted(found) for entry in self._entries([path])]
+            there = self._files.names()
+            booked = {file_name(entry.key): entry.key for entry in self.entries()}
+            new = self._files.entries(there - booked.keys())
             with self._lock:
                 for name in booked.keys() - there:
-                    if not (self.folder / name).exists():
+                    if not self._files.is_there(self.folder / name):
                         self.ledger.remove(booked[name])
                 for used, entry in new:
-                    if not self.ledger.knows(entry.key) and self._path(entry.key).exists():
+                    if not self.ledger.knows(entry.key) and self._files.is_there(
+                        self._files.file(entry.key)
+                    ):
                         self.ledger.add(entry)
                         if used > entry.created:
                             self.ledger.touch(entry.key)
 
     def _expire(self) -> None:
         for entry in self.ledger.expired():
-            self._remove(entry.key, remember=False)
+            self._drop(entry, remember=False)
             self.counters.expired += 1
 
     def _make_room(
@@ -335,64 +320,28 @@ class DiskTier:
 
     def _evict(self, going: Iterable[Entry]) -> None:
         for entry in going:
-            self._remove(entry.key, remember=True)
+            self._drop(entry, remember=True)
             self.counters.evicted += 1
 
     def _remove(self, key: SegmentKey, *, remember: bool) -> bool:
         entry = self.ledger.remove(key, remember=remember)
-        path = self._path(key)
-        there = path.exists()
-        path.unlink(missing_ok=True)
-        for name in list(self._sidecars):
-            self._path(key, name).unlink(missing_ok=True)
-        return there or entry is not None
+        return self._files.remove(key) or entry is not None
 
-    def _path(self, key: SegmentKey, sidecar: str | None = None) -> Path:
-        return self.folder / _file_name(key, sidecar)
-
-    def _entries(self, paths: Iterable[Path]) -> Iterator[Entry]:
-        for path in paths:
-            with suppress(OSError, ValueError):
-                key = SegmentKey(bytes.fromhex(path.name.removesuffix(RECORD)))
-                about = path.stat()
-                # neither a folder nor a name in capitals is a record's file
-                if stat.S_ISREG(about.st_mode) and path == self._path(key):
-                    size = about.st_size + sum(self._sizes(key))
-                    # a clock that was ahead must not make it young for ever
-                    written = min(about.st_mtime, self.clock())
-                    yield Entry(key, size, read_tenant(path, key), written)
-
-    def _sizes(self, key: SegmentKey) -> Iterator[int]:
-        """Bytes of each side-car of a record."""
-        for name in list(self._sidecars):
-            yield _size(self._path(key, name))
+    def _drop(self, entry: Entry, *, remember: bool) -> None:
+        """Remove a record; a file that can't be deleted costs its bytes, and nothing else."""
+        try:
+            self._remove(entry.key, remember=remember)
+        except TierFault as fault:
+            self.counters.count_fault(fault.kind)
 
     @contextmanager
-    def _unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
-        """A new file, and the call that gives it its name; without that it is gone in the end."""
-        path = self.folder / UNFINISHED / f"{self._own}-{next(self._numbers)}"
-        file = create_unfinished(path)
+    def _of_record(self, key: SegmentKey) -> Iterator[None]:
+        """Errors of one record's file as faults; the record is struck out."""
         try:
-            yield file, lambda name: os.replace(path, name)
-        finally:
-            os.close(file)
-            path.unlink(missing_ok=True)
-
-    def _clean(self) -> None:
-        """Delete what processes that are gone left unfinished."""
-        for path in (self.folder / UNFINISHED).iterdir():
-            # one that can't be deleted costs its bytes, not the tier
-            with suppress(OSError):
-                remove_abandoned(path, self.clock())
-
-
-def _file_name(key: SegmentKey, sidecar: str | None = None) -> str:
-    return f"{key.hex()}{RECORD}" if sidecar is None else f"{key.hex()}.{sidecar}{SIDECAR}"
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, 0 if it is not there."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+            with self._files.refusing(self._files.file(key)):
+                yield
+        except TierFault as fault:
+            if fault.kind == "unreadable":
+                with self._lock:
+                    self.ledger.remove(key)
+            raise

@@ -1,26 +1,44 @@
-"""An open file of a record, read layer by layer, and what a system refuses as a tier's faults."""
+"""An open file of a record, read layer by layer, and errors of the system as a tier's faults."""
 
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.base import Record, TierFault
+from looseleaf.tiers.base import Fault, Record, TierFault
 from looseleaf.tiers.files import RecordHeader, raw
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# errors of the machine or of a whole file system, whichever file was asked for
+_NOT_OF_A_FILE = (
+    *_FULL,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+)
 
 
 @dataclass(eq=False)
 class DiskReader:
-    """An open file; it can be read to its end even if it is deleted meanwhile."""
+    """An open file; it can be read to its end even if it is deleted meanwhile. ``of_record`` turns
+    errors of its file into faults."""
 
     file: int
     header: RecordHeader
     drop_damaged: Callable[[SegmentKey], None]
+    of_record: Callable[[SegmentKey], AbstractContextManager[None]]
 
     @property
     def record(self) -> Record:
@@ -34,7 +52,7 @@ class DiskReader:
         target = raw(into)
         done = 0
         try:
-            with disk_faults():
+            with disk_faults(), self.of_record(self.record.key):
                 while done < size:
                     at = self.header.size + layer * size + done
                     got = os.preadv(self.file, [target[done:]], at)
@@ -58,5 +76,10 @@ def disk_faults() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise TierFault("full" if full else "unavailable", f"disk: {error}") from error
+        kind: Fault = "full" if error.errno in _FULL else "unavailable"
+        raise TierFault(kind, f"disk: {error}") from error
+
+
+def is_of_file(error: OSError) -> bool:
+    """Whether an error may be that of one file, in a folder that is well."""
+    return error.errno not in _NOT_OF_A_FILE

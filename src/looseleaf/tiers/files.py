@@ -10,9 +10,11 @@ A record that is packed has one array ``packed.N`` of bytes a layer, and shape a
 packed in the metadata.
 """
 
+import errno
 import json
 import math
 import os
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +56,8 @@ _DTYPES = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+# a pipe without a writer would keep its reader waiting
+_TO_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -208,11 +212,15 @@ def read_header(file: int, key: SegmentKey) -> RecordHeader:
 
 def open_quietly(path: Path) -> int:
     """A file to read, whose time of last use stays what it is where the system lets its owner say
-    so."""
+    so. Raises OSError, also for a folder, a pipe or a device."""
     try:
-        return os.open(path, os.O_RDONLY | getattr(os, "O_NOATIME", 0))
+        file = os.open(path, _TO_READ | getattr(os, "O_NOATIME", 0))
     except PermissionError:
-        return os.open(path, os.O_RDONLY)
+        file = os.open(path, _TO_READ)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return file
 
 
 def read_tenant(path: Path, key: SegmentKey) -> str:
@@ -274,7 +282,7 @@ def remove_abandoned(path: Path, now: float) -> None:
     """Delete an unfinished file that nobody writes to any more.
 
     A process number would tell little: another container has others, or the same again."""
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, _TO_READ)
     try:
         mine = _lock(file, wait=False)
         if mine is None:
