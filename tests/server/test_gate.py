@@ -221,3 +221,15 @@ def test_nobody_is_read_for_ever_who_was_refused(
     assert b" 413 " in said_behind(live, silent, b"").partition(b"\r\n")[0]
     with pytest.raises(OSError):
         said_behind(live, silent, b" " * (2**26))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("length", [0, 5, 10**15])
+def test_a_request_that_states_its_length_twice_is_refused_and_its_connection_ends(
+    live: Live, order: int, length: int
+) -> None:
+    stated = ["Transfer-Encoding: chunked\r\n", f"Content-Length: {length}\r\n"][::order]
+    inner = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    said = said_behind(live, "".join(stated), b"0\r\n\r\n" + inner)
+    assert said.startswith(b"HTTP/1.1 400 ") and said.count(b"HTTP/1.1") == 1
+    assert b'"ambiguous_length"' in said and b"connection: close" in said

@@ -9,9 +9,9 @@ import pytest
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError
-from looseleaf.server.keys import KeyRing, is_loopback, read_keys
+from looseleaf.server.keys import KeyRing, exposure, is_loopback, read_keys
 from looseleaf.server.limits import KeyLimits, Queue
-from looseleaf.server.service import require_safe
+from looseleaf.server.service import make_service, require_safe
 
 
 def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
@@ -38,6 +38,21 @@ def test_a_line_that_is_no_key_is_refused_without_showing_it(tmp_path: Path, lin
 def test_a_key_of_two_tenants_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="given before"):
         read_keys(None, "red=the-same-key,blue=the-same-key")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602])
+def test_a_file_of_keys_that_others_can_read_is_told_or_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "keys"
+    path.write_text("red=red-key-0001\n")
+    for private in (0o600, 0o400):
+        path.chmod(private)
+        assert exposure(path) is None
+    path.chmod(mode)
+    told = exposure(path)
+    assert told is not None and f"mode {mode:o}" in told and "chmod 600" in told
+    config = ServerConfig(port=0, api_keys=str(path), strict_permissions=True)
+    with pytest.raises(InvalidOption, match="or drop --strict-permissions"):
+        make_service(str(tmp_path / "no-model"), config)
 
 
 def test_keys_that_are_asked_for_and_empty_are_no_open_server(tmp_path: Path) -> None:

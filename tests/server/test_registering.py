@@ -106,7 +106,10 @@ def test_tenants_find_their_own_documents_again(
     with started(tmp_path, api_keys=str(keys)) as live:
         assert list(documents(live, KEYS["red"])) == ["house"]
         assert live.now().registered_documents == 1
-    assert "tenant 'blue' has no key here" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "tenant 'blue' has no key here" in told
+    # the server started, and said that others can read the file
+    assert ('"keys_exposed"' in told) == bool(keys.stat().st_mode & 0o066)
     assert len(records(tmp_path)) == 2
 
 

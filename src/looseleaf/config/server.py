@@ -42,6 +42,11 @@ class ServerConfig:
         None,
         "file of lines TENANT=KEY; tenants share nothing; LOOSELEAF_KEYS may hold them as well",
     )
+    strict_permissions: bool = option(
+        False,
+        "refuse a file of API keys that users other than its owner can read or change; without "
+        "this, the log warns of it",
+    )
     open_loopback: bool = option(
         True, "where there are no keys, answer everybody on this machine, and nobody else"
     )

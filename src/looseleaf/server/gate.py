@@ -178,6 +178,7 @@ class Gate:
         self, scope: Scope, headers: Headers, passage: _Passage, facts: dict[str, Any]
     ) -> None:
         self._check_host(headers)
+        _check_framing(headers)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._most:
             raise too_large(self._most)
@@ -250,6 +251,18 @@ class Gate:
         if error.code != "slow_body":
             await passage.read_away()
         await passage.write({"type": "http.response.body", "body": b""})
+
+
+def _check_framing(headers: Headers) -> None:
+    """Raises ApiError (400) for a request that states its length twice. h11 takes the second
+    statement and drops the first; a proxy before the server may do the opposite, and then both
+    disagree on where the next request begins."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise ApiError(
+            400,
+            "a request has Content-Length or Transfer-Encoding, not both: drop one of them",
+            code="ambiguous_length",
+        )
 
 
 def _needs_no_key(path: str) -> bool:

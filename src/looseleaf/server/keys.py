@@ -14,6 +14,8 @@ from looseleaf.server.errors import ApiError
 KEYS_VARIABLE = "LOOSELEAF_KEYS"
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LEAST_KEY = 8
+# permission to read or write for the group and for everybody
+_OF_OTHERS = 0o066
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,21 @@ def _read_lines(lines: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Caller]
             raise InvalidOption(f"{where}: the key of {tenant} was given before: make another one")
         seen.add(digest)
         yield digest, Caller(tenant, digest[:16])
+
+
+def exposure(path: Path) -> str | None:
+    """A sentence that says what to do about a file of keys that users other than its owner can read
+    or change; None for a private file, and for one that can't be looked at."""
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError:
+        return None
+    if not mode & _OF_OTHERS:
+        return None
+    return (
+        f"the file of API keys {path} can be read or changed by users other than its owner (mode "
+        f"{mode:03o}): run chmod 600 on it"
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,14 @@ from looseleaf.engine.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, InvalidOption
 from looseleaf.models import read_advice
 from looseleaf.server.errors import ApiError, unavailable
-from looseleaf.server.keys import KEYS_VARIABLE, Caller, KeyRing, is_loopback, read_keys
+from looseleaf.server.keys import (
+    KEYS_VARIABLE,
+    Caller,
+    KeyRing,
+    exposure,
+    is_loopback,
+    read_keys,
+)
 from looseleaf.server.limits import KeyLimits, Queue
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log, taking_over
@@ -251,14 +258,18 @@ def make_service(
 ) -> Service:
     """Load a model and prepare to serve it; ``on_progress`` hears how far that is. Raises
     InvalidOption and ModelError before any port is open."""
-    keys = read_keys(
-        Path(config.api_keys) if config.api_keys else None, os.environ.get(KEYS_VARIABLE)
-    )
+    keys_file = Path(config.api_keys) if config.api_keys else None
+    keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
+    exposed = None if keys_file is None else exposure(keys_file)
+    if exposed is not None and config.strict_permissions:
+        raise InvalidOption(f"{exposed}, or drop --strict-permissions")
     require_safe(config, keys)
     models = _models(model, config)
     tracer = make_tracer(config.tracing)
     log_writer = LineWriter()
     log = make_log(config, log_writer)
+    if exposed is not None:
+        log.warning("keys_exposed", reason=exposed)
     # the engine's thread tells the metrics of its steps, and these ask the engine for counts
     metrics = ServerMetrics(lambda: llm.snapshot())
     told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
