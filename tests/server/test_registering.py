@@ -1,6 +1,8 @@
 """Registered documents outlive the process where there is a disk tier."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,15 +176,156 @@ def test_a_document_that_is_coming_is_told_as_that(tmp_path: Path) -> None:
         assert live.client.get("/v1/documents/there").status_code == 404
 
 
-def test_what_cannot_be_written_down_is_registered_all_the_same(
+@pytest.fixture(params=["full", "a file where the folder should be"])
+def unwilling(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A disk tier's folder that takes no records."""
+    if request.param == "full":
+        write = os.write
+
+        def full(file: int, content: bytes) -> int:
+            if str(tmp_path) in os.readlink(f"/proc/self/fd/{file}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(file, content)
+
+        def no_sync(file: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "fsync", no_sync)
+    else:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "disk" / FOLDER).write_text("no folder", "utf-8")
+    return tmp_path
+
+
+def counted(live: Live, name: str) -> float:
+    lines = live.client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_what_can_not_be_written_down_is_refused_and_not_registered(
+    unwilling: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started(unwilling) as live:
+        for more in ({}, {"stream": True}, {"wait": False}, {"hosted": True}):
+            answer = live.post("/v1/documents", {"text": TEXT, "id": "a", **more})
+            assert answer.status_code == 507, answer.text
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("server_error", "not_kept")
+            assert "require_kept" in error["message"] and str(unwilling) not in error["message"]
+            assert answer.headers["x-should-retry"] == "false"
+            assert documents(live) == {} and live.now().registered_documents == 0
+        assert counted(live, "looseleaf_not_kept_total") == 4
+        assert live.client.get("/ready").status_code == 200
+        assert live.chat(documents=[{"text": TEXT}]).status_code == 200
+    assert '"registration_not_kept"' in capsys.readouterr().err
+    assert not any(path.suffix == ".json" for path in records(unwilling))
+
+
+def test_a_document_that_need_not_be_kept_says_that_it_is_not(
+    unwilling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(unwilling) as live:
+        answer = live.post("/v1/documents", {"text": TEXT, "id": "a", "require_kept": False})
+        assert answer.status_code == 201
+        assert (answer.json()["state"], answer.json()["kept"]) == ("ready", False)
+        assert documents(live)["a"]["kept"] is False
+        # to ask for more does not take away what is there
+        assert live.post("/v1/documents", {"text": TEXT, "id": "a"}).status_code == 507
+        assert documents(live)["a"]["kept"] is False
+        monkeypatch.undo()
+        if (unwilling / "disk" / FOLDER).is_file():
+            (unwilling / "disk" / FOLDER).unlink()
+        again = live.post("/v1/documents", {"text": TEXT, "id": "a"})
+        assert (again.status_code, again.json()["kept"]) == (201, True)
+        assert documents(live)["a"]["kept"] is True
+    with started(unwilling) as live:
+        assert documents(live)["a"]["kept"] is True
+
+
+def test_a_pin_and_a_deletion_that_a_restart_undoes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path) as live:
+        register(live, id="a")
+        with monkeypatch.context() as patch:
+
+            def broken(*_: object, **__: object) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            patch.setattr("looseleaf.server.records.os.replace", broken)
+            patch.setattr(Records, "remove", broken)
+            told = live.post("/v1/documents/a/pin", {})
+            assert (told.status_code, told.json()["error"]["code"]) == (507, "not_kept")
+            gone = live.client.delete("/v1/documents/a")
+            assert (gone.status_code, gone.json()["error"]["code"]) == (507, "not_kept")
+            assert documents(live) == {}
+        # to delete it again goes on where that failed
+        assert live.client.delete("/v1/documents/a").status_code == 200
+        assert live.client.delete("/v1/documents/a").status_code == 404
+    assert records(tmp_path) == []
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_ready_document_says_whether_its_keys_and_values_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosted: bool
+) -> None:
+    more = {"hosted": True, "index": "flat"} if hosted else {}
+    with started(tmp_path) as live:
+        whole = live.post("/v1/documents", {"text": TEXT, "id": "whole", **more}).json()
+        assert (whole["kept"], whole["stored"]) == (True, True)
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            # room for a small file, and for no more
+            patch.setattr("looseleaf.tiers.disk.write_all", full)
+            told = live.post("/v1/documents", {"text": TEXT * 2, "id": "cut", **more})
+            assert told.status_code == 201
+            assert (told.json()["kept"], told.json()["stored"]) == (True, False)
+        assert documents(live)["cut"]["stored"] is False
+        assert counted(live, "looseleaf_not_kept_total") == 1
+        events = live.events("/v1/documents", {"text": TEXT * 3, "stream": True, **more})
+        assert events[-1]["stored"] is True
+    with started(tmp_path) as live:
+        found = documents(live)
+        assert {name: found[name]["kept"] for name in ("whole", "cut")} == {
+            "whole": True,
+            "cut": True,
+        }
+
+
+def test_records_that_the_system_refuses_are_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started(tmp_path) as live:
+        register(live, id="whole")
+    (whole,) = records(tmp_path)
+    names = {name: whole.with_name(f"{n:032d}.json") for n, name in enumerate("lnpf")}
+    names["l"].symlink_to(names["l"].name)
+    names["n"].symlink_to("nowhere")
+    os.mkfifo(names["p"])
+    names["f"].mkdir()
+    capsys.readouterr()
+    with started(tmp_path) as live:
+        assert list(documents(live)) == ["whole"]
+        assert "looseleaf_registrations_left_out_total 4.0" in live.client.get("/metrics").text
+    told = capsys.readouterr().err
+    assert all(path.name in told for path in names.values())
+
+
+def test_a_folder_of_records_that_can_not_be_listed_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / FOLDER).write_text("no folder", "utf-8")
+    (tmp_path / "disk" / FOLDER).symlink_to(FOLDER)
     with started(tmp_path) as live:
-        name = register(live)
-        assert list(documents(live)) == [name]
-    assert '"registration_not_kept"' in capsys.readouterr().err
+        assert live.client.get("/ready").status_code == 200
+        assert live.chat(documents=[{"text": TEXT}]).status_code == 200
+    assert '"registrations_left_out"' in capsys.readouterr().err
 
 
 def test_without_a_disk_tier_nothing_is_written_down(live: Live) -> None:

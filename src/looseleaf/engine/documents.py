@@ -15,7 +15,13 @@ from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import DocumentInfo, Registered, content_key, count_source
+from looseleaf.engine.registered import (
+    DocumentInfo,
+    Registered,
+    all_known,
+    content_key,
+    count_source,
+)
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -243,7 +249,10 @@ class Documents:
         known = next((key for key, p in entry.ahead.items() if p == parts), None)
         if known is not None:
             segment = self.store.find(known)
-            if known in entry.warming or (segment is not None and segment.ready):
+            if known in entry.warming:
+                return
+            if segment is not None and segment.ready:
+                self._ask_stored(entry, known)
                 return
 
         def ended(progress: RequestProgress) -> None:
@@ -253,6 +262,7 @@ class Documents:
         entry.error = None
         (use,) = progress.outputs[0].sequence.documents
         entry.ahead[use.key] = parts
+        entry.stored.pop(use.key, None)
         # a chat may have brought this context before
         entry.others.discard(use.key)
         entry.warming[use.key] = progress
@@ -274,7 +284,7 @@ class Documents:
         for key in entry.ahead:
             self._detach(entry, key)
             self._departed.add(content, key)
-        entry.ahead, entry.error, entry.hostings = {}, None, {}
+        entry.ahead, entry.error, entry.hostings, entry.stored = {}, None, {}, {}
         return entry
 
     def _ended(self, entry: Registered, progress: RequestProgress) -> None:
@@ -284,7 +294,14 @@ class Documents:
         if progress.error is None and use.seconds:
             entry.seconds = use.seconds
         if entry.id in self._entries.get(entry.salt, {}):
+            if progress.error is None:
+                self._ask_stored(entry, use.key)
             self._pin_ready(entry)
+
+    def _ask_stored(self, entry: Registered, key: SegmentKey) -> None:
+        """Note whether a tier has a context, once all that is on its way has arrived there."""
+        if self.tiers is not None:
+            self.tiers.look_up(key, lambda stored: entry.stored.update({key: stored}))
 
     def _unhost(self, entry: Registered) -> None:
         """Drop what hosts a deleted document, unless it hosts the same text under another id."""
@@ -376,6 +393,7 @@ class Documents:
             created=entry.created,
             seconds=took[-1] if took else entry.seconds,
             hosted=bool(hostings),
+            stored=all_known([*map(entry.stored.get, entry.ahead), *(j.stored for j in alive)]),
         )
 
     def _done(self, key: SegmentKey, num_tokens: int) -> int:

@@ -34,7 +34,8 @@ class HostingJob:
     ``stage`` is what is done now; ``on_progress`` hears of it, of how much is done and how much
     there is: tokens, then indexes. It may be called from another thread. ``asked`` is how many wait
     for it: none where all were interrupted. ``seconds`` is how long it took from when it ``began``,
-    None before, and if it was there already."""
+    None before, and if it was there already. ``stored`` is whether
+    the disk has it, None without a disk and before that is known."""
 
     segment: HostedSegment
     context: tuple[int, ...]
@@ -47,6 +48,7 @@ class HostingJob:
     tenant: str = ""
     asked: int = 0
     thread: threading.Thread | None = None
+    stored: bool | None = None
     finished: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None

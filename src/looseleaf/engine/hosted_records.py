@@ -32,11 +32,12 @@ def is_stored(tier: DiskTier | None, key: SegmentKey) -> bool:
         return False
 
 
-def store(tier: DiskTier | None, job: HostingJob) -> None:
-    """Keep a document with its index; where it can't be kept, the log says so."""
+def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
+    """Keep a document with its index. Returns whether both are kept, None without a tier; the log
+    says why not."""
     segment = job.segment
     if tier is None or segment.index is None:
-        return
+        return None
     kv = segment.kv
     record = Record(
         stored_key(segment.key),
@@ -54,14 +55,16 @@ def store(tier: DiskTier | None, job: HostingJob) -> None:
         kept = tier.put_sidecar(record.key, _SIDECAR, arrays)
     except TierFault as error:
         # a tier that fails costs the next start time, and nothing now
+        tier.counters.count_fault(error.kind)
         _log.warning("a hosted document is not kept on disk: %s", error)
-        return
+        return False
     if not kept:
         _log.warning(
             "a hosted document of %.1f MiB is not kept on disk, where there is no room for it: "
             "it is computed and indexed again at the next start, unless disk_gib is raised",
             segment.num_bytes / 2**20,
         )
+    return kept
 
 
 def load(tier: DiskTier | None, segment: HostedSegment, config: IndexConfig) -> bool:

@@ -161,6 +161,7 @@ class Hosting:
         stored = segment.index is None and not segment.filled and is_stored(self.tier, key)
         if segment.index is not None or (stored and not beside and self._load(segment, config)):
             job.stage = "ready"
+            job.stored = is_stored(self.tier, key) if self.tier is not None else None
             self._segments[key] = segment
             job.finished.set()
             return job
@@ -291,7 +292,7 @@ class Hosting:
             )  # fmt: skip
             segment.queries_of = []
             self.built += 1
-            store(self.tier, job)
+            job.stored = store(self.tier, job)
             # deleted meanwhile, it may be hosted again by another job, whose parts these are
             if folder is not None and self._jobs.get(segment.key) is job:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -313,6 +314,7 @@ class Hosting:
                 if error is None:
                     self._segments[key] = job.segment
                     job.seconds = None if loaded else time.perf_counter() - job.began
+                    job.stored = True if loaded else job.stored
                 # who finds the document must not be told that it is on its way
                 job.finished.set()
         if mine:

@@ -27,7 +27,8 @@ class DocumentInfo:
     and bytes are those held now. ``hits`` counts requests that found it there or on its way,
     ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
     is how long it took the last time it was computed ahead, None before; of a ``hosted`` one, which
-    has no pages, until its index was there.
+    has no pages, until its index was there. ``stored`` is whether a tier that outlives the process
+    had it for all contexts when it became ready; None without such a tier, and until that is known.
     """
 
     id: str
@@ -44,6 +45,7 @@ class DocumentInfo:
     created: float
     seconds: float | None
     hosted: bool = False
+    stored: bool | None = None
 
 
 @dataclass(eq=False)
@@ -52,7 +54,7 @@ class Registered:
 
     ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
     ``error`` why the latest of these failed, if it did; ``hostings`` what hosts it outside of the
-    pool, the latest last.
+    pool, the latest last. ``stored`` is, by context, whether a tier has it.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Registered:
     ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
     others: set[SegmentKey] = field(default_factory=set)
     warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
+    stored: dict[SegmentKey, bool] = field(default_factory=dict)
 
     @property
     def hosting(self) -> HostingJob | None:
@@ -106,3 +109,8 @@ def count_source(entries: Iterable[Registered], sequence: Sequence, source: Docu
             entry.computed += 1
         elif not sequence.warms:
             entry.hits += 1
+
+
+def all_known(stored: list[bool | None]) -> bool | None:
+    """Whether all are true; None if any is not known, or there are none."""
+    return None if None in stored or not stored else all(stored)

@@ -173,7 +173,7 @@ def build_segment(
             if config.estimate:
                 _sum_values(found, vectors, place, heads, num_tokens)
             if part is not None:
-                _write_part(part, found.arrays())
+                _keep_part(part, found.arrays())
         if on_progress is not None:
             on_progress(next(done) + 1, len(places))
         return found
@@ -262,15 +262,23 @@ def _part_name(place: Place, keys: KeyVectors, config: IndexConfig) -> str:
 
 
 def _read_part(part: Path, keys: KeyVectors, config: IndexConfig) -> KVIndex | None:
-    if not part.exists():
-        return None
     try:
         with part.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return load_index({name: stored[name] for name in stored.files}, keys, config)
+    except FileNotFoundError:
+        return None
     except Exception as error:
         # whatever is wrong with it: it is built again and replaced
         _log.warning("%s can't be read and is built again: %s", part, error)
         return None
+
+
+def _keep_part(part: Path, arrays: Arrays) -> None:
+    """Keep a finished part; a disk that does not take it costs a build that is cut off its time."""
+    try:
+        _write_part(part, arrays)
+    except OSError as error:
+        _log.warning("a finished part of an index is not kept in %s: %s", part.parent, error)
 
 
 def _write_part(part: Path, arrays: Arrays) -> None:

@@ -72,6 +72,15 @@ class ServerMetrics:
             "it may.",
             "what",
         )
+        self.not_kept = self._counter(
+            "not_kept",
+            "Changes to registered documents that could not be written to the disk, and ready "
+            "documents whose keys and values were not (keys).",
+            "change",
+        )
+        self.left_out = self._counter(
+            "registrations_left_out", "Records that a start did not register again."
+        )
         self.loading = self._histogram(
             "loading_seconds",
             "For a request whose documents came from tiers: until these were there (load), and "

@@ -6,9 +6,11 @@ other models have a folder of their own. A file is written under another name an
 nobody reads half of one."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,19 +55,29 @@ class Records:
     """The records of one model's documents, or none where there is no disk tier.
 
     ``coming`` are the names of those that were there at the start and are not registered again yet,
-    oldest first. Whoever reads and writes, or removes, holds ``lock``."""
+    oldest first; ``unlisted`` is the reason why they are not known, None if they are. ``unkept`` are names of documents whose latest registration could not be written,
+    ``unremoved`` of deleted documents whose record could not be removed. Whoever reads and writes,
+    or removes, holds ``lock``."""
 
     def __init__(self, disk_path: str | None, model: str) -> None:
         self.folder: Path | None = None
         self.lock = asyncio.Lock()
         self.coming: dict[str, None] = {}
+        self.unlisted: str | None = None
+        self.unkept: set[str] = set()
+        self.unremoved: set[str] = set()
         if disk_path is not None:
             self.folder = Path(disk_path).expanduser() / FOLDER / _digest(model)
-            self.coming = dict.fromkeys(_found(self.folder))
+            try:
+                self.coming = dict.fromkeys(_found(self.folder))
+            except OSError as error:
+                # a folder that is not there yet has no records; any other costs its own
+                if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
+                    self.unlisted = str(error)
 
     def read(self, name: str) -> Record:
         """The record of that name. Raises OSError, and ValueError for what is none."""
-        content = self._path(name).read_bytes()
+        content = _read_file(self._path(name))
         try:
             record = Record.model_validate_json(content)
         except ValidationError as error:
@@ -101,6 +113,16 @@ class Records:
     def remove(self, tenant: str, document_id: str) -> None:
         """Raises OSError."""
         self._path(record_name(tenant, document_id)).unlink(missing_ok=True)
+
+    def has(self, tenant: str, document_id: str) -> bool:
+        """Whether a document has a record, readable or not."""
+        return os.path.lexists(self._path(record_name(tenant, document_id)))
+
+    def keeps(self, tenant: str, document_id: str) -> bool | None:
+        """Whether a registered document is so after a restart, too; None without a disk tier."""
+        if self.folder is None:
+            return None
+        return record_name(tenant, document_id) not in self.unkept
 
     @contextmanager
     def expecting(self, tenant: str, document_id: str) -> Iterator[None]:
@@ -150,12 +172,26 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _found(folder: Path) -> list[str]:
-    """The names of all records, oldest first."""
+    """The names of all records, oldest first. Raises OSError for a folder that can't be listed."""
     found = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            # another server may be removing it
-            with suppress(OSError):
-                if entry.name.endswith(_ENDING):
-                    found.append((entry.stat().st_mtime_ns, entry.name))
+    for name in [name for name in os.listdir(folder) if name.endswith(_ENDING)]:
+        written = 0
+        # a file that can't be looked at is left out, by name, when it is read
+        with suppress(OSError):
+            written = os.lstat(folder / name).st_mtime_ns
+        found.append((written, name))
     return [name for _, name in sorted(found)]
+
+
+def _read_file(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileNotFoundError only if there is nothing of that name,
+    and another OSError for what is no file; a pipe keeps no reader waiting."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
+            return file.read()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link that leads nowhere") from error
+        raise

@@ -1,12 +1,13 @@
 """What keeps the records of registered documents in step with the engine, and registers them again
 when a server starts.
 
-A record is written before a registration is answered, and removed before a deletion is. One that
-can't be is a line in the log: the document is registered, and gone with the process."""
+A record is written before a registration is answered, and removed before a deletion is. A record
+that can't be written or removed is a refusal (507), a count, and a line in the log. A client may ask
+for a document that ends with the process instead."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.registered import DocumentInfo
@@ -14,8 +15,10 @@ from looseleaf.errors import DocumentNotFound, EngineClosed, InvalidRequest
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
 from looseleaf.server.protocol.documents import RegisterRequest
-from looseleaf.server.records import Record, Registration
+from looseleaf.server.records import Record, Registration, record_name
 from looseleaf.server.service import Service
+
+_SETTLE_SECONDS = 10.0
 
 
 def register(
@@ -51,8 +54,9 @@ def record_of(body: RegisterRequest, caller: Caller, model: str) -> Record:
     )
 
 
-async def keep(service: Service, caller: Caller, record: Record) -> None:
-    """Write down what was registered, unless it was deleted meanwhile."""
+async def keep(service: Service, caller: Caller, record: Record, *, required: bool) -> None:
+    """Write down what was registered, unless it was deleted meanwhile. Raises ApiError (507) if that
+    fails and is ``required``; a document that was not registered before is not so then."""
     records = service.records
     if records.folder is None:
         return
@@ -61,36 +65,120 @@ async def keep(service: Service, caller: Caller, record: Record) -> None:
             info = await service.llm.document(record.id, caller.salt)
         except DocumentNotFound:
             return
+        name = record_name(caller.tenant, record.id)
         record = record.model_copy(update={"pinned": info.pinned})
-        await _tried(service, record.id, lambda: records.write(record))
+        known = name in records.unkept or await asyncio.to_thread(
+            records.has, caller.tenant, record.id
+        )
+        reason = await _tried(service, record.id, "registration", lambda: records.write(record))
+        if reason is None:
+            records.unkept.discard(name)
+            records.unremoved.discard(name)
+            return
+        if not required:
+            records.unkept.add(name)
+            return
+        if not known:
+            with suppress(DocumentNotFound):
+                await service.llm.delete(record.id, caller.salt)
+    raise _not_kept(
+        f"the document can't be written to the server's disk ({reason}), so it is not registered: "
+        "try again when the disk has room, or send require_kept: false for a document that ends "
+        "with the server"
+    )
+
+
+def _not_kept(message: str) -> ApiError:
+    return ApiError(507, message, code="not_kept", headers={"x-should-retry": "false"})
+
+
+async def settled(service: Service, caller: Caller, info: DocumentInfo) -> DocumentInfo:
+    """A ready document, as it is when the tiers have, or have not, taken its keys and values. After
+    some seconds that stays unknown."""
+    if info.state != "ready" or service.records.folder is None:
+        return info
+    try:
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            await _writes_done(service)
+        info = await service.llm.document(info.id, caller.salt)
+    except (TimeoutError, DocumentNotFound):
+        return info
+    if info.stored is False:
+        service.metrics.not_kept.labels("keys").inc()
+    return info
+
+
+async def _writes_done(service: Service) -> None:
+    tiers = service.llm.engine.tiers
+    if tiers is None:
+        return
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        # a loop that has ended waits for nothing
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(done.set)
+
+    tiers.when_written(tell)
+    await done.wait()
 
 
 async def keep_pin(service: Service, caller: Caller, info: DocumentInfo) -> None:
-    """Write down whether a document is pinned now."""
+    """Write down whether a document is pinned now. Raises ApiError (507)."""
     records = service.records
     if records.folder is None:
         return
     async with records.lock:
-        await _tried(service, info.id, lambda: records.pin(caller.tenant, info.id, info.pinned))
+        reason = await _tried(
+            service, info.id, "pin", lambda: records.pin(caller.tenant, info.id, info.pinned)
+        )
+    if reason is not None:
+        raise _not_kept(
+            f"the document is {'pinned' if info.pinned else 'unpinned'} until the server ends, but "
+            f"that can't be written to its disk ({reason}): try again when the disk has room"
+        )
 
 
 async def forget(service: Service, caller: Caller, document_id: str) -> None:
-    """Remove the record of a document that was deleted, unless it is registered again."""
+    """Remove the record of a document that was deleted, unless it is registered again. Raises
+    ApiError (507)."""
     records = service.records
     if records.folder is None:
         return
     async with records.lock:
         try:
             await service.llm.document(document_id, caller.salt)
+            return
         except DocumentNotFound:
-            await _tried(service, document_id, lambda: records.remove(caller.tenant, document_id))
+            reason = await _tried(
+                service, document_id, "deletion", lambda: records.remove(caller.tenant, document_id)
+            )
+        name = record_name(caller.tenant, document_id)
+        if reason is None:
+            records.unkept.discard(name)
+            records.unremoved.discard(name)
+            return
+        records.unremoved.add(name)
+    raise _not_kept(
+        f"the document is deleted until the server starts again, but its record can't be removed "
+        f"from the disk ({reason}): delete it again when the disk is well"
+    )
 
 
-async def _tried(service: Service, document_id: str, action: Callable[[], None]) -> None:
+async def _tried(
+    service: Service, document_id: str, change: str, action: Callable[[], None]
+) -> str | None:
+    """None if ``action`` succeeds, else the reason why not, which is counted and logged."""
     try:
         await asyncio.to_thread(action)
     except (OSError, ValueError) as error:
-        service.log.warning("registration_not_kept", id=document_id, reason=str(error))
+        service.metrics.not_kept.labels(change).inc()
+        service.log.warning(
+            "registration_not_kept", id=document_id, change=change, reason=str(error)
+        )
+        # without the path, which is the operator's
+        return getattr(error, "strerror", None) or type(error).__name__
+    return None
 
 
 async def register_again(service: Service) -> None:
@@ -98,6 +186,9 @@ async def register_again(service: Service) -> None:
     document after another, so that requests wait for one at the most. What can't be is told in the
     log, and its file stays."""
     coming, again = service.records.coming, 0
+    if service.records.unlisted is not None:
+        service.metrics.left_out.inc()
+        service.log.error("registrations_left_out", reason=service.records.unlisted)
     for name in list(coming):
         if service.draining:
             return
@@ -110,6 +201,7 @@ async def register_again(service: Service) -> None:
             pass
         except Exception as error:
             reason = str(error.detail if isinstance(error, ApiError) else error)
+            service.metrics.left_out.inc()
             service.log.warning("registration_left_out", file=name, reason=reason)
         finally:
             coming.pop(name, None)

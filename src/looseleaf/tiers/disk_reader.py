@@ -13,7 +13,6 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.base import Fault, Record, TierFault
 from looseleaf.tiers.files import RecordHeader, raw
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # errors of the machine or of a whole file system, whichever file was asked for
 _NOT_OF_A_FILE = (

@@ -226,6 +226,23 @@ class Tiers:
         about = wanted.key, wanted.length, len(wanted.pages), tenant
         return self.writer.keep(self.copy.record(*about, packed=packed), wanted.pages)
 
+    def when_written(self, tell: Callable[[], None]) -> None:
+        """Call ``tell``, in the writer's thread, after all that is on its way has arrived, or
+        failed to."""
+        self.writer.do(tell)
+
+    def look_up(self, key: SegmentKey, tell: Callable[[bool], None]) -> None:
+        """Tell, in the background and after all that is on its way, whether a tier that outlives
+        the process has a segment. Without such a tier nothing is told."""
+        lasting = [guard for guard in self.guards if guard.tier is not self.host]
+
+        def job() -> None:
+            act = _containing([key])
+            tell(any(guard.call(act, [False], proof=False)[0] for guard in lasting))
+
+        if lasting:
+            self.writer.do(job)
+
     def touch(self, keys: Sequence[SegmentKey]) -> None:
         """Documents were asked for again, and found in the pool: in the background every tier hears
         of it as if it had been asked."""

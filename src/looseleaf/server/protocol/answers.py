@@ -232,6 +232,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (429, "Too many requests: see Retry-After."),
         (500, "The server failed on this request."),
         (503, "Not ready, or shutting down."),
+        (507, "The server's disk did not take what it was to keep."),
     )
 }
 """What any endpoint may answer besides its result."""

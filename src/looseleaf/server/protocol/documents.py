@@ -37,6 +37,11 @@ class RegisterRequest(Defaulting):
     index: IndexKind = Field("auto", description="The index of a hosted document.")
     wait: bool = Field(True, description="Answer when it is computed, not at once.")
     stream: bool = Field(False, description="Answer with a stream of its progress.")
+    require_kept: bool = Field(
+        True,
+        description="Where the server has a disk: refuse with 507 unless the registration was "
+        "written to it. With false, the answer says whether it was (`kept`).",
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> "RegisterRequest":
@@ -70,6 +75,14 @@ class DocumentBody(Strict):
     pages: int
     pinned: bool
     hosted: bool = Field(description="Whether it is read outside of the pool, by an index.")
+    kept: bool | None = Field(
+        description="Whether it is registered again after a restart; null without a disk."
+    )
+    stored: bool | None = Field(
+        description="Whether its keys and values (and its index) were on disk or at the remote "
+        "server when it became ready; if not, a restart computes them again. Null while that is "
+        "not known, and without such a tier."
+    )
     references: int = Field(description="Outputs that read it now.")
     hits: int = Field(description="Requests that did not have to compute it.")
     computed: int = Field(description="How many times it was computed.")

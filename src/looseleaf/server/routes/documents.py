@@ -1,8 +1,9 @@
 """``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -10,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from looseleaf.engine.registered import DocumentInfo
+from looseleaf.errors import DocumentNotFound
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone
 from looseleaf.server.keys import Caller
@@ -20,7 +22,8 @@ from looseleaf.server.protocol.documents import (
     DocumentList,
     RegisterRequest,
 )
-from looseleaf.server.registering import forget, keep, keep_pin, record_of, register
+from looseleaf.server.records import record_name
+from looseleaf.server.registering import forget, keep, keep_pin, record_of, register, settled
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService, tell
 from looseleaf.server.service import Service
 
@@ -52,9 +55,9 @@ async def register_document(
     progress = _register(service, body, caller)
     if body.stream:
         first = await until_gone(request.receive, anext(progress))
-        return EventStream(_told(first, progress, request))
+        return EventStream(_told(first, progress, request, partial(_body, service, caller)))
     info = await until_gone(request.receive, _last(progress, whole=body.wait))
-    return JSONResponse(_body(info), 201 if info.state == "ready" else 202)
+    return JSONResponse(_body(service, caller, info), 201 if info.state == "ready" else 202)
 
 
 @router.get("", response_model=DocumentList)
@@ -66,7 +69,8 @@ async def list_documents(
     with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
         asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
         found = await service.in_time(asked)
-    data, ids = [_body(info) for info in found[:limit]], [info.id for info in found[:limit]]
+    data = [_body(service, caller, info) for info in found[:limit]]
+    ids = [info.id for info in found[:limit]]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
     return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
 
@@ -77,14 +81,15 @@ async def get_document(document_id: Id, service: TheService, caller: TheCaller) 
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
         found = await service.in_time(service.llm.document(document_id, caller.salt))
-    return JSONResponse(_body(found))
+    return JSONResponse(_body(service, caller, found))
 
 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
     """Keep a document computed; if it was evicted it is computed again."""
     service.require_ready()
     pinned = service.llm.pin(document_id, caller.salt)
-    return JSONResponse(_body(await _with_pin(service, caller, document_id, pinned)))
+    info = await _with_pin(service, caller, document_id, pinned)
+    return JSONResponse(_body(service, caller, info))
 
 
 # there is nothing to say in a body, so none is asked for, and no type of it
@@ -102,7 +107,8 @@ async def unpin_document(document_id: Id, service: TheService, caller: TheCaller
     """Let a document be evicted when room is needed."""
     service.require_ready()
     unpinned = service.llm.unpin(document_id, caller.salt)
-    return JSONResponse(_body(await _with_pin(service, caller, document_id, unpinned)))
+    info = await _with_pin(service, caller, document_id, unpinned)
+    return JSONResponse(_body(service, caller, info))
 
 
 @router.delete("/{document_id}", response_model=DeletedDocument)
@@ -111,7 +117,12 @@ async def delete_document(document_id: Id, service: TheService, caller: TheCalle
     service.require_ready()
     due = service.due()
     with service.records.expecting(caller.tenant, document_id):
-        await service.in_time(service.llm.delete(document_id, caller.salt), due)
+        try:
+            await service.in_time(service.llm.delete(document_id, caller.salt), due)
+        except DocumentNotFound:
+            # deleted before, while its record could not be removed
+            if record_name(caller.tenant, document_id) not in service.records.unremoved:
+                raise
     # whoever is told that it took too long has deleted it all the same
     await service.in_time(asyncio.shield(forget(service, caller, document_id)), due)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
@@ -126,12 +137,14 @@ async def _register(
     most = service.config.max_registered
     async with aclosing(register(service, registration, caller, record, most)) as progress:  # type: ignore[type-var]
         info = await service.in_time(anext(progress), due)
-        kept = keep(service, caller, record.model_copy(update={"id": info.id}))
+        record = record.model_copy(update={"id": info.id})
+        kept = keep(service, caller, record, required=body.require_kept)
         # whoever hangs up now has registered it all the same
         await service.in_time(asyncio.shield(kept), due)
-        yield info
+        # a document that was there before is asked about, too
+        yield await settled(service, caller, info) if body.wait else info
         while (later := await service.in_time(anext(progress, None), due)) is not None:
-            yield later
+            yield await settled(service, caller, later)
 
 
 async def _with_pin(
@@ -154,18 +167,21 @@ async def _last(progress: AsyncIterator[DocumentInfo], *, whole: bool) -> Docume
 
 
 async def _told(
-    first: DocumentInfo, progress: AsyncIterator[DocumentInfo], request: Request
+    first: DocumentInfo,
+    progress: AsyncIterator[DocumentInfo],
+    request: Request,
+    body: Callable[[DocumentInfo], Event],
 ) -> AsyncGenerator[Event, None]:
     try:
         async with aclosing(progress):  # type: ignore[type-var]
-            yield _body(first)
+            yield body(first)
             async for info in progress:
-                yield _body(info)
+                yield body(info)
     except Exception as error:
         yield tell(request, error).body
 
 
-def _body(info: DocumentInfo) -> dict[str, object]:
+def _body(service: Service, caller: Caller, info: DocumentInfo) -> dict[str, object]:
     return {
         "id": info.id,
         "object": "document",
@@ -178,6 +194,8 @@ def _body(info: DocumentInfo) -> dict[str, object]:
         "pages": info.num_pages,
         "pinned": info.pinned,
         "hosted": info.hosted,
+        "kept": service.records.keeps(caller.tenant, info.id),
+        "stored": info.stored,
         "references": info.references,
         "hits": info.hits,
         "computed": info.computed,
