@@ -9,10 +9,12 @@ up to a tenth of them (`tools.fuzz_models`). Prompts have leads, up to five docu
 shorter and longer than a page, some twice, encoded alone or behind the lead), texts between them,
 or are a few tokens; policies of blending, choosing, revising and throwing away, with their budgets;
 tokens are drawn or not, with penalties, seeds and stop tokens; engines differ in pages, chunks,
-tiers, stored dtype and batch invariance; some requests are aborted, and files of tiers flipped, cut
-and deleted; tiers are slow or fail, and interrupts come inside calls to them and while requests are
-admitted, after which all that was asked is aborted, and the engine asked again. Half of the engines
-host documents outside of the pool (`tools.fuzz_hosting`), are restarted, and host them again.
+tiers, stored dtype and batch invariance. Some pools are so small that outputs are preempted. Some
+requests are aborted; files of tiers are flipped, cut and deleted, values in Redis damaged, swapped
+and replaced by those of other programs (`tools.fuzz_redis`). Tiers are slow or fail, and interrupts
+come inside calls to them and while requests are admitted, after which all that was asked is
+aborted, and the engine asked again. Half of the engines host documents outside of the pool
+(`tools.fuzz_hosting`), are restarted, and host them again.
 
 What is compared: tokens, log-probabilities, reasons to end, errors, the number of documents that
 are reported, and that an engine holds nothing when all is done. A difference is printed with what
@@ -24,6 +26,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,8 +39,10 @@ from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, Request
 from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
+from looseleaf.tiers import RemoteTier
 from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.folder import RECORD
+from tools.fuzz_answers import differs
 from tools.fuzz_drawing import Ask, Drawing, Kind, chooses, is_plain
 from tools.fuzz_hosting import (
     STILL_COMING,
@@ -50,11 +55,10 @@ from tools.fuzz_hosting import (
     refusals,
 )
 from tools.fuzz_models import gpu_model, tiny_model
+from tools.fuzz_redis import RedisServer
 from tools.fuzz_trouble import Interrupted, Trouble, quiet
 
-# how far rounding may move a log-probability, and how close two tokens have to be for a tie; where
-# keys are rounded to eight bits, or found by an index, an order of sums may turn one of them over
-_AWAY, _TIE = 3e-3, 2e-3
+# by how much more where keys are rounded to eight bits, or found by an index
 _EIGHT_BITS, _FOUND = 100, 10
 # how many answers to requests that choose by scores of 16 bits may differ: some, and a share of all
 _FEW_OTHERWISE, _SHARE_OTHERWISE = 3, 0.1
@@ -74,6 +78,8 @@ class Fuzz:
         self.hosted_of: dict[str, tuple[Hosted, ...]] = {}
         self.found: list[str] = []
         self.engines = self.asked = self.refused = self.aborted = self.damaged = 0
+        self.preempted = self.redis_damaged = self.redis_met = 0
+        self.redis = RedisServer.start()
         self.interrupted, self.came = 0, ""
         self.hosted = self.deleted = self.restarted = self.by_index = 0
         self.chose = self.otherwise = 0
@@ -87,6 +93,7 @@ class Fuzz:
         tiers = TierConfig(
             host_gib=0.002 if "h" in kind.tiers else 0.0,
             disk_path=disk,
+            remote_url=self.redis.url if self.redis is not None and "r" in kind.tiers else None,
             tier_timeout=30.0,
             staging_gib=0.01,
         )
@@ -136,38 +143,51 @@ class Fuzz:
     def round(self) -> None:
         """An engine, and some rounds of requests."""
         draw, kind = self.drawing.draw, self.drawing.kind()
+        if self.redis is not None:
+            self.redis.empty()
         engine = self.engine(kind)
         self.engines, self.came = self.engines + 1, "not interrupted"
         trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
         hosts = Hosts(draw.randrange(1 << 30)) if kind.hosts else None
-        asks = [self.drawing.ask(hosts=kind.hosts) for _ in range(draw.choice((2, 4, 6)))]
+        ask = self.drawing.long_ask if kind.tight else partial(self.drawing.ask, hosts=kind.hosts)
+        asks = [ask() for _ in range(6 if kind.tight else draw.choice((2, 4, 6)))]
         try:
             for _ in range(draw.choice((1, 2, 4))):
-                asked = draw.choices(asks, k=draw.choice((1, 3, 6)))
+                asked = draw.choices(asks, k=6 if kind.tight else draw.choice((1, 3, 6)))
                 for ask, progress in self._live(engine, kind, asked, trouble, hosts):
                     self._compare(kind, ask, progress)
-                if draw.random() < 0.4:
+                is_remote = "r" in kind.tiers
+                if draw.random() < (0.8 if is_remote else 0.4):
                     self._forget(engine)
-                if draw.random() < 0.3:
+                if draw.random() < (0.8 if is_remote else 0.3):
                     self._damage(engine)
                 if hosts is not None and draw.random() < 0.4:
                     engine = self._restart(engine, kind, hosts)
                     trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
         except IntegrityError as error:
             self._say(kind, None, f"{error!r}")
-        engine.close()
+        self._end(engine)
         if hosts is not None:
             self.hosted, self.deleted = self.hosted + hosts.hosted, self.deleted + hosts.deleted
 
     def _restart(self, engine: Engine, kind: Kind, hosts: Hosts) -> Engine:
         """Another engine in place of one, on the same disk if there is one, that hosts as much."""
         self.restarted += 1
-        engine.close()
+        self._end(engine)
         if "f" not in kind.trouble:
             hosts.check_disk(engine)
         made = self.engine(kind, engine.config.tiers.disk_path)
         hosts.again(made)
         return made
+
+    def _end(self, engine: Engine) -> None:
+        """Close an engine, and count its preemptions and the damage that it met in Redis."""
+        self.preempted += engine.books.counters.preemptions
+        engine.close()
+        for guard in engine.tiers.guards if engine.tiers is not None else ():
+            if isinstance(guard.tier, RemoteTier):
+                self.redis_met += guard.counters.faults.get("damaged", 0)
+                self.redis_met += guard.counters.faults.get("missing", 0)
 
     def _live(
         self,
@@ -268,7 +288,9 @@ class Fuzz:
         engine.store.evict_idle()
 
     def _damage(self, engine: Engine) -> None:
-        """Have some of the files of an engine's disk say something else, or nothing."""
+        """Have files of an engine's disk, and values of Redis, say something else, or nothing."""
+        if self.redis is not None:
+            self.redis_damaged += self.redis.damage(self.drawing.draw)
         guards = engine.tiers.guards if engine.tiers is not None else ()
         tiers = [*(guard.tier for guard in guards), engine.hosting.tier]
         for disk in (tier for tier in tiers if isinstance(tier, DiskTier)):
@@ -309,13 +331,18 @@ class Fuzz:
         """Run; 1 if something was found."""
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as self.folder:
-            while self.engines < self.options.rounds and self._seconds < 60 * self.options.minutes:
-                self.round()
+            try:
+                while self.engines < self.options.rounds and self._is_in_time:
+                    self.round()
+            finally:
+                if self.redis is not None:
+                    self.redis.close()
         if self.otherwise > _FEW_OTHERWISE + _SHARE_OTHERWISE * self.chose:
             self.found.append(f"{self.otherwise} of {self.chose} chose otherwise")
         print(
             f"seed {self.options.seed}: {self.engines} engines, {self.asked} requests "
             f"({self.refused} refused, {self.aborted} aborted), {self.damaged} files damaged, "
+            f"{self._redis_line}, {self.preempted} preemptions, "
             f"{self.interrupted} interrupts, {self.hosted} documents hosted "
             f"({self.deleted} deleted, {self.restarted} restarts), "
             f"{self.by_index} requests read them, "
@@ -323,6 +350,16 @@ class Fuzz:
             f"{len(self.found)} differ; {self._seconds:.0f} s; {self.model.name}"
         )
         return 1 if self.found else 0
+
+    @property
+    def _redis_line(self) -> str:
+        if self.redis is None:
+            return "no Redis server is installed"
+        return f"{self.redis_damaged} Redis values damaged and {self.redis_met} met"
+
+    @property
+    def _is_in_time(self) -> bool:
+        return self._seconds < 60 * self.options.minutes
 
     @property
     def _seconds(self) -> float:
@@ -346,28 +383,6 @@ def _run(engine: Engine, steps: int = _NOBODY) -> None:
     while engine.has_work and steps:
         engine.step()
         steps -= 1
-
-
-def differs(
-    got: RequestOutput, right: RequestOutput, slack: float = 1, *, any_tie: bool = False
-) -> str | None:
-    """How an answer differs by more than ``slack`` times rounding, None if it does not: up to the
-    first token that is another one as likely, or with ``any_tie`` any other."""
-    for output, expected in zip(got.outputs, right.outputs, strict=True):
-        for entries, known in zip(output.logprobs or (), expected.logprobs or (), strict=False):
-            first, likely = entries[0], {entry.token_id: entry.logprob for entry in known}
-            if first.token_id != known[0].token_id:
-                away = abs(likely.get(first.token_id, -1e9) - known[0].logprob)
-                if any_tie or away < slack * _TIE:
-                    break
-                return f"{first} for {known[0]}"
-            if abs(first.logprob - known[0].logprob) > slack * _AWAY:
-                return f"{first} for {known[0]}"
-        else:
-            here, there = ((one.finish_reason, list(one.token_ids)) for one in (output, expected))
-            if here != there:
-                return f"{here} for {there}"
-    return None
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -14,6 +14,8 @@ _LENGTHS = (0, 1, 5, 15, 16, 17, 33, 64, 100, 160)
 _TEXTS = (1, 3, 17, 30, 70)
 # how many prompts are of a few tokens only, and of how many
 _FEW, _MOST_OF_FEW = 0.15, 5
+# how many engines have too small a pool
+_TIGHT = 0.2
 _EVICTING = ("snapkv", "tova", "h2o")
 _REVISED = ("quest", "representatives", "window")
 
@@ -33,9 +35,10 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """What is drawn of an engine; ``tiers`` has h for the host's memory and d for a disk,
-    ``trouble`` s for slow tiers, f for tiers that fail, i for interrupts; one that ``hosts`` is to
-    have documents outside of its pool; one without ``graphs`` launches every kernel of a GPU."""
+    """What is drawn of an engine; ``tiers`` has h for the host's memory, d for a disk and r for
+    Redis, ``trouble`` s for slow tiers, f for tiers that fail, i for interrupts. The pool of a
+    ``tight`` one is too small for the outputs that it is asked for together. One that ``hosts`` is
+    to have documents outside of its pool; one without ``graphs`` launches every kernel of a GPU."""
 
     pages: int = 600
     chunk: int | None = None
@@ -46,6 +49,7 @@ class Kind:
     trouble: str = ""
     hosts: bool = False
     graphs: bool = True
+    tight: bool = False
 
 
 def chooses(policies: Policies) -> bool:
@@ -181,10 +185,30 @@ class Drawing:
         policies = self._retrieval() if hosts and self.draw.random() < 0.7 else self.policies()
         return Ask(self.prompt(), self.params(), policies, self.draw.choice(("", "", "a")))
 
+    def long_ask(self) -> Ask:
+        """A request of a short prompt and a long output, which grows until its pool is full."""
+        text = TextPart(self.tokens(self.draw.randint(4, 40)))
+        documents = self.draw.sample(self.documents, self.draw.choice((0, 0, 1)))
+        short = [document for document in documents if 0 < len(document.tokens) <= 64]
+        params = replace(
+            self.params(), max_tokens=self.draw.randint(60, 120), ignore_eos=True, stop_token_ids=()
+        )
+        return Ask((*short, text), params, {}, self.draw.choice(("", "a")))
+
     def kind(self) -> Kind:
         """An engine."""
+        if self.draw.random() < _TIGHT:
+            tiers = self.draw.choice(("", "h", "r"))
+            return Kind(
+                pages=self.draw.choice((16, 20, 26)),
+                chunk=self.draw.choice((None, 16, 64)),
+                tiers=tiers,
+                invariant=self.draw.random() < 0.2,
+                trouble=self.draw.choice(("", "", "i")),
+                tight=True,
+            )
         draw = self.draw
-        tiers = draw.choice(("", "", "h", "d", "hd"))
+        tiers = draw.choice(("", "", "h", "d", "hd", "r", "hr"))
         return Kind(
             pages=draw.choice((60, 90, 140, 400)),
             chunk=draw.choice((None, 16, 37, 64, 256)),

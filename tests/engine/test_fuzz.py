@@ -15,11 +15,18 @@ from looseleaf.engine.drawing import Drawing as EngineDrawing
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import OutputProgress
 from looseleaf.engine.request import TextPart
+from looseleaf.engine.scheduler import Scheduler
 from looseleaf.engine.sequence import Sequence
 from looseleaf.sampling_params import SamplingParams
-from tools.fuzz import Fuzz, damage, differs, parsed
+from looseleaf.tiers import RemoteTier, TierFault
+from looseleaf.tiers.files import RecordHeader
+from tests.tiers.records import content, key, put, read
+from tests.tiers.redis_server import RedisServer, find_redis
+from tools.fuzz import Fuzz, damage, parsed
+from tools.fuzz_answers import differs
 from tools.fuzz_drawing import Ask, Drawing, Kind
 from tools.fuzz_models import gpu_model
+from tools.fuzz_redis import DAMAGES, _mix
 from tools.fuzz_trouble import Interrupted, Trouble
 
 
@@ -39,6 +46,71 @@ def test_the_same_seed_draws_the_same() -> None:
         return [f"{drawing.kind()} {drawing.ask()}" for _ in range(20)]
 
     assert drawn(3) == drawn(3) != drawn(4)
+
+
+def fuzz_of(kind: Kind, seed: int, monkeypatch: pytest.MonkeyPatch) -> Fuzz:
+    """One engine of that kind, no hosted documents beside."""
+    monkeypatch.setattr(Drawing, "kind", lambda self: kind)
+    return fuzz(seed, rounds=1)
+
+
+TIGHT = Kind(pages=20, tight=True)
+REMOTE = Kind(pages=140, tiers="r")
+
+
+def test_small_pools_preempt_and_answers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fuzz_of(TIGHT, 3, monkeypatch)
+    assert run() == 0, run.found
+    assert run.preempted > 3
+
+
+def test_a_fault_of_preempted_outputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def forgetful(self: Scheduler, sequence: Sequence) -> None:
+        if len(sequence.output_tokens) > 1:
+            sequence.output_tokens[-1] = (sequence.output_tokens[-1] + 1) % 400
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_preempt", forgetful)
+    run = fuzz_of(TIGHT, 3, monkeypatch)
+    assert run() == 1 and run.found
+
+
+def test_damaged_values_of_redis_are_met_and_answers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_redis()
+    run = fuzz_of(REMOTE, 4, monkeypatch)
+    assert run() == 0, run.found
+    assert run.redis_met > 0 and run.redis_damaged >= run.redis_met
+
+
+def test_values_of_redis_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_redis()
+    monkeypatch.setattr(RecordHeader, "check_layer", lambda *about: None)
+    monkeypatch.setattr("tools.fuzz_redis.DAMAGES", (_mix,))
+    run = fuzz_of(REMOTE, 4, monkeypatch)
+    assert run() == 1 and run.found
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
+def test_each_damage_of_redis_is_found_out_or_gone(damage: Any, redis_server: RedisServer) -> None:
+    import redis
+
+    client, tier = redis.Redis(port=redis_server.port), RemoteTier(redis_server.url)
+    name, other = (f"looseleaf:1:segment:{key(n).hex()}".encode() for n in (1, 2))
+    for seed in range(8):
+        for number in (1, 2):
+            tier.delete([key(number)])
+            put(tier, number)
+        damage(client, name, other, random.Random(seed))
+        with pytest.raises(TierFault) as caught:
+            if read(tier, 1) is None or torch.equal(read(tier, 1), content(1)):
+                raise TierFault("missing", "a field was taken for itself")
+        assert caught.value.kind in ("damaged", "missing")
+        if damage is not _mix:
+            assert read(tier, 1) is None and put(tier, 1)
+    client.close()
+    tier.close()
 
 
 def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +193,8 @@ def test_short_prompts_masses_and_every_trouble_are_drawn() -> None:
     assert short and masses and any(ask in masses for ask in short)
     kinds = [drawing.kind() for _ in range(200)]
     assert {letter for kind in kinds for letter in kind.trouble} == set("sfi")
+    assert {letter for kind in kinds for letter in kind.tiers} == set("hdr")
+    assert any(kind.tight for kind in kinds)
     assert not any(set(kind.trouble) & set("sf") and not kind.tiers for kind in kinds)
 
 

@@ -15,13 +15,7 @@ from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.outputs import DocumentSource, ReuseReport
 from looseleaf.engine.parts import DocumentUse
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import (
-    DocumentInfo,
-    Registered,
-    all_known,
-    content_key,
-    count_source,
-)
+from looseleaf.engine.registered import DocumentInfo, Registered, content_key, count_source
 from looseleaf.engine.request import Document, DocumentPart, PromptParts
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -249,10 +243,10 @@ class Documents:
         known = next((key for key, p in entry.ahead.items() if p == parts), None)
         if known is not None:
             segment = self.store.find(known)
-            if known in entry.warming:
-                return
-            if segment is not None and segment.ready:
+            ready = segment is not None and segment.ready
+            if ready:
                 self._ask_stored(entry, known)
+            if ready or known in entry.warming:
                 return
 
         def ended(progress: RequestProgress) -> None:
@@ -393,7 +387,7 @@ class Documents:
             created=entry.created,
             seconds=took[-1] if took else entry.seconds,
             hosted=bool(hostings),
-            stored=all_known([*map(entry.stored.get, entry.ahead), *(j.stored for j in alive)]),
+            stored=entry.is_stored(alive),
         )
 
     def _done(self, key: SegmentKey, num_tokens: int) -> int:

@@ -85,6 +85,12 @@ class Registered:
             self.computed, self.seconds = self.computed + 1, known.seconds
         self.hostings[job.segment.key] = job
 
+    def is_stored(self, hostings: Iterable[HostingJob]) -> bool | None:
+        """Whether a tier has all contexts, and the disk these hosted ones; None if that is not
+        known of any of them, or there are none."""
+        stored = [*map(self.stored.get, self.ahead), *(job.stored for job in hostings)]
+        return None if None in stored or not stored else all(stored)
+
     @property
     def failure(self) -> LooseleafError | None:
         """Why the latest computation ahead failed, None if it did not."""
@@ -109,8 +115,3 @@ def count_source(entries: Iterable[Registered], sequence: Sequence, source: Docu
             entry.computed += 1
         elif not sequence.warms:
             entry.hits += 1
-
-
-def all_known(stored: list[bool | None]) -> bool | None:
-    """Whether all are true; None if any is not known, or there are none."""
-    return None if None in stored or not stored else all(stored)

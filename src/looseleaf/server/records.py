@@ -55,9 +55,10 @@ class Records:
     """The records of one model's documents, or none where there is no disk tier.
 
     ``coming`` are the names of those that were there at the start and are not registered again yet,
-    oldest first; ``unlisted`` is the reason why they are not known, None if they are. ``unkept`` are names of documents whose latest registration could not be written,
-    ``unremoved`` of deleted documents whose record could not be removed. Whoever reads and writes,
-    or removes, holds ``lock``."""
+    oldest first; ``unlisted`` is the reason why they are not known, None if they are. ``unkept``
+    are names of documents whose latest registration could not be written, ``unremoved`` of deleted
+    documents whose record could not be removed. Whoever reads and writes, or removes, holds
+    ``lock``."""
 
     def __init__(self, disk_path: str | None, model: str) -> None:
         self.folder: Path | None = None

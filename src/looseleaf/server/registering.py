@@ -2,8 +2,8 @@
 when a server starts.
 
 A record is written before a registration is answered, and removed before a deletion is. A record
-that can't be written or removed is a refusal (507), a count, and a line in the log. A client may ask
-for a document that ends with the process instead."""
+that can't be written or removed is a refusal (507), a count, and a line in the log. A client may
+ask for a document that ends with the process instead."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -55,8 +55,8 @@ def record_of(body: RegisterRequest, caller: Caller, model: str) -> Record:
 
 
 async def keep(service: Service, caller: Caller, record: Record, *, required: bool) -> None:
-    """Write down what was registered, unless it was deleted meanwhile. Raises ApiError (507) if that
-    fails and is ``required``; a document that was not registered before is not so then."""
+    """Write down what was registered, unless it was deleted meanwhile. Raises ApiError (507) if
+    that fails and is ``required``; a document that was not registered before is not so then."""
     records = service.records
     if records.folder is None:
         return
