@@ -22,10 +22,10 @@ was drawn; the same seed draws the same again, though threads of tiers in troubl
 another order. Exits with 1 if there is one."""
 
 import argparse
-import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,7 @@ from tools.fuzz_hosting import (
 )
 from tools.fuzz_models import gpu_model, tiny_model
 from tools.fuzz_redis import RedisServer
-from tools.fuzz_trouble import Interrupted, Trouble, quiet
+from tools.fuzz_trouble import Interrupted, Trouble, damage, quiet
 
 # by how much more where keys are rounded to eight bits, or found by an index
 _EIGHT_BITS, _FOUND = 100, 10
@@ -79,7 +79,7 @@ class Fuzz:
         self.found: list[str] = []
         self.engines = self.asked = self.refused = self.aborted = self.damaged = 0
         self.preempted = self.redis_damaged = self.redis_met = 0
-        self.redis = RedisServer.start()
+        self.redis: RedisServer | None = None
         self.interrupted, self.came = 0, ""
         self.hosted = self.deleted = self.restarted = self.by_index = 0
         self.chose = self.otherwise = 0
@@ -295,9 +295,11 @@ class Fuzz:
         tiers = [*(guard.tier for guard in guards), engine.hosting.tier]
         for disk in (tier for tier in tiers if isinstance(tier, DiskTier)):
             for path in sorted((*disk.folder.glob(f"*{RECORD}"), *disk.folder.glob("*.sidecar"))):
-                if self.drawing.draw.random() < 0.5:
-                    damage(path, self.drawing.draw)
-                    self.damaged += 1
+                # the writer's thread may make room meanwhile
+                with suppress(FileNotFoundError):
+                    if self.drawing.draw.random() < 0.5:
+                        damage(path, self.drawing.draw)
+                        self.damaged += 1
 
     def _compare(self, kind: Kind, ask: Ask, progress: RequestProgress) -> None:
         hosted = self.hosted_of.pop(progress.request.request_id)
@@ -331,6 +333,7 @@ class Fuzz:
         """Run; 1 if something was found."""
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as self.folder:
+            self.redis = RedisServer.start()
             try:
                 while self.engines < self.options.rounds and self._is_in_time:
                     self.round()
@@ -364,18 +367,6 @@ class Fuzz:
     @property
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
-
-
-def damage(path: Path, draw: random.Random) -> None:
-    """Flip a bit of a file, cut it, or delete it."""
-    content = bytearray(path.read_bytes())
-    kind = draw.choice(("flipped", "cut", "deleted"))
-    if kind == "deleted" or not content:
-        path.unlink()
-        return
-    place = draw.randrange(len(content))
-    content[place] ^= 1 << draw.randrange(8)
-    path.write_bytes(content if kind == "flipped" else content[:place])
 
 
 def _run(engine: Engine, steps: int = _NOBODY) -> None:

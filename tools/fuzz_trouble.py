@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -152,6 +153,18 @@ class _Watched(list[Tensor]):
         """Keep one more."""
         self._interrupt("before a layer of what a document sees")
         super().append(layer)
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    """Flip a bit of a file, cut it, or delete it."""
+    content = bytearray(path.read_bytes())
+    kind = draw.choice(("flipped", "cut", "deleted"))
+    if kind == "deleted" or not content:
+        path.unlink()
+        return
+    place = draw.randrange(len(content))
+    content[place] ^= 1 << draw.randrange(8)
+    path.write_bytes(content if kind == "flipped" else content[:place])
 
 
 def _nothing(where: str) -> None:

@@ -22,12 +22,12 @@ from looseleaf.tiers import RemoteTier, TierFault
 from looseleaf.tiers.files import RecordHeader
 from tests.tiers.records import content, key, put, read
 from tests.tiers.redis_server import RedisServer, find_redis
-from tools.fuzz import Fuzz, damage, parsed
+from tools.fuzz import Fuzz, parsed
 from tools.fuzz_answers import differs
 from tools.fuzz_drawing import Ask, Drawing, Kind
 from tools.fuzz_models import gpu_model
 from tools.fuzz_redis import DAMAGES, _mix
-from tools.fuzz_trouble import Interrupted, Trouble
+from tools.fuzz_trouble import Interrupted, Trouble, damage
 
 
 def fuzz(seed: int, rounds: int) -> Fuzz:
