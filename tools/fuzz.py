@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -149,8 +148,8 @@ class Fuzz:
         self.engines, self.came = self.engines + 1, "not interrupted"
         trouble = Trouble(engine, kind.trouble, draw.randrange(1 << 30))
         hosts = Hosts(draw.randrange(1 << 30)) if kind.hosts else None
-        ask = self.drawing.long_ask if kind.tight else partial(self.drawing.ask, hosts=kind.hosts)
-        asks = [ask() for _ in range(6 if kind.tight else draw.choice((2, 4, 6)))]
+        make = self.drawing.long_ask if kind.tight else partial(self.drawing.ask, hosts=kind.hosts)
+        asks = [make() for _ in range(6 if kind.tight else draw.choice((2, 4, 6)))]
         try:
             for _ in range(draw.choice((1, 2, 4))):
                 asked = draw.choices(asks, k=6 if kind.tight else draw.choice((1, 3, 6)))
@@ -362,7 +361,7 @@ class Fuzz:
 
     @property
     def _is_in_time(self) -> bool:
-        return self._seconds < 60 * self.options.minutes
+        return bool(self._seconds < 60 * self.options.minutes)
 
     @property
     def _seconds(self) -> float:
