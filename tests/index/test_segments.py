@@ -136,9 +136,9 @@ def test_a_part_that_can_not_be_written_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match="No space"):
-        build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    built = build_segment(Made(400), 400, HEADS, CONFIG, folder=tmp_path)
+    # the index is whole, and a full disk does not stay so
+    assert built.arrays() and list(tmp_path.iterdir()) == []
 
 
 class Listed(dict[str, "np.ndarray[Any, Any]"]):
