@@ -61,7 +61,7 @@ class Recorder:
 
     def run(self, work: StepWork, previous: Tensor | None = None) -> Any:
         result = self.runner.run(work, previous)
-        for sequence, row in zip(logit_sequences(work), result, strict=True):
+        for sequence, row in zip(logit_sequences(work), result.logits, strict=True):
             self.logits[sequence.request_id, sequence.index].append(row.clone())
         return result
 

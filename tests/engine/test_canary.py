@@ -94,17 +94,14 @@ def test_as_many_answers_are_checked_as_asked_for(
 def test_no_canary_is_added_while_somebody_waits(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint("llama"), canary_share=1.0, max_num_seqs=1)
     engine, running, waiting = llm.engine, [], []
-    start = engine._canary.start
+    add = engine._canary.add
 
-    def listen(add: Any, left: int) -> None:
-        def heard(request: Any) -> Any:
-            running.append(request.request_id)
-            waiting.append(left)
-            return add(request)
+    def heard(request: Any) -> Any:
+        running.append(request.request_id)
+        waiting.append(len(engine._scheduler.waiting))
+        return add(request)
 
-        start(heard, left)
-
-    engine._canary.start = listen  # type: ignore[method-assign]
+    engine._canary.add = heard
     prompts = [[words(1, 9), document(n), document(n + 1), "?"] for n in range(4)]
     llm.generate(prompts, GREEDY, fuse=Fuse("first", tokens=2))
     while engine.has_work:

@@ -14,6 +14,7 @@ from looseleaf import LLM, Fuse
 from looseleaf.attention.watched import ChunkStep
 from looseleaf.engine import evidence
 from looseleaf.engine import runner as running
+from looseleaf.engine import step as stepping
 from looseleaf.engine.entering import Entering
 from looseleaf.engine.llm import make_config
 from looseleaf.engine.loading import load_engine
@@ -131,7 +132,7 @@ def test_the_numbers_of_rows_lie_in_one_piece(folder: Path, monkeypatch: pytest.
         watched.append((made.slots, made.frame_positions))
         return made
 
-    monkeypatch.setattr(running, "step_rows", rows)
+    monkeypatch.setattr(stepping, "step_rows", rows)
     monkeypatch.setattr(evidence, "ChunkStep", step)
     for one in [*ASKED, (SEVERAL, Fuse("question", ratio=0.3))]:
         blend_all(engine(folder, passes=False), [one])

@@ -33,7 +33,7 @@ def test_a_load_that_ended_before_its_request_was_aborted_harms_no_other(
         monkeypatch.setattr(HostTier, "open", lambda tier, key: None)
     engine.add(Request("aborted", (DOCUMENT, TextPart((1, 2))), SamplingParams(max_tokens=2)))
     engine._scheduler.schedule()
-    (load,) = engine.tiering._arriving.values()
+    (load,) = engine.tiering.arriving.values()
     load.wait_for_end(60.0)
     assert load.state == ("failed" if fails else "done")
     engine.abort("aborted")

@@ -11,6 +11,7 @@ from torch import Tensor
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import Local, Revise
 from looseleaf.engine.request import Prompt, PromptParts, Request
+from looseleaf.engine.revised_rows import revision_of
 from looseleaf.errors import InvalidOption
 from looseleaf.rope import softmax_scale
 from looseleaf.tiers import LoadFailed
@@ -243,7 +244,8 @@ def test_an_adaptive_window_falls_as_the_batch_grows(checkpoint: Folder) -> None
     def watched(work: Any, previous: Any = None) -> Any:
         logits = run(work, previous)
         if work.decode and not work.chunks:
-            rows = {max(1, s.revision.window.num_rows) for s in work.decode if s.revision}
+            revisions = [revision for s in work.decode if (revision := revision_of(s))]
+            rows = {max(1, revision.window.num_rows) for revision in revisions}
             widths.setdefault(len(work.decode), set()).update(rows)
         return logits
 
@@ -271,7 +273,8 @@ def test_a_window_that_fell_to_one_row_grows_again_as_outputs_end(checkpoint: Fo
     while engine.has_work:
         engine.step()
         engine.check()
-        rows.append(window.revision.window.num_rows if window.revision else 0)
+        revision = revision_of(window)
+        rows.append(revision.window.num_rows if revision else 0)
     assert min(rows) <= 0 and max(rows) == 4
 
 
@@ -294,6 +297,14 @@ def test_in_dense_layers_the_rows_of_a_window_read_sealed_pages_together(
     checkpoint: Folder,
 ) -> None:
     llm = make_llm(checkpoint(), prefix_caching=False)
+    engine: Any = llm.engine
+    run, results = engine.runner.run, []
+
+    def watched(work: Any, previous: Any = None) -> Any:
+        results.append(run(work, previous))
+        return results[-1]
+
+    engine.runner.run = watched
     answer(llm, [words(3, 120)], 12, select=SELECT, revise=Revise(4))
-    entries = [len(item.entries) for item in llm.engine.runner.attention.groups.items]
+    entries = [len(item.entries) for item in results[-1].groups.items]
     assert max(entries) == 4

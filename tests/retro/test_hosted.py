@@ -16,6 +16,7 @@ from looseleaf import Document, Select
 from looseleaf.attention.hosted import HostedRead
 from looseleaf.config import IndexConfig, Revise
 from looseleaf.engine.request import Prompt, Request
+from looseleaf.engine.revised_rows import revision_of
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.ops import native_build
 from looseleaf.ops.rotate import rotate
@@ -270,7 +271,7 @@ def test_an_adaptive_window_falls_to_one_and_grows_again(checkpoint: Folder) -> 
     sequence, rows = added[0].outputs[0].sequence, []
     while llm.engine.has_work:
         llm.engine.step()
-        rows.append(sequence.revision.window.num_rows)
+        rows.append(revision_of(sequence).window.num_rows)
     assert min(rows) == 0 and max(rows) == 4
     assert added[0].output().revision.exposure[0] == 1.0
 

@@ -16,6 +16,7 @@ from looseleaf import Document, Select
 from looseleaf.attention.selection import Candidates, Choice
 from looseleaf.config import EVICTING, Fuse, Local, Revise
 from looseleaf.engine.request import Prompt, Request
+from looseleaf.engine.revised_rows import revision_of
 from looseleaf.ops.rotate import rotate
 from looseleaf.retro import RevisionStates
 from looseleaf.sparse import SparsePolicy
@@ -135,7 +136,7 @@ def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_pages_read
     with queries_of(llm) as queries:
         while engine.has_work:
             engine.step()
-            revision = sequence.revision
+            revision = revision_of(sequence)
             if revision is None or revision._slot is None or revision.window.num_past < 0:
                 continue
             states: RevisionStates = revision.policy.states
@@ -204,7 +205,7 @@ def test_seen_sets_only_grow_and_sealed_pages_never_change(checkpoint: Folder, r
     before, steps, sealed = torch.zeros(0), 0, 0
     while engine.has_work:
         engine.step()
-        revision = sequence.revision
+        revision = revision_of(sequence)
         if revision is None or revision._slot is None or revision.window.num_past < 0:
             continue
         now = revision.policy.states.registers[1:, revision._slot].clone().int()

@@ -104,6 +104,7 @@ class Stage:
         ]
         step = StepRows(rows, [], torch.tensor(slots), torch.tensor(last))
         attend = self.attention.step(step)
+        self.selected = attend.reads.selected
         k, v = (x[which] for x in self.kv)
         return torch.stack([attend(n, self.q[which], k, v) for n in range(len(self.rules))])
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import EVICTING, Revise
+from looseleaf.engine.eviction import EvictedKeys
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sparse import make_evictor
 from looseleaf.sparse.h2o import H2O
@@ -129,19 +130,20 @@ def test_preemption_and_resumption_change_nothing(folder: Any, policy: Any) -> N
 
 
 @EVICTOR
-def test_pages_that_hold_nothing_any_more_are_given_back(folder: Any, policy: Any) -> None:
+def test_pages_that_hold_nothing_any_more_are_given_back(
+    folder: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = make_llm(folder)
-    engine: Any = llm.engine
     seen: list[tuple[int, ...]] = []
-    evict = engine._admission.evict
+    evict = EvictedKeys.computed
 
-    def watched(sequence: Any, *, ends_prompt: bool) -> None:
+    def watched(feature: EvictedKeys, sequence: Any, *, ends_prompt: bool) -> None:
         before = sequence.num_evicted
-        evict(sequence, ends_prompt=ends_prompt)
+        evict(feature, sequence, ends_prompt=ends_prompt)
         if sequence.num_evicted > before:
             seen.append((sequence.tail.computed - sequence.num_evicted, len(sequence.tail.pages)))
 
-    engine._admission.evict = watched
+    monkeypatch.setattr(EvictedKeys, "computed", watched)
     answer(llm, select=Select(policy, tokens=48))
     assert seen and all(left == 48 and pages == 3 for left, pages in seen)
 

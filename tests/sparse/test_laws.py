@@ -135,9 +135,9 @@ def test_a_larger_budget_recovers_no_less_of_the_attention(
             replace(row, measured=True) if isinstance(row, SelectingRow) else row for row in rows
         ]
         stage.answer(measured)
-        if not stage.attention.selected:
+        if not stage.selected:
             return
-        [selected] = stage.attention.selected
+        [selected] = stage.selected
         held = torch.tensor([read.recall for read in selected.reads()])
         assert (held <= 1 + 1e-5).all()
         assert before is None or (held >= before - 1e-5).all()
@@ -160,7 +160,7 @@ def test_kv_heads_choose_apart() -> None:
     stage.q[..., slow] = 1.0
     stage.kv[0].zero_()
     stage.answer(rows)
-    [selected] = stage.attention.selected
+    [selected] = stage.selected
     assert isinstance(policy, SparsePolicy)
     choice = policy.choose(0, stage.q, selected.candidates)
     assert choice.ordinals[0, :, 0].tolist() == [2, 5]
@@ -182,7 +182,7 @@ def test_a_budget_of_mass_counts_scores_as_they_are_capped() -> None:
         stage.kv[0].zero_()
         policy = make("quest", Budget(mass=0.5))
         stage.answer(stage.selecting(policy))
-        [selected] = stage.attention.selected
+        [selected] = stage.selected
         assert isinstance(policy, SparsePolicy)
         counts.append(policy.choose(0, stage.q, selected.candidates).counts.tolist())
     assert counts == [[[1, 1]], [[4, 4]]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
-from looseleaf.attention.readings import Joining, Reading
+from looseleaf.attention.readings import Joining, Reading, StepReads
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash_cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
@@ -25,7 +25,7 @@ from looseleaf.ops.partial_attention.native import NativePlan, PagesAt, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
 from looseleaf.rope import made_once
-from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
+from looseleaf.types import AttnState, Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
@@ -62,6 +62,7 @@ class CpuAttention:
         ]
         self.heads = torch.arange(self.layout.num_kv_heads)
         self._storing: dict[int, NativePlan] = {}
+        self._layer_plans: list[NativePlan] = []
         # the pool stays where it is
         self.pages_at: list[PagesAt] = []
         if self.native:
@@ -72,37 +73,50 @@ class CpuAttention:
     def step(
         self,
         readings: Sequence[Reading],
+        reads: StepReads,
         chunks: Sequence[PrefillChunk],
         asked: Sequence[PrefillChunk] | None,
         slots: Tensor,
         frame_positions: Tensor,
-    ) -> Attend:
+    ) -> "CpuStep":
         """The attention of one step, which each layer reads in its own way;
         `looseleaf.attention.paged.StepRows` says what else it is given.
 
         ``asked`` are the chunks of the last layer, None if it has queries of every row."""
-        layers = range(len(self.rules))
-        prefill = self._prefill(chunks, layers)
-        hosted = [hosted_chunks(chunks)] * len(self.rules)
-        if asked is not None:
-            prefill[-1] = self._prefill(asked, layers[-1:])[0]
-            hosted[-1] = hosted_chunks(asked)
-        self._move_lists({reading.key: reading for reading in readings})
+        prompts = self._prompts(chunks, asked) if chunks else None
+        moved = self._move_lists({reading.key: reading for reading in readings})
         num_rows = len(readings[0].rows)
         if not self.native:
             return _TorchStep(
                 self,
+                reads,
                 num_rows,
-                Prompts(self, prefill, hosted),
+                prompts,
                 self._torch_decode(readings),
                 readings,
                 slots,
                 made_once(self.tables, lambda table: table.at(frame_positions)),
             )
-        plans = [self._plan(layer, reading) for layer, reading in enumerate(readings)]
-        for plan in set(plans):
+        if not moved or len(self._lists) != 1:
+            self._layer_plans = [self._plan(n, reading) for n, reading in enumerate(readings)]
+        for plan in set(self._layer_plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, num_rows, Prompts(self, prefill, hosted), plans, readings)
+        return _NativeStep(self, reads, num_rows, prompts, self._layer_plans, readings)
+
+    def _prompts(
+        self, chunks: Sequence[PrefillChunk], asked: Sequence[PrefillChunk] | None
+    ) -> "Prompts":
+        """``chunks`` prepared for all layers; the last one has queries of ``asked`` only."""
+        layers = range(len(self.rules))
+        prefill = self._prefill(chunks, layers)
+        hosted = list[Sequence[HostedChunk]]([()] * len(self.rules))
+        if any(chunk.hosted for chunk in chunks):
+            hosted = [hosted_chunks(chunks)] * len(self.rules)
+        if asked is not None:
+            prefill[-1] = self._prefill(asked, layers[-1:])[0]
+            if hosted[-1]:
+                hosted[-1] = hosted_chunks(asked)
+        return Prompts(self, prefill, hosted)
 
     def _prefill(
         self, chunks: Sequence[PrefillChunk], layers: Sequence[int]
@@ -121,9 +135,11 @@ class CpuAttention:
                 )
         return [made[self.alike[layer]] for layer in layers]
 
-    def _move_lists(self, readings: Mapping[Key, Reading]) -> None:
-        """Bring the lists of the readings to where their rows stand; those of others go."""
+    def _move_lists(self, readings: Mapping[Key, Reading]) -> bool:
+        """Bring the lists of the readings to where their rows stand; those of others go. Returns
+        whether all lists are the same objects as before."""
         kept: dict[Key, DecodeLists] = {}
+        moved = len(readings) == len(self._lists)
         for key, reading in readings.items():
             rows, lists = reading.rows, self._lists.get(key)
             if not rows:
@@ -133,13 +149,17 @@ class CpuAttention:
                     rows, reading.groups, page_size=self.pool.page_size, split_keys=SPLIT_KEYS,
                     invariant=self.invariant,
                 )  # fmt: skip
+                moved = False
             kept[key] = lists
+        if moved and len(kept) == len(self._lists):
+            return True
         self._plans = {
             (key, alike): plan
             for (key, alike), plan in self._plans.items()
             if key in kept and kept[key] is self._lists.get(key)
         }
         self._lists = kept
+        return False
 
     def _plan(self, layer: int, reading: Reading) -> NativePlan:
         lists = self._lists.get(reading.key)
@@ -197,7 +217,7 @@ class Prompts:
 
     owner: CpuAttention
     prefill: list[Prefill | None]
-    hosted: list[list[HostedChunk]]
+    hosted: Sequence[Sequence[HostedChunk]]
 
     def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
         """The output of the new rows ``q``."""
@@ -216,8 +236,9 @@ class _NativeStep:
     """What the model's layers call when decode rows go through C."""
 
     owner: CpuAttention
+    reads: StepReads
     num_decode_rows: int
-    prompts: Prompts
+    prompts: Prompts | None
     plans: list[NativePlan]
     readings: Sequence[Reading]
 
@@ -237,7 +258,8 @@ class _NativeStep:
             plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
         else:
             plan.run(Phase.STORE, kv=(k, v))
-        self.prompts.attend(layer, q[split:], out[split:])
+        if self.prompts is not None:
+            self.prompts.attend(layer, q[split:], out[split:])
         return out
 
 
@@ -271,8 +293,9 @@ class _TorchStep:
     """What the model's layers call where there is no C compiler."""
 
     owner: CpuAttention
+    reads: StepReads
     num_decode_rows: int
-    prompts: Prompts
+    prompts: Prompts | None
     decode: list[_TorchDecode | None]
     readings: Sequence[Reading]
     slots: Tensor
@@ -289,5 +312,9 @@ class _TorchStep:
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:
             decode.run(layer, q, owner, self.readings[layer].selected, out[:split])
-        self.prompts.attend(layer, q[split:], out[split:])
+        if self.prompts is not None:
+            self.prompts.attend(layer, q[split:], out[split:])
         return out
+
+
+CpuStep = _NativeStep | _TorchStep

@@ -23,7 +23,8 @@ from looseleaf.attention.listed_scores import (
     worth_of,
 )
 from looseleaf.attention.lists import HostWork, IntArray, IntBuffer, int32
-from looseleaf.attention.readings import Reading, SelectedRows
+from looseleaf.attention.readings import Reading, StepReads
+from looseleaf.attention.selected import SelectedRows
 from looseleaf.attention.selection import (
     Candidates,
     CandidateTable,
@@ -123,10 +124,12 @@ class ListedWork(NamedTuple):
 
 
 class HostStep(NamedTuple):
-    """The ``works`` of a step on the host, and which of them each layer reads by."""
+    """The ``works`` of a step on the host, which of them each layer reads by, and how its rows
+    read together."""
 
     works: tuple[ListedWork, ...]
     layers: tuple[int, ...]
+    reads: StepReads
 
 
 def count_on_device(readings: Sequence[Reading]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from looseleaf.attention.listed_candidates import ListedCandidates, Worth, no_table
-from looseleaf.attention.readings import SelectedRows
+from looseleaf.attention.selected import SelectedRows
 from looseleaf.attention.selection import PagePolicy
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.groups import Bitmap, DecodeRow, Item, join_bitmaps
-from looseleaf.attention.own_reads import own_reads
 from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
@@ -22,6 +21,8 @@ IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 PageArray = Callable[[Sequence[int]], IntArray]
 """Pages as an array, kept from step to step."""
+OWN_NUMBERS = 4
+"""Numbers a row of ``WorkList.row_own``."""
 # up to so many numbers are added up one by one sooner than by numpy
 _SHORT = 64
 # kernels read the arrays best where each begins at a multiple of 64 bytes
@@ -290,7 +291,7 @@ def host_work(
             "mask_words": flat.mask_words,
             "row_positions": row_positions,
             "row_state_indptr": indptr_of(np.bincount(row[:merged], minlength=len(row_positions))),
-            "row_own": own_reads(
+            "row_own": finish_spans(
                 len(row_positions),
                 row[merged:],
                 (indptr_of(pages)[len(none) - finishing :], offset[merged:], bound[merged:]),
@@ -341,3 +342,15 @@ class IntBuffer:
         self._flat.copy_(staging, non_blocking=True)
         if sent is not None:
             sent.record()
+
+
+def finish_spans(
+    num_rows: int, rows: IntArray, items: tuple[IntArray, IntArray, IntArray], page_size: int
+) -> IntArray:
+    """The keys that rows read when they are merged, as `looseleaf.ops.finish_rows` takes them: for
+    each row where its pages begin, how many slots they have, Δ and bound; no slots if it
+    reads nothing. ``items`` are page prefix sums, offsets and bounds of the items of ``rows``."""
+    indptr, offset, bound = items
+    own = np.zeros((num_rows, OWN_NUMBERS), dtype=np.int32)
+    own[rows] = np.stack([indptr[:-1], np.diff(indptr) * page_size, offset, bound], axis=1)
+    return own.ravel()

@@ -7,7 +7,7 @@ merge and the new rows by span list. On the CPU the same work is done by batched
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.cost_model import CostModel, cost_model_of
-from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention
+from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention, CpuStep
 from looseleaf.attention.device_choice import (
     ChoiceBuffer,
     DeviceChoice,
@@ -32,7 +32,7 @@ from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
 from looseleaf.attention.hosted_windows import HostedWindows
 from looseleaf.attention.listed_scores import choosing_on_device
 from looseleaf.attention.plan import AttentionPlan, PlanCounters, Planner
-from looseleaf.attention.readings import Joining, Reading, Readings, SelectedRows
+from looseleaf.attention.readings import Joining, Reading, Readings, StepReads
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
@@ -45,6 +45,8 @@ from looseleaf.ops.store_kv import NewRows, store_kv
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
+# of a step that is captured nothing is read yet
+_NOT_READ = StepReads(Groups([], []))
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,7 @@ class StepRows:
 class PagedAttention:
     """Attention of one model over one pool: the rotation table and the score rule of every layer.
 
-    The grouping of decode rows is kept while the same rows go on; ``groups`` says how those of the
-    latest step were grouped in its first layer (the same object while they stay), ``selected`` has
-    those that choose what they read, by policy. With ``batch_invariant`` a row is
+    The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
     split and merged the same way whatever else is in the step. ``costs`` are what grouping and
     splitting are chosen by on a GPU, None for the built-in ones. ``row_dtype`` is
     that of queries, keys and values as they come, None for that of the pool. Layers that turn alike
@@ -98,8 +98,6 @@ class PagedAttention:
     implementation: Implementation = "auto"
     costs: CostModel | None = None
     row_dtype: torch.dtype | None = None
-    groups: Groups = field(default_factory=lambda: Groups([], []), init=False)
-    selected: Sequence[SelectedRows] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         kv, device = self.pool.kv, self.pool.kv.device
@@ -155,12 +153,14 @@ class PagedAttention:
     def _row_dtype(self) -> torch.dtype:
         return self.row_dtype or self.pool.kv.dtype
 
-    def step(self, rows: StepRows) -> Attend:
-        """The attention of one step, for the model to call layer by layer."""
-        readings = self._read(rows.decode)
+    def step(self, rows: StepRows) -> "CpuStep | _OpsStep":
+        """The attention of one step, for the model to call layer by layer; its ``reads`` say how
+        the decode rows read."""
+        readings, reads = self._read(rows.decode)
         asked = None if rows.asked is None else rows.asked_chunks()
         if self._cpu is not None:
-            return self._cpu.step(readings, rows.chunks, asked, rows.slots, rows.frame_positions)
+            where = rows.slots, rows.frame_positions
+            return self._cpu.step(readings, reads, rows.chunks, asked, *where)
         layers = self._plans(readings, rows.chunks)
         count_on_device(readings)
         device = self.pool.kv.device
@@ -169,7 +169,7 @@ class PagedAttention:
             layers[-1] = self._plans(readings[-1:], asked)[0]
             prompts[-1] = hosted_chunks(asked, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
-        return _OpsStep(self, layers, rows.slots, rows.frame_positions, hosted, prompts)
+        return _OpsStep(self, reads, layers, rows.slots, rows.frame_positions, hosted, prompts)
 
     def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
         """The reads of hosted segments of a step on a GPU, with room for ``rows`` rows; None if it
@@ -203,7 +203,7 @@ class PagedAttention:
         is replayed with ``most_rows`` rows."""
         if any(chunk.hosted for chunk in chunks):
             return None
-        readings = self._read(decode)
+        readings, reads = self._read(decode)
         made: dict[tuple[bool, ...], int] = {}
         works: list[ListedWork] = []
         group = self._group
@@ -219,7 +219,7 @@ class PagedAttention:
                 made[reading.key] = len(works)
                 works.append(ListedWork(work, choice))
         count_on_device(readings)
-        return HostStep(tuple(works), tuple(made[reading.key] for reading in readings))
+        return HostStep(tuple(works), tuple(made[reading.key] for reading in readings), reads)
 
     def over(
         self,
@@ -239,12 +239,12 @@ class PagedAttention:
             for work, choice in works
         ]
         chosen, none = [plans[n] for n in layers], [()] * len(layers)
-        return _OpsStep(self, chosen, slots, frame_positions, hosted, none)
+        return _OpsStep(self, _NOT_READ, chosen, slots, frame_positions, hosted, none)
 
     def over_spans(self, spans: SpanList, slots: Tensor, frame_positions: Tensor) -> Attend:
         """The same for rows that are all in ``spans``."""
         plans = [_LayerPlan(AttentionPlan(0, None, spans))] * len(self.rules)
-        return _OpsStep(self, plans, slots, frame_positions, None, [()] * len(plans))
+        return _OpsStep(self, _NOT_READ, plans, slots, frame_positions, None, [()] * len(plans))
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are to be had; says so where they are not."""
@@ -285,15 +285,18 @@ class PagedAttention:
         filled = DeviceChoice(work, buffer, choice.how, choice.kept)
         return _LayerPlan(AttentionPlan(num_rows, work, spans), choice=filled)
 
-    def _read(self, rows: Sequence[DecodeRow]) -> list[Reading]:
-        """The readings of all layers; the same objects' groups as long as the same rows go on."""
-        readings = self._readings.of(rows)
-        self.groups, self.selected = readings[0].groups, self._readings.selected
-        shared = [item for item in self.groups.items if len(item.entries) > 1]
-        self.counters.items += len(self.groups.items)
-        self.counters.grouped_items += len(shared)
-        self.counters.grouped_rows += sum(len(item.entries) for item in shared)
-        return readings
+    def _read(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
+        """The readings of all layers, and how rows read together: the same groups as long as the
+        same rows go on."""
+        readings, reads = self._readings.of(rows)
+        items = reads.groups.items
+        if items:
+            shared = [len(item.entries) for item in items if len(item.entries) > 1]
+            counters = self.planner.counters
+            counters.items += len(items)
+            counters.grouped_items += len(shared)
+            counters.grouped_rows += sum(shared)
+        return readings, reads
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,7 @@ class _OpsStep:
     """One operator call each for store, partial, merge and prefill."""
 
     attention: PagedAttention
+    reads: StepReads
     layers: Sequence[_LayerPlan]
     slots: Tensor
     frame_positions: Tensor

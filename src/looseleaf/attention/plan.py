@@ -4,7 +4,6 @@ rows.
 Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
 operators. A cost model chooses who reads together and how far items are cut."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -100,8 +99,7 @@ class Planner:
     rows are grouped: one tile shape, cuts at fixed places, a fixed order of the merge.
     ``gathering``: its kernels read gathered keys sooner (`CostModel.worth_gathering` says when).
     ``finishing``: behind what a wide tile reads, rows read the little that is theirs when they
-    are merged; for plain rules only. ``launched`` is when a plan first went to the device, on the
-    clock `time.perf_counter`, since it was None.
+    are merged; for plain rules only.
     """
 
     page_size: int
@@ -113,14 +111,8 @@ class Planner:
     finishing: bool = False
     gathering: bool = False
     counters: PlanCounters = field(default_factory=PlanCounters)
-    launched: float | None = None
     _pages: dict[int, tuple[Sequence[int], IntArray]] = field(default_factory=dict)
     _settled: tuple[Groups, FlatItems] | None = None
-
-    def launching(self) -> None:
-        """A plan is made: what comes next is the device's."""
-        if self.launched is None:
-            self.launched = time.perf_counter()
 
     def group(self, rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
         """Who reads what together, where the cost model agrees."""

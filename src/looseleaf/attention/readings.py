@@ -8,7 +8,7 @@ joins as one more state.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.groups import DecodeRow, Entry, Groups, Item
-from looseleaf.attention.hosted import HostedAttention, HostedRead, merge_all
+from looseleaf.attention.hosted import HostedAttention, HostedRead
 from looseleaf.attention.hosted_windows import HostedWindows, WindowedRows
 from looseleaf.attention.lists import PageArray
-from looseleaf.attention.selected import attend_chosen
+from looseleaf.attention.selected import SelectedRows
 from looseleaf.attention.selection import (
     Candidates,
     CandidateTable,
@@ -38,114 +38,6 @@ _LAST = 1 << 20
 # sets of policies whose rows are known from step to step
 _MOST_KNOWN = 8
 Grouping = Callable[[Sequence[DecodeRow]], Groups]
-
-
-class RowReads(NamedTuple):
-    """What one row read in a step, summed over layers and KV heads: pages, of how many, and what it
-    looked at to choose them; and the share of the attention that they held, if measured."""
-
-    pages: int
-    of_pages: int
-    looked_bytes: int
-    recall: float | None
-
-
-@dataclass(frozen=True)
-class SelectedRows:
-    """The rows of one policy in one step, by their ``places`` in it.
-
-    ``tallies`` are their chosen pages, layer by layer, on the device or on the host; ``recalls``
-    and ``looked`` what was measured of each row, and the bytes of a candidate that were looked at.
-    """
-
-    policy: PagePolicy
-    places: Sequence[int]
-    candidates: Candidates
-    num_layers: int
-    tallies: list[Tensor] = field(default_factory=list)
-    recalls: list[Tensor] = field(default_factory=list)
-    looked: list[int] = field(default_factory=list)
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """The places, on the pool's device."""
-        return torch.tensor(self.places).to(self.candidates.pool.kv.device)
-
-    def reads(self) -> list[RowReads]:
-        """What each row read, once all layers are computed; waits for the device if it chose by
-        tensors."""
-        size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
-        dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
-        choosing = (self.num_layers - dense) * heads
-        recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
-        found, tallies = [], self._tallied()
-        for n, row in enumerate(self.candidates.rows):
-            others = row.num_other(size) + row.num_patches
-            held = row.num_candidates + others
-            others *= row.rest
-            pages = tallies[n] + choosing * others + dense * heads * held
-            looked = heads * row.num_candidates * sum(self.looked)
-            recall = recalls[n] if recalls and row.measured else None
-            found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
-        return found
-
-    def _tallied(self) -> list[int]:
-        """The pages of each row, counted on the host and on the device."""
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tally in self.tallies:
-            by_device.setdefault(tally.device, []).append(tally)
-        sums = [torch.stack(some).sum(0).tolist() for some in by_device.values()]
-        return [sum(each) for each in zip(*sums, strict=True)]
-
-    def begin(self, layer: int, q: Tensor) -> None:
-        """Nothing: what is chosen is read by `join`."""
-
-    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
-        """Write what the rows choose in ``layer`` as the last of their ``states``."""
-        queries = q[self.rows]
-        choice = self.policy.choose(layer, queries, self.candidates)
-        state = attend_chosen(layer, queries, choice, self.candidates)
-        self.count(choice.counts.sum(-1), choice.looked)
-        if choice.join is not None:
-            state = merge_all((state, choice.join()))
-        if any(row.measured for row in self.candidates.rows):
-            others = self._others(states, row_state_indptr)
-            everything = attend_chosen(
-                layer, queries, self.candidates.everything(), self.candidates
-            )
-            held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
-            self.recalls.append(held.exp().mean(-1))
-        if choice.done is not None:
-            rest = self._rest(states, row_state_indptr) if choice.told_all else None
-            choice.done(state if rest is None else merge_all((state, rest)))
-        place = row_state_indptr[self.rows + 1].long() - 1
-        states.out[place] = state.out
-        states.lse[place] = state.lse
-
-    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
-        """Count what the choice of some layers read together: ``pages`` of each row, and in each of
-        the keys of a candidate besides its summary so many numbers."""
-        self.tallies.append(pages)
-        pool, summary = self.candidates.pool, self.policy.summary
-        width = 0 if summary is None else summary.width * pool.kv.shape[5]
-        self.looked.append(layers * (width + looked) * pool.kv.element_size())
-
-    def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
-        """The lse of what each row reads in any case."""
-        bounds = row_state_indptr.tolist()
-        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
-        return torch.stack(lses)
-
-    def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
-        """The state of what each row reads in any case."""
-        lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
-        pivot = lse.masked_fill(lse == -torch.inf, 0.0)
-        outs = []
-        for n, whole in zip(self.places, pivot, strict=True):
-            mine = slice(bounds[n], bounds[n + 1] - 1)
-            weights = (states.lse[mine] - whole).exp()[..., None]
-            outs.append((weights * states.out[mine].float()).sum(0))
-        return AttnState(torch.stack(outs), lse)
 
 
 @dataclass(eq=False)
@@ -190,6 +82,14 @@ class Reading:
     selected: tuple[Joining, ...] = ()
 
 
+class StepReads(NamedTuple):
+    """How the decode rows of a step read: the groups of its first layer, the same object while the
+    same rows go on, and the rows that choose, by policy."""
+
+    groups: Groups
+    selected: Sequence[SelectedRows] = ()
+
+
 _RowKey = tuple[PagePolicy, int, int, int, int]
 
 
@@ -198,6 +98,14 @@ class _KnownRow(NamedTuple):
 
     names: tuple[object, object]
     candidates: RowCandidates
+
+
+class _PlainRows(NamedTuple):
+    """The groups of rows that choose nothing, and the lists that identify the rows: settled spans
+    and the tail's pages of each."""
+
+    names: list[object]
+    groups: Groups
 
 
 @dataclass(eq=False)
@@ -215,9 +123,8 @@ class _Kept:
 class Readings:
     """Makes the readings of steps; groups, tables and summaries are kept while they hold, for each
     of a few sets of policies, since rows of one step may be computed in turn.
-    ``selected`` are the rows of the latest step that choose. What rows read of hosted segments
-    joins their states where ``hosted`` is given, and ``windows`` for rows of windows; on a GPU it
-    is carried to the merge."""
+    What rows read of hosted segments joins their states where ``hosted`` is given, and ``windows``
+    for rows of windows; on a GPU it is carried to the merge."""
 
     pool: PagePool
     rotations: Sequence[Rotation]
@@ -226,20 +133,24 @@ class Readings:
     array_of: PageArray
     hosted: HostedAttention | None = None
     windows: HostedWindows | None = None
-    selected: list[SelectedRows] = field(default_factory=list)
+    _plain: _PlainRows = field(default_factory=lambda: _PlainRows([], Groups([], [])))
     _kept: _Kept = field(default_factory=_Kept)
     _known: dict[frozenset[PagePolicy], _Kept] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
 
-    def of(self, rows: Sequence[DecodeRow]) -> list[Reading]:
-        """The reading of every layer; layers that read alike have the same object."""
+    def of(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
+        """The reading of every layer, and how rows read together; layers that read alike have the
+        same object."""
+        groups = self._plain_groups(rows)
+        if groups is not None:
+            return [Reading((), rows, groups)] * len(self.rules), StepReads(groups)
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
         hosted = self._hosted(rows)
         self._turn_to(frozenset(row.policy for row in selecting.values()))
         if not selecting:
-            self.selected = []
-            return [Reading((), rows, self._grouped((), rows, rows), hosted)] * len(self.rules)
-        self.selected = chosen = self._selected(selecting)
+            reading = Reading((), rows, self._grouped((), rows, rows), hosted)
+            return [reading] * len(self.rules), StepReads(reading.groups)
+        chosen = self._selected(selecting)
         made: dict[tuple[bool, ...], Reading] = {}
         readings = []
         for layer in range(len(self.rules)):
@@ -256,7 +167,21 @@ class Readings:
             readings.append(made[key])
         known = self._kept.groups
         self._kept.groups = {key: held for key, held in known.items() if key in made}
-        return readings
+        return readings, StepReads(readings[0].groups, chosen)
+
+    def _plain_groups(self, rows: Sequence[DecodeRow]) -> Groups | None:
+        """The groups of rows that read all they see in the pool, None if one does not."""
+        known, names = self._plain.names, list[object]()
+        same = 2 * len(rows) == len(known)
+        for n, row in enumerate(rows):
+            if row.hosted or isinstance(row, SelectingRow):
+                return None
+            pages = row.tail.pages
+            names += [row.settled, pages]
+            same = same and known[2 * n] is row.settled and known[2 * n + 1] is pages
+        if not same:
+            self._plain = _PlainRows(names, self.group(rows))
+        return self._plain.groups
 
     def _turn_to(self, policies: frozenset[PagePolicy]) -> None:
         """Go on with what is kept of rows of these policies."""

@@ -1,15 +1,21 @@
-"""Attention over the pages that were chosen, each row and KV head reading its own.
+"""Rows that choose pages, and attention over those: each row and KV head reads its own.
 
 Written with tensor operations that have the same shapes in every layer, on any device; no loop over
 rows, heads or pages. What it answers is one state a row, which joins the merge with what the row
 reads in any case.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from looseleaf.attention.selection import Candidates, Choice
+from looseleaf.attention.hosted import merge_all
+from looseleaf.attention.selection import Candidates, Choice, PagePolicy
 from looseleaf.types import AttnState
 
 
@@ -65,3 +71,111 @@ def _seen(
         hidden = (table.mask_words[word] >> places % 32) & 1
         seen = seen & ~((first >= 0) & (hidden == 1))
     return seen
+
+
+class RowReads(NamedTuple):
+    """What one row read in a step, summed over layers and KV heads: pages, of how many, and what it
+    looked at to choose them; and the share of the attention that they held, if measured."""
+
+    pages: int
+    of_pages: int
+    looked_bytes: int
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """The rows of one policy in one step, by their ``places`` in it.
+
+    ``tallies`` are their chosen pages, layer by layer, on the device or on the host; ``recalls``
+    and ``looked`` what was measured of each row, and the bytes of a candidate that were looked at.
+    """
+
+    policy: PagePolicy
+    places: Sequence[int]
+    candidates: Candidates
+    num_layers: int
+    tallies: list[Tensor] = field(default_factory=list)
+    recalls: list[Tensor] = field(default_factory=list)
+    looked: list[int] = field(default_factory=list)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The places, on the pool's device."""
+        return torch.tensor(self.places).to(self.candidates.pool.kv.device)
+
+    def reads(self) -> list[RowReads]:
+        """What each row read, once all layers are computed; waits for the device if it chose by
+        tensors."""
+        size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
+        dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
+        choosing = (self.num_layers - dense) * heads
+        recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
+        found, tallies = [], self._tallied()
+        for n, row in enumerate(self.candidates.rows):
+            others = row.num_other(size) + row.num_patches
+            held = row.num_candidates + others
+            others *= row.rest
+            pages = tallies[n] + choosing * others + dense * heads * held
+            looked = heads * row.num_candidates * sum(self.looked)
+            recall = recalls[n] if recalls and row.measured else None
+            found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
+        return found
+
+    def _tallied(self) -> list[int]:
+        """The pages of each row, counted on the host and on the device."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for tally in self.tallies:
+            by_device.setdefault(tally.device, []).append(tally)
+        sums = [torch.stack(some).sum(0).tolist() for some in by_device.values()]
+        return [sum(each) for each in zip(*sums, strict=True)]
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Nothing: what is chosen is read by `join`."""
+
+    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
+        """Write what the rows choose in ``layer`` as the last of their ``states``."""
+        queries = q[self.rows]
+        choice = self.policy.choose(layer, queries, self.candidates)
+        state = attend_chosen(layer, queries, choice, self.candidates)
+        self.count(choice.counts.sum(-1), choice.looked)
+        if choice.join is not None:
+            state = merge_all((state, choice.join()))
+        if any(row.measured for row in self.candidates.rows):
+            others = self._others(states, row_state_indptr)
+            everything = attend_chosen(
+                layer, queries, self.candidates.everything(), self.candidates
+            )
+            held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
+            self.recalls.append(held.exp().mean(-1))
+        if choice.done is not None:
+            rest = self._rest(states, row_state_indptr) if choice.told_all else None
+            choice.done(state if rest is None else merge_all((state, rest)))
+        place = row_state_indptr[self.rows + 1].long() - 1
+        states.out[place] = state.out
+        states.lse[place] = state.lse
+
+    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
+        """Count what the choice of some layers read together: ``pages`` of each row, and in each of
+        the keys of a candidate besides its summary so many numbers."""
+        self.tallies.append(pages)
+        pool, summary = self.candidates.pool, self.policy.summary
+        width = 0 if summary is None else summary.width * pool.kv.shape[5]
+        self.looked.append(layers * (width + looked) * pool.kv.element_size())
+
+    def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
+        """The lse of what each row reads in any case."""
+        bounds = row_state_indptr.tolist()
+        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
+        return torch.stack(lses)
+
+    def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
+        """The state of what each row reads in any case."""
+        lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
+        pivot = lse.masked_fill(lse == -torch.inf, 0.0)
+        outs = []
+        for n, whole in zip(self.places, pivot, strict=True):
+            mine = slice(bounds[n], bounds[n + 1] - 1)
+            weights = (states.lse[mine] - whole).exp()[..., None]
+            outs.append((weights * states.out[mine].float()).sum(0))
+        return AttnState(torch.stack(outs), lse)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.fetched import TurnedInts
-from looseleaf.attention.lists import HostWork, IntArray, work_list
-from looseleaf.attention.own_reads import OWN_NUMBERS
+from looseleaf.attention.lists import OWN_NUMBERS, HostWork, IntArray, work_list
 from looseleaf.ops.partial_attention.unit_numbers import number_sizes, unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 

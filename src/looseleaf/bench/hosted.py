@@ -289,9 +289,9 @@ class _Arm:
         table = np.stack([np.ones_like(last), last, last]).astype(np.int64)
         graphs = self.runner.graphs
         assert graphs is not None, "a GPU replays graphs"
-        logits = graphs.run(RowInputs(table, [0]), rows, (), None)
-        assert logits is not None, "few rows are for a graph"
-        return logits.argmax()
+        result = graphs.run(RowInputs(table, [0]), rows, (), None)
+        assert result is not None, "few rows are for a graph"
+        return result.logits.argmax()
 
     def _new_window(self) -> HostedWindow | None:
         shape = self.decoder.config

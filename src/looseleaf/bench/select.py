@@ -204,7 +204,7 @@ class _Layer:
         attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
         for layer in range(_LAYERS):
             attend(layer, *self.qkv)
-        [selected] = self.attention.selected
+        [selected] = attend.reads.selected
         per_page = self.pool.bytes_per_page / (_LAYERS * self.shape.num_kv_heads)
         read = sum(one.pages * per_page + one.looked_bytes for one in selected.reads())
         return float(read) / _LAYERS

@@ -19,6 +19,7 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request, TextPart
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.step import StepResult
 from looseleaf.retro import free_rows, window_for
 from looseleaf.sampling_params import SamplingParams
 
@@ -30,12 +31,13 @@ _BEFORE = 12
 class _Skipping(Runner):
     """A runner that computes nothing while prompts are to be computed."""
 
-    def run(self, work: StepWork, previous: Tensor | None = None) -> Tensor:
+    def run(self, work: StepWork, previous: Tensor | None = None) -> StepResult:
         """Random logits in the place of those of a step with a prompt."""
         if not work.chunks:
             return super().run(work, previous)
         wanted = len(work.decode) + sum(chunk.ends_prompt for chunk in work.chunks)
-        return torch.randn(wanted, self.model.config.vocab_size, device=self.model.device)
+        size = wanted, self.model.config.vocab_size
+        return StepResult.of_chunks(torch.randn(*size, device=self.model.device))
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ close two of them were.
 import platform
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -32,6 +32,7 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.engine.rows import logit_sequences
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.step import StepResult
 from looseleaf.errors import InvalidOption
 from looseleaf.models import read_config
 from looseleaf.ops.page_dtypes import FP8
@@ -94,8 +95,9 @@ class ScriptedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def run(self, work: StepWork, previous: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.runner.run(work, previous)
+    def run(self, work: StepWork, previous: Tensor | None = None) -> StepResult:
+        result: StepResult = self.runner.run(work, previous)
+        logits = result.logits
         forced = torch.zeros_like(logits)
         for row, sequence in enumerate(logit_sequences(work)):
             script, kept = self.scripts[sequence.request_id], self.kept[sequence.request_id]
@@ -103,7 +105,7 @@ class ScriptedRunner:
             forced[row, script[min(len(kept), len(script) - 1)]] = 1.0
             # a copy: the next step may write where these stand
             kept.append(logits[row].to(torch.float32, copy=True))
-        return forced
+        return replace(result, logits=forced)
 
 
 class Answering:

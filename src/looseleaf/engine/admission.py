@@ -16,7 +16,6 @@ from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import PoolTooSmall
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
-from looseleaf.sparse import TextPages
 
 
 @dataclass
@@ -109,7 +108,8 @@ class Admission:
             if sequence.fusion is not None:
                 sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
             # who decides from where they come asks how much else is to be computed
-            self._load_missing(sequence, missing, sources)
+            if missing:
+                self._load_missing(sequence, missing, sources)
         except BaseException:
             # a tier that is waited for, say: what the sequence does not hold yet it never will
             self.store.pool.free(list(pages))
@@ -124,33 +124,15 @@ class Admission:
 
     def grow(self, sequence: Sequence) -> bool:
         """Make room for the tail's newest token; False if no page can be had."""
-        tail = sequence.tail
-        if len(tail.tokens) - sequence.num_evicted <= len(tail.pages) * sequence.page_size:
+        if sequence.has_room:
             return True
+        tail = sequence.tail
         page = self.store.reserve_next(tail.pages[-1])
         if page is None:
             return False
         tail.pages += page
         tail.segments.append(None)
         return True
-
-    def evict(self, sequence: Sequence, *, ends_prompt: bool) -> None:
-        """Book a step of an output that throws keys away: weigh them, and free pages if it has more
-        than it keeps.
-        """
-        eviction, tail = sequence.eviction, sequence.tail
-        if eviction is None:
-            return
-        num_keys = tail.computed - eviction.num_evicted
-        text = TextPages(self.store.pool, tail.pages, num_keys)
-        eviction.book(text, tail.position(tail.computed - 1), ends_prompt)
-        if sequence.phase is not Phase.DECODE:
-            return
-        if not eviction.due(num_keys, self.page_size, ends_prompt):
-            return
-        count = self.pages_for(eviction.evict(text))
-        self.store.pool.free(tail.pages[count:])
-        tail.pages, tail.segments = tail.pages[:count], tail.segments[:count]
 
     def publish(self, sequence: Sequence, run: TextRun) -> None:
         """Hand the run's full pages to the store, unless another sequence published the same

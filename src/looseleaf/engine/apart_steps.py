@@ -13,76 +13,62 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import Groups
-from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.readings import SelectedRows
 from looseleaf.engine.rows import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.step_parts import joined_reads
+from looseleaf.engine.step import StepResult
+from looseleaf.engine.step_parts import join_reads
 from looseleaf.tiers import LoadFailed
 
 _log = logging.getLogger(__name__)
-Run = Callable[[StepWork, Tensor | None], Tensor]
+Run = Callable[[StepWork, Tensor | None], StepResult]
 TakeBack = Callable[[StepWork], None]
-_Reads = tuple[Rows[Sequence], Groups, Rows[SelectedRows]]
 
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """What the device computes of a step: ``work``, and its ``logits`` as of `Runner.run`.
+    """What the device computes of a step: ``work``, and its ``result`` as of `Runner.run`.
     ``failed`` are the parts of single requests that it can't compute, each with its fault; what is
     in neither was taken back."""
 
     work: StepWork
-    logits: Tensor
+    result: StepResult
     failed: Rows[tuple[StepWork, Exception]] = ()
 
 
-def compute_step(
-    run: Run,
-    attention: PagedAttention,
-    work: StepWork,
-    previous: Tensor | None,
-    take_back: TakeBack,
+def isolate_fault(
+    run: Run, work: StepWork, previous: Tensor | None, take_back: TakeBack, fault: Exception
 ) -> ComputedStep:
-    """Compute a step by `Runner.run`, at once or, where that fails, request by request;
-    ``take_back`` hears what was computed in vain since a document did not come, and is to be
-    scheduled once more."""
-    if work.empty:
-        return ComputedStep(work, torch.empty(0))
-    try:
-        return ComputedStep(work, run(work, previous))
-    except LoadFailed:
+    """Compute a step that failed with ``fault`` request by request, by `Runner.run`; ``take_back``
+    hears what was computed in vain since a document did not come, and is to be scheduled once
+    more."""
+    nothing = ComputedStep(_joined(work, []), StepResult.of_chunks(torch.empty(0)))
+    if isinstance(fault, LoadFailed):
         take_back(work)
-        return ComputedStep(_joined(work, []), torch.empty(0))
-    except Exception as error:
-        parts = _by_request(work)
-        if len(parts) == 1:
-            return ComputedStep(_joined(work, []), torch.empty(0), [(work, error)])
-        _log.warning("a step of %d requests failed, each is computed alone: %r", len(parts), error)
-    done, failed = list[StepWork](), list[tuple[StepWork, Exception]]()
-    logits, reads = dict[Sequence, Tensor](), list[_Reads]()
+        return nothing
+    parts = _by_request(work)
+    if len(parts) == 1:
+        return replace(nothing, failed=[(work, fault)])
+    _log.warning("a step of %d requests failed, each is computed alone: %r", len(parts), fault)
+    done, failed = list[tuple[StepWork, StepResult]](), list[tuple[StepWork, Exception]]()
+    logits = dict[Sequence, Tensor]()
     for part in parts:
         try:
-            found = run(part, previous)
+            result = run(part, previous)
         except LoadFailed:
             take_back(part)
         except Exception as error:
             failed.append((part, error))
         else:
-            done.append(part)
+            done.append((part, result))
             # the next one may replay the same graph
-            logits |= zip(logit_sequences(part), found.clone(), strict=True)
-            if part.decode:
-                reads.append((part.decode, attention.groups, attention.selected))
-    left = _joined(work, done)
+            logits |= zip(logit_sequences(part), result.logits.clone(), strict=True)
+    left = _joined(work, [part for part, _ in done])
     place = {sequence: n for n, sequence in enumerate(left.decode)}
-    if reads:
-        placed = [([place[s] for s in decode], groups, some) for decode, groups, some in reads]
-        attention.groups, attention.selected = joined_reads(placed)
+    placed = [([place[s] for s in part.decode], result) for part, result in done]
     rows = [logits[sequence] for sequence in logit_sequences(left)]
-    return ComputedStep(left, torch.stack(rows) if rows else torch.empty(0), failed)
+    joined = join_reads(placed, torch.stack(rows) if rows else torch.empty(0))
+    return ComputedStep(left, joined, failed)
 
 
 def _by_request(work: StepWork) -> list[StepWork]:

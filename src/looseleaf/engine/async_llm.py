@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from looseleaf.config import IndexConfig
-from looseleaf.engine.engine import Engine, drain
+from looseleaf.engine.engine import Engine
 from looseleaf.engine.home import OfOneProcess
 from looseleaf.engine.keywords import require_policies
 from looseleaf.engine.llm import make_config
@@ -76,8 +76,8 @@ class AsyncLLM(OfOneProcess):
         if system_prompt is not None:
             self.system_prompt = self.engine.prompts.system_prompt(system_prompt)
             held = self.engine.hold(self.system_prompt)
-            for _ in drain(self.engine):
-                pass
+            while self.engine.has_work:
+                self.engine.step()
             if held.error is not None:
                 raise held.error
         self._ids = count()

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
+from looseleaf.attention.groups import Groups
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan import PlanCounters
-from looseleaf.attention.readings import RowReads
+from looseleaf.attention.selected import RowReads
 from looseleaf.attention.selection import PagePolicy
 from looseleaf.engine.documents import Documents
 from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
@@ -14,7 +16,8 @@ from looseleaf.engine.parts import DocumentUse, keys_of
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.stats import EngineCounters, SharedKeys, StepStats
+from looseleaf.engine.stats import EngineCounters, StepStats, shared_keys
+from looseleaf.engine.step import StepResult
 from looseleaf.errors import DeadlineExceeded
 
 Outputs = Mapping[Sequence, OutputProgress]
@@ -51,26 +54,30 @@ class Books:
     _coming: dict[Sequence, _Coming] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shared_keys = SharedKeys(self.page_size)
+        self._plan = self.attention.counters
+        # keys that each row of the latest groups reads together with others
+        self._groups: Groups | None = None
+        self._shared: Rows[int] = ()
+        self._launched: float | None = None
         self._begun, self._before = 0.0, PlanCounters()
 
     def begin_step(self) -> float:
         """A step begins, at the time that is returned."""
-        self._begun, self._before = time.perf_counter(), replace(self.attention.counters)
-        self.attention.planner.launched = None
+        self._begun, self._before = time.perf_counter(), replace(self._plan)
+        self._launched = None
         return self._begun
 
     def end_step(self, work: StepWork | None) -> StepStats:
         """What the step did that began last; ``work`` is what it computed, if anything."""
-        plan, before = self.attention.counters, self._before
+        plan, before = self._plan, self._before
         return StepStats(
             time.perf_counter() - self._begun,
-            sum(chunk.stop - chunk.start for chunk in work.chunks) if work else 0,
+            _num_new_rows(work) if work is not None and work.chunks else 0,
             len(work.decode) if work else 0,
             plan.items - before.items,
             plan.grouped_items - before.grouped_items,
             plan.grouped_rows - before.grouped_rows,
-            self.attention.planner.launched,
+            self._launched,
         )
 
     def book_admissions(self, work: StepWork, outputs: Outputs) -> None:
@@ -94,7 +101,8 @@ class Books:
 
     def _book_reuse(self, sequence: Sequence, report: ReuseReport, *, counts: bool) -> None:
         """What a request found when it was first admitted; it is in the sums if it ``counts``."""
-        self.documents.note_admission(sequence, report)
+        if report.documents:
+            self.documents.note_admission(sequence, report)
         coming = [document.source == "loaded" for document in report.documents]
         if counts:
             here = [d for d, comes in zip(report.documents, coming, strict=True) if not comes]
@@ -116,38 +124,59 @@ class Books:
             self.counters.count_reuse(ReuseReport(tuple(documents)))
         del self._coming[sequence]
 
-    def book_step(self, work: StepWork, outputs: Outputs) -> None:
+    def book_step(self, work: StepWork, result: StepResult, outputs: Outputs) -> None:
         """What a step computed, and what its decode rows read together."""
         for sequence, coming in list(self._coming.items()):
             if coming.ended:
                 self._book_arrivals(sequence, coming)
-        counters, plan = self.counters, self.attention.counters
-        counters.steps += 1
-        counters.prompt_tokens += sum(chunk.stop - chunk.start for chunk in work.chunks)
-        for name, number in vars(plan).items():
-            setattr(counters, name, number)
-        if work.decode:
-            shared = self._shared_keys.of(self.attention.groups, len(work.decode))
-            reads = self._reads(work)
-            for place, (sequence, keys) in enumerate(zip(work.decode, shared, strict=True)):
-                request, num_keys = outputs[sequence].request, sequence.num_tokens
-                if sequence.policy is not None:
-                    row = reads.get(place) or self._dense(sequence)
-                    request.count_pages(row.pages, row.of_pages, self._bytes(row), row.recall)
-                    counters.pages_read += row.pages
-                    counters.pages_held += row.of_pages
-                    num_keys = num_keys * row.pages // row.of_pages
-                    if row.pages < row.of_pages:
-                        # rows read together in layers that are dense for all of them
-                        keys = keys * self._num_dense(sequence.policy) // self._num_layers
-                elif sequence.hosted:
-                    num_keys -= self._book_hosted(sequence, request) // self._num_layers
-                request.count_decode(num_keys, keys)
+        self._launched = self._launched or result.launched
+        self.counters.steps += 1
+        if work.chunks:
+            self.counters.prompt_tokens += _num_new_rows(work)
+        for name, number in vars(self._plan).items():
+            setattr(self.counters, name, number)
+        if not work.decode:
+            return
+        if result.groups is not self._groups:
+            self._groups = result.groups
+            self._shared = shared_keys(result.groups, len(work.decode), self.page_size)
+        reads: dict[int, RowReads] | None = None
+        for place, sequence in enumerate(work.decode):
+            request, num_keys = outputs[sequence].request, sequence.num_tokens
+            keys = self._shared[place]
+            if sequence.features:
+                reads = _reads(result) if reads is None else reads
+                row = reads.get(place)
+                num_keys, keys = self._book_reads(sequence, row, request, num_keys, keys)
+            request.count_decode(num_keys, keys)
+
+    def _book_reads(
+        self,
+        sequence: Sequence,
+        row: RowReads | None,
+        request: RequestProgress,
+        num_keys: int,
+        keys: int,
+    ) -> tuple[int, int]:
+        """What a row read of ``num_keys``, ``keys`` of them together with others, if it chooses or
+        reads hosted documents; returns both numbers as they are then."""
+        if sequence.policy is not None:
+            row = row or self._dense(sequence)
+            request.count_pages(row.pages, row.of_pages, self._bytes(row), row.recall)
+            self.counters.pages_read += row.pages
+            self.counters.pages_held += row.of_pages
+            num_keys = num_keys * row.pages // row.of_pages
+            if row.pages < row.of_pages:
+                # rows read together in layers that are dense for all of them
+                keys = keys * self._num_dense(sequence.policy) // self._num_layers
+        elif sequence.hosted:
+            num_keys -= self._book_hosted(sequence, request) // self._num_layers
+        return num_keys, keys
 
     def _book_hosted(self, sequence: Sequence, request: RequestProgress) -> int:
         """What a row read of hosted documents; returns the keys that one of its query heads left
         out, summed over layers."""
-        hosted, heads = sequence.decode_row().hosted, self.attention.num_qo_heads
+        hosted, heads = sequence.hosted_reads, self.attention.num_qo_heads
         if not hosted:
             # documents of no tokens are before nothing
             return 0
@@ -158,16 +187,6 @@ class Books:
         width = 2 * kv.shape[4] * kv.element_size()
         request.count_hosted(heads * read, heads * there, heads * read * width)
         return there - read
-
-    def _reads(self, work: StepWork) -> dict[int, RowReads]:
-        """What the rows that choose read, by their place in the step."""
-        if not any(sequence.policy for sequence in work.decode):
-            return {}
-        return {
-            place: row
-            for some in self.attention.selected
-            for place, row in zip(some.places, some.reads(), strict=True)
-        }
 
     def _dense(self, sequence: Sequence) -> RowReads:
         """What a row reads that has a policy and reads everything all the same."""
@@ -190,6 +209,7 @@ class Books:
 
     def book_token(self, progress: RequestProgress) -> None:
         """A token of a request has come."""
+        self.counters.output_tokens += 1
         if progress.metrics.first_token is None:
             seconds = progress.mark_token()
             if _counts(progress):
@@ -216,6 +236,19 @@ class Books:
             self.counters.aborted += 1
         else:
             self.counters.finished += 1
+
+
+def _num_new_rows(work: StepWork) -> int:
+    return sum(chunk.stop - chunk.start for chunk in work.chunks)
+
+
+def _reads(result: StepResult) -> dict[int, RowReads]:
+    """What the rows that choose read, by their place in the step."""
+    return {
+        place: row
+        for some in result.selected
+        for place, row in zip(some.places, some.reads(), strict=True)
+    }
 
 
 def _counts(progress: RequestProgress) -> bool:

@@ -7,10 +7,11 @@ models' distributions."""
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 
 from looseleaf.config import EngineConfig
+from looseleaf.engine.background import Enlist
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.request import Request, TextPart
 from looseleaf.engine.stats import EngineCounters
@@ -34,10 +35,14 @@ class _Case:
 @dataclass(eq=False)
 class Canary:
     """What one engine knows of its blends' answers; ``factor`` is what their ratios, numbers of
-    tokens and times are multiplied by."""
+    tokens and times are multiplied by. ``add`` adds a request to those that are ``waiting``;
+    ``enlist`` has `step` called before steps."""
 
     config: EngineConfig
     counters: EngineCounters
+    add: Callable[[Request], object]
+    waiting: Sized
+    enlist: Enlist
     factor: float = 1.0
     _owed: float = 0.0
     _running: _Case | None = None
@@ -48,6 +53,11 @@ class Canary:
     def has_work(self) -> bool:
         """Whether an answer waits to be checked."""
         return bool(self._pending)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no answer waits."""
+        return not self._pending
 
     def adjusted(self, request: Request) -> Request:
         """The request with the budget that its policy has by now."""
@@ -68,14 +78,15 @@ class Canary:
             self._settle(progress)
         elif self._is_asked_for(progress):
             self._pending.append(_Case(self._again(progress), progress.outputs[0].answer))
+            self.enlist(self)
 
-    def start(self, add: Callable[[Request], object], waiting: int) -> None:
+    def step(self) -> None:
         """Add the next request to be checked, if nobody waits and no other canary runs."""
-        if waiting or self._running is not None or not self._pending:
+        if self.waiting or self._running is not None or not self._pending:
             return
         self._running = self._pending.popleft()
         try:
-            add(self._running.request)
+            self.add(self._running.request)
         except LooseleafError:
             # as text alone it may be too much for the pool
             self._running = None

@@ -4,39 +4,49 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from looseleaf.engine.progress import RequestProgress
+from looseleaf.errors import DeadlineExceeded
+
+
+def deadline_error(progress: RequestProgress) -> DeadlineExceeded:
+    """The error of a request that has run out of time."""
+    return DeadlineExceeded(
+        f"the request did not end within its deadline of {progress.request.deadline} s: "
+        "allow more time or ask for fewer tokens"
+    )
 
 
 class Deadlines:
     """Requests by the moment at which they must have ended, on the clock `time.perf_counter`.
 
     Names only: a request that ends before its deadline must not be kept until then. Nor are the
-    names, which a client with long deadlines could pile up: they go when they are most of all."""
+    names, which a client with long deadlines could pile up: they go when they are most of all.
+    ``entries`` is a heap of deadlines and names."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, str]] = []
+        self.entries: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.entries)
 
     def add(self, progress: RequestProgress) -> None:
         """Watch a request, if it has a deadline."""
         if progress.request.deadline is not None:
-            heappush(self._heap, (progress.due, progress.request.request_id))
+            heappush(self.entries, (progress.due, progress.request.request_id))
 
     def is_over(self, now: float) -> bool:
         """Whether some time is over that `expired` has not told yet."""
-        return bool(self._heap) and self._heap[0][0] <= now
+        return bool(self.entries) and self.entries[0][0] <= now
 
     def expired(self, now: float, requests: Mapping[str, RequestProgress]) -> list[RequestProgress]:
         """Those of ``requests``, which are all that have not ended, whose time is over, once
         each."""
-        if len(self._heap) > 2 * len(requests):
+        if len(self.entries) > 2 * len(requests):
             # more than half go: who looks at a name that stays has been paid for by one that came
-            self._heap = [entry for entry in self._heap if _is_due(entry, requests)]
-            heapify(self._heap)
+            self.entries = [entry for entry in self.entries if _is_due(entry, requests)]
+            heapify(self.entries)
         over = []
-        while self._heap and self._heap[0][0] <= now:
-            entry = heappop(self._heap)
+        while self.entries and self.entries[0][0] <= now:
+            entry = heappop(self.entries)
             if _is_due(entry, requests):
                 over.append(requests[entry[1]])
         return over

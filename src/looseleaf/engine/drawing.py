@@ -11,6 +11,7 @@ from torch import Tensor
 from looseleaf.engine.progress import OutputProgress
 from looseleaf.engine.rows import Arrival
 from looseleaf.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from looseleaf.engine.scheduler import StepWork
 
 OnFault = Callable[[OutputProgress, Exception], None]
 
@@ -22,6 +23,14 @@ class Draw:
     outputs: list[OutputProgress]
     sampled: SampledTokens
     arrival: Arrival
+
+
+@dataclass(frozen=True)
+class InFlightStep:
+    """A step that the device computes or has computed, and the tokens that it yields."""
+
+    work: StepWork
+    draws: list[Draw]
 
 
 @dataclass(eq=False)

@@ -12,23 +12,23 @@ from torch import Tensor
 
 from looseleaf.config import EngineConfig
 from looseleaf.engine.admission import Admission
-from looseleaf.engine.apart_steps import compute_step
+from looseleaf.engine.apart_steps import ComputedStep, isolate_fault
+from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.books import Books
 from looseleaf.engine.canary import Canary
 from looseleaf.engine.closing import close
+from looseleaf.engine.deadlines import deadline_error
 from looseleaf.engine.documents import Documents
-from looseleaf.engine.drawing import Drawing
-from looseleaf.engine.eviction import Evictions
+from looseleaf.engine.drawing import Drawing, InFlightStep
+from looseleaf.engine.features import Features
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.home import only_here
 from looseleaf.engine.hosting import Hosting
 from looseleaf.engine.intake import Intake
-from looseleaf.engine.launched import Launched, still_running
 from looseleaf.engine.measuring import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.prompt import PromptBuilder
 from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
-from looseleaf.engine.revision import Revisions
 from looseleaf.engine.rows import awaited_token, drawing_rows
 from looseleaf.engine.runner import Runner
 from looseleaf.engine.sampling import TokenLogprob
@@ -37,7 +37,6 @@ from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.engine.threads import ThreadChoice
 from looseleaf.errors import (
-    DeadlineExceeded,
     EngineClosed,
     InvalidOption,
     InvalidRequest,
@@ -75,7 +74,7 @@ class Engine:
     reads them on the device. An output that has ended meanwhile is computed once in vain."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self.config = parts.config
+        self.config = config = parts.config
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.threads = parts.threads
@@ -85,31 +84,30 @@ class Engine:
         shape = parts.runner.model.config
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
-        self.hosting = Hosting.create(parts.runner, parts.keys, parts.config)
+        self.hosting = Hosting.create(parts.runner, parts.keys, config)
         calls = self.warm, self.abort
         self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
-        self.books = Books(parts.runner.attention, self.documents, parts.config.cache.page_size)
-        self._canary = Canary(parts.config, self.books.counters)
+        self.books = Books(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
-        prefixes = parts.config.cache.prefix_caching
+        prefixes, features = config.cache.prefix_caching, Features.create(parts.runner, config)
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
-        page_size, scheduling = parts.config.cache.page_size, parts.config.scheduler
-        revisions = Revisions.of(parts.runner, page_size, scheduling.batch_invariant)
-        evictions = Evictions(parts.runner.attention)
-        about = parts.max_model_len, shape, evictions, revisions, parts.runner.break_even
+        about = parts.max_model_len, shape, features, parts.runner.break_even
         made = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
         self._intake = Intake(parts.tokenizer, *made)
-        self._scheduler = Scheduler(
-            scheduling, self._admission, self.hosting.chunk_tokens, self.tiering
-        )
+        work = self._admission, self.hosting.chunk_tokens, self.tiering
+        self._scheduler = Scheduler(config.scheduler, *work)
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
         self._deadlines = self.tiering.deadlines
+        self._background = BackgroundWork()
+        self.hosting.enlist = enlist = self._background.enlist
+        waiting = self._scheduler.waiting
+        self._canary = Canary(config, self.books.counters, self.add, waiting, enlist)
         self._numbers, self._warm_numbers = count(), count()
-        self._ahead: Launched | None = None
+        self._ahead: InFlightStep | None = None
         # also where nobody closes it: what was computed is to be found the next time
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
         left = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
@@ -123,7 +121,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self._scheduler.has_work or self.hosting.has_work or self._canary.has_work
+        return self._scheduler.has_work or self._background.has_work
 
     def knows(self, request_id: str) -> bool:
         """Whether the request was added and has not ended."""
@@ -157,7 +155,9 @@ class Engine:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
         number = next(self._warm_numbers if request.warms else self._numbers)
-        progress = self._intake.take(self._canary.adjusted(request), self.config.seed + number)
+        if request.fuse is not None:
+            request = self._canary.adjusted(request)
+        progress = self._intake.take(request, self.config.seed + number)
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
@@ -165,7 +165,8 @@ class Engine:
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
-        self._deadlines.add(progress)
+        if request.deadline is not None:
+            self._deadlines.add(progress)
         return progress
 
     def warm(
@@ -211,11 +212,13 @@ class Engine:
         Raises EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
-        changed = self._expire(self.books.begin_step())
-        self.hosting.step()
-        self._canary.start(self.add, len(self._scheduler.waiting))
-        launched = self._take_ahead() or self._launch_next(changed)
-        self.tiering.wake()
+        begun = self.books.begin_step()
+        changed = self._expire(begun) if self._deadlines.entries else []
+        if self._background.works:
+            self._background.step()
+        launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
+        if self.tiering.arriving:
+            self.tiering.wake()
         if launched is not None:
             self._finish(launched, changed)
         if self._warming:
@@ -223,7 +226,7 @@ class Engine:
         self.last_step = self.books.end_step(launched.work if launched else None)
         return list(dict.fromkeys(changed))
 
-    def _launch_next(self, changed: list[RequestProgress]) -> Launched | None:
+    def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
         """Schedule a step and launch it; whom it refuses or fails joins ``changed``."""
         try:
             work = self._scheduler.schedule()
@@ -231,37 +234,50 @@ class Engine:
             # nobody knows how far it came: all that is booked is taken back
             changed += self._fail(self._requests.values(), error)
             return None
-        changed += [self._refuse(sequence) for sequence in work.refused]
+        changed += map(self._refuse, work.refused)
         return self._launch(work, changed)
 
     def _launch(
         self, work: StepWork, changed: list[RequestProgress], previous: Tensor | None = None
-    ) -> Launched | None:
+    ) -> InFlightStep | None:
         """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
-            self.books.book_admissions(work, self._outputs)
-            how, take_back = (self.runner.run, self.runner.attention), self._scheduler.take_back
-            computed = compute_step(*how, work, previous, take_back)
+            if work.admitted or work.preempted:
+                self.books.book_admissions(work, self._outputs)
+            if work.empty:
+                return None
+            computed = self._compute(work, previous)
         except Exception as error:
             changed += self._fail(self._requests_of(work), error)
             return None
         for part, fault in computed.failed:
             changed += self._fail(self._requests_of(part), fault)
-        work, logits = computed.work, computed.logits
+        work, result = computed.work, computed.result
         if work.empty:
             return None
-        self.books.book_step(work, self._outputs)
-        sequences, logits = drawing_rows(work, logits)
+        self.books.book_step(work, result, self._outputs)
+        sequences, logits = drawing_rows(work, result.logits)
         outputs = [self._outputs[sequence] for sequence in sequences]
         if not outputs:
-            return Launched(work, [])
+            return InFlightStep(work, [])
 
         def end(output: OutputProgress, error: Exception) -> None:
             changed.extend(self._fail([output.request], error))
 
-        return Launched(work, self._drawing.draw(outputs, logits, end))
+        return InFlightStep(work, self._drawing.draw(outputs, logits, end))
 
-    def _launch_ahead(self, launched: Launched, changed: list[RequestProgress]) -> Launched | None:
+    def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
+        """Run a step; where that fails, its requests one by one."""
+        run = self.runner.run
+        try:
+            return ComputedStep(work, run(work, previous))
+        except Exception as error:
+            fault = error
+        return isolate_fault(run, work, previous, self._scheduler.take_back, fault)
+
+    def _launch_ahead(
+        self, launched: InFlightStep, changed: list[RequestProgress]
+    ) -> InFlightStep | None:
         """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
         if len(launched.draws) > 1:
             return None
@@ -288,19 +304,17 @@ class Engine:
             for sequence in going_on:
                 sequence.drop_awaited()
 
-    def _take_ahead(self) -> Launched | None:
+    def _take_ahead(self) -> InFlightStep | None:
         """The step that was launched ahead, less what has ended since; None if nothing is left."""
         launched, self._ahead = self._ahead, None
-        if launched is None:
-            return None
-        work = still_running(launched.work)
-        return None if work.empty else replace(launched, work=work)
+        work = launched.work.without_ended() if launched else None
+        return replace(launched, work=work) if launched and work and not work.empty else None
 
-    def _finish(self, launched: Launched, changed: list[RequestProgress]) -> None:
+    def _finish(self, launched: InFlightStep, changed: list[RequestProgress]) -> None:
         """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
         try:
             # a fault in drawing has ended its request, and given its pages back
-            self._scheduler.complete(still_running(launched.work))
+            self._scheduler.complete(launched.work.without_ended())
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
             return
@@ -333,7 +347,6 @@ class Engine:
             self._fail([output.request], error)
             return
         self.books.book_token(output.request)
-        self.counters.output_tokens += 1
         if output.finished:
             self._retire(output)
 
@@ -349,11 +362,7 @@ class Engine:
         """End the requests whose deadline has passed."""
         expired = self._deadlines.expired(now, self._requests)
         for progress in expired:
-            error = DeadlineExceeded(
-                f"the request did not end within its deadline of {progress.request.deadline} s: "
-                "allow more time or ask for fewer tokens"
-            )
-            self._fail([progress], error)
+            self._fail([progress], deadline_error(progress))
         return expired
 
     def _end_warm(self) -> list[RequestProgress]:
@@ -379,7 +388,8 @@ class Engine:
             progress.mark_finished()
             self._requests.pop(name, None)
             self.books.book_end(progress)
-            self._canary.ended(progress)
+            if progress.request.fuse is not None or progress.request.canary:
+                self._canary.ended(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
         """End a request that cannot be admitted though nobody else runs."""
@@ -390,11 +400,3 @@ class Engine:
         )
         self._fail([progress], error)
         return progress
-
-
-def drain(engine: Engine) -> Iterable[RequestProgress]:
-    """Step until nothing is left to do, yielding each request when it ends, or has its error."""
-    while engine.has_work:
-        for progress in engine.step():
-            if progress.finished:
-                yield progress

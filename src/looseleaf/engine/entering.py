@@ -10,7 +10,7 @@ from torch import Tensor
 
 from looseleaf.engine.fusion import Fusion, IntArray
 from looseleaf.engine.rows import to_device
-from looseleaf.engine.sequence import Chunk
+from looseleaf.engine.scheduler import Chunk
 from looseleaf.types import LayerHook
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,34 +9,49 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EVICTING
 from looseleaf.engine.request import DocumentPart, Request
-from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.sequence import Feature, FeatureRows, Phase, Sequence
 from looseleaf.errors import InvalidRequest
-from looseleaf.sparse import Eviction, make_evictor
+from looseleaf.kv.pool import PagePool
+from looseleaf.sparse import Eviction, TextPages, make_evictor
 from looseleaf.types import Attend
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Tap(NamedTuple):
-    """Rows of a step of an output that throws keys away, consecutive ones of its text."""
-
-    eviction: Eviction
-    rows: slice
-    ends_prompt: bool
-
-
 @dataclass(frozen=True)
-class Tapped:
-    """The attention of a step whose queries are watched."""
+class EvictedKeys(Feature):
+    """An output throws keys of its text away: its queries weigh them."""
 
-    attend: Attend
-    taps: Seq[Tap]
+    replays = False
+    sees_queries = True
+    eviction: Eviction
+    pool: PagePool
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        for tap in self.taps:
-            tap.eviction.see(layer, q[tap.rows], tap.ends_prompt)
-        return self.attend(layer, q, k, v)
+    def wrap(self, attend: Attend, rows: FeatureRows, asked: Seq[int] | None) -> Attend:
+        seen = slice(rows.rows.start, rows.rows.stop)
+
+        def tapped(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.eviction.see(layer, q[seen], rows.ends_prompt)
+            return attend(layer, q, k, v)
+
+        return tapped
+
+    def computed(self, sequence: Sequence, *, ends_prompt: bool) -> None:
+        """Weigh the keys of the text, and free pages if it has more than it keeps."""
+        eviction, tail = self.eviction, sequence.tail
+        num_keys = tail.computed - eviction.num_evicted
+        text = TextPages(self.pool, tail.pages, num_keys)
+        eviction.book(text, tail.position(tail.computed - 1), ends_prompt)
+        page_size = self.pool.page_size
+        if sequence.phase is not Phase.DECODE or not eviction.due(num_keys, page_size, ends_prompt):
+            return
+        count = -(-eviction.evict(text) // page_size)
+        sequence.num_evicted = eviction.num_evicted
+        self.pool.free(tail.pages[count:])
+        tail.pages, tail.segments = tail.pages[:count], tail.segments[:count]
+
+    def reset(self) -> None:
+        self.eviction.reset()
 
 
 @dataclass(frozen=True)
@@ -79,26 +93,12 @@ class Evictions:
                 "kv_dtype",
             )
 
-    def equip(self, sequence: Sequence, request: Request) -> None:
-        """Have ``sequence`` throw keys away, if its request says so."""
+    def eviction(self, sequence: Sequence, request: Request) -> EvictedKeys | None:
+        """The eviction of ``sequence``, None if its request keeps all keys."""
         evictor = make_evictor(request.select, request.num_tokens)
-        if evictor is not None:
-            rotations, rules = self.attention.rotations, self.attention.rules
-            sequence.eviction = Eviction(evictor, rotations, rules)
-            # its pages change, so they are nobody else's beginning
-            sequence.tail.fused = True
-
-
-def find_taps(work: StepWork, num_decode_rows: int) -> list[Tap]:
-    """Who in ``work`` throws keys away, where the rows of chunks begin with ``num_decode_rows``."""
-    taps = []
-    for row, sequence in enumerate(work.decode):
-        if sequence.eviction is not None:
-            taps.append(Tap(sequence.eviction, slice(row, row + 1), False))
-    start = num_decode_rows
-    for chunk in work.chunks:
-        stop = start + chunk.stop - chunk.start
-        if chunk.sequence.eviction is not None:
-            taps.append(Tap(chunk.sequence.eviction, slice(start, stop), chunk.ends_prompt))
-        start = stop
-    return taps
+        if evictor is None:
+            return None
+        # its pages change, so they are nobody else's beginning, and its output depends on them
+        sequence.tail.fused = sequence.chooses = True
+        eviction = Eviction(evictor, self.attention.rotations, self.attention.rules)
+        return EvictedKeys(eviction, self.attention.pool)

@@ -4,6 +4,7 @@ Each pass is whole; sequences that ask by their text alone ask together. What th
 to pages that the sequence owns and that its own pass writes once more: text to its runs, tokens
 tried out to its patch."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,7 +66,7 @@ class _Readers:
         return own
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evidence:
     """Chooses tokens with one model over one pool. A layer of a pass comes behind that layer of the
     documents ``awaited``, and what waiting for them raises, `choose` raises. ``passes`` has graphs
@@ -75,12 +76,15 @@ class Evidence:
     attention: PagedAttention
     awaited: Sequence[Arriving] = ()
     passes: PassGraphs | None = None
+    _launched: float | None = None
 
     @torch.inference_mode()
-    def choose(self, fusions: Sequence[Fusion]) -> None:
+    def choose(self, fusions: Sequence[Fusion]) -> float | None:
         """Set the positions of the tokens that ``fusions`` compute again; deviation computes them
-        as well, or begins to.
+        as well, or begins to. Returns when the first pass was launched, on the clock
+        `time.perf_counter`.
         """
+        self._launched = None
         asking: dict[Question, list[Fusion]] = {}
         for fusion in fusions:
             selector = fusion.selector
@@ -106,6 +110,7 @@ class Evidence:
                 else:
                     self._select(fusion, found)
             self._chase(chasing)
+        return self._launched
 
     def _select(self, fusion: Fusion, scores: Scores) -> None:
         fusion.scores = scores
@@ -157,7 +162,10 @@ class Evidence:
         table, chunks = self._rows([(one.fusion, one.rows, one.replaced) for one in readers])
         received = None
         if self.passes is not None:
-            received = self.passes.received(table, chunks, watch, depth, self.awaited)
+            replayed = self.passes.received(table, chunks, watch, depth, self.awaited)
+            if replayed is not None:
+                received, launched = replayed
+                self._launched = self._launched or launched
         if received is None:
             tokens, step = self._step_of(table, chunks)
             watched = WatchedStep.create(step, chunks, watch)
@@ -198,7 +206,7 @@ class Evidence:
         hook: LayerHook | None,
         hooked: Sequence[int] | None = None,
     ) -> None:
-        self.attention.planner.launching()
+        self._launched = self._launched or time.perf_counter()
         self.model.forward(tokens, Following(attend, self.awaited), hook, hooked=hooked)
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:

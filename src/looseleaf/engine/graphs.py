@@ -7,6 +7,7 @@ write nothing, and no states, so they read nothing.
 """
 
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.attention.chunks import PrefillChunk
@@ -26,6 +27,7 @@ from looseleaf.attention.lists import HostWork, IntArray
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
 from looseleaf.engine.rows import RowInputs, arrived_tokens
+from looseleaf.engine.step import StepResult
 from looseleaf.models import Decoder
 from looseleaf.ops.partial_attention.work_list import Tile
 
@@ -138,8 +140,8 @@ class StepGraphs:
         decode: Sequence[DecodeRow],
         chunks: Sequence[PrefillChunk],
         previous: Int[Tensor, " sampled"] | None,
-    ) -> Float[Tensor, "wanted vocab_size"] | None:
-        """The logits that are wanted of a step, or None if it has too many rows for a graph."""
+    ) -> StepResult | None:
+        """The result of a step, or None if it has too many rows for a graph."""
         if rows.num_rows > MAX_ROWS or (previous is not None and len(previous) > MAX_ROWS):
             return None
         step = self.attention.host_step(decode, chunks, padded_rows(rows.num_rows))
@@ -153,13 +155,14 @@ class StepGraphs:
         if reads_hosted:
             # last of all: it waits until the step before has read
             self.attention.load_hosted(decode, padded_rows(rows.num_rows))
-        self.attention.planner.launching()
+        launched = time.perf_counter()
         graph.replay()
         graph.tell(step)
         if reads_hosted:
             self.attention.sent()
         self.replays += 1
-        return graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
+        logits = graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
+        return StepResult(logits, step.reads.groups, step.reads.selected, launched)
 
     def usual(self) -> list[GraphKey]:
         """What usual steps are replayed by: every number of rows, for short and for long work

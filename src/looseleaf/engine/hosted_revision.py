@@ -30,15 +30,14 @@ class KeyRevision(Revision):
         self._rows = np.zeros(self.revise.window, dtype=np.int64)
         self._tallies = np.zeros_like(self._rows)
 
-    def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        width = self.width(num_outputs, num_new_rows)
+    def window_rows(self, newest: DecodeRow, width: int) -> list[DecodeRow]:
         if width == 1 or not any(read.leaves_out for read in newest.hosted):
             self.restart()
             return [newest]
         self.window.advance(newest.position, width, newest.tail.offset, self.page_size)
         return [self._row(newest, age) for age in range(self.window.num_rows)]
 
-    def book(self) -> None:
+    def launched(self) -> None:
         self._rows[: self.window.num_rows] += 1
 
     def counts(self) -> list[int]:
@@ -49,7 +48,7 @@ class KeyRevision(Revision):
         share = self._rows[0] / np.maximum(self._rows, 1)
         return [round(count) for count in np.cumsum(self._tallies * share).tolist()]
 
-    def release(self) -> None:
+    def reset(self) -> None:
         self.restart()
         self._kept = None
 

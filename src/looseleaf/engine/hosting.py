@@ -15,6 +15,7 @@ from pathlib import Path
 from looseleaf.attention.hosted import HostedCounters
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
+from looseleaf.engine.background import Enlist
 from looseleaf.engine.hosted_pass import LEARNING, HostedPass, HostingJob
 from looseleaf.engine.hosted_records import is_stored, load, store, stored_key
 from looseleaf.engine.request import PromptParts, Request
@@ -56,7 +57,8 @@ class Hosting:
     """The hosted documents of an engine. Only `find` and a job's event are for any thread.
 
     ``folder`` keeps finished parts of indexes, so that a build that was killed goes on; ``tier``
-    keeps whole documents with their index. ``wake`` is called when a document is ready."""
+    keeps whole documents with their index. ``wake`` is called when a document is ready; ``enlist``
+    has `step` called before steps."""
 
     model: Decoder
     attention: PagedAttention
@@ -65,6 +67,7 @@ class Hosting:
     tier: DiskTier | None = None
     folder: Path | None = None
     wake: Callable[[], None] = lambda: None
+    enlist: Enlist = lambda work: None
     loaded: int = 0
     built: int = 0
     _segments: dict[SegmentKey, HostedSegment] = field(default_factory=dict)
@@ -99,6 +102,11 @@ class Hosting:
     def has_work(self) -> bool:
         """Whether `step` has something to compute."""
         return any(job.stage == "computing" for job in list(self._jobs.values()))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no document is on its way."""
+        return not self._jobs
 
     @property
     def counters(self) -> HostedCounters | None:
@@ -171,6 +179,7 @@ class Hosting:
             job.stage = "indexing"
         else:
             job.pass_over = self._make_pass(job)
+        self.enlist(self)
         # only now `step` may find it, and whoever asks again after an interrupt
         self._jobs[key] = job
         self._begin_beside(job)

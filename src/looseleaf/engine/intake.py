@@ -7,13 +7,12 @@ from itertools import chain
 from looseleaf.config import Fuse, ModelConfig, Select
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.arrivals import Arrivals
-from looseleaf.engine.eviction import Evictions
+from looseleaf.engine.features import Features
 from looseleaf.engine.grammar import GrammarCompiler
 from looseleaf.engine.outputs import SelectReport
 from looseleaf.engine.placing import require_apart
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.request import Request
-from looseleaf.engine.revision import Revisions
 from looseleaf.engine.sampling import SamplingState, StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
 from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
@@ -31,8 +30,7 @@ class Intake:
     admission: Admission
     max_model_len: int
     model: ModelConfig
-    evictions: Evictions
-    revisions: Revisions
+    features: Features
     break_even: BreakEven | None = None
     find_hosted: FindHosted = lambda key: None
     is_coming: Callable[[SegmentKey], bool] = lambda key: False
@@ -49,20 +47,21 @@ class Intake:
                 "or raise max_model_len",
                 "max_model_len",
             )
-        require_apart(request, self.model)
         fuse, num_layers = request.fuse, self.model.num_layers
+        if fuse:
+            require_apart(request, self.model)
         if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= num_layers:
             raise InvalidOption(
                 f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
                 f"0 to {num_layers - 1}: leave out those it does not have",
                 "check_layers",
             )
-        request = self._settled(request)
-        self._check_retrieval(request)
         select = request.select
         if select:
+            request = self._settled(request, select)
+            self._check_retrieval(request)
             _check_layers(select, num_layers)
-        self.evictions.check(request)
+            self.features.evictions.check(request)
         balanced = self._balance(request)
         if balanced is not None:
             request = replace(request, fuse=balanced[0])
@@ -76,11 +75,10 @@ class Intake:
             progress.outputs.append(output)
         return progress
 
-    def _settled(self, request: Request) -> Request:
+    def _settled(self, request: Request, select: Select) -> Request:
         """The request, with what it leaves to the engine of how it reads."""
-        select, page_size = request.select, self.admission.page_size
-        policy = make_policy(select, page_size)
-        if select is None or policy is None or select.dense_below is not None:
+        policy = make_policy(select, self.admission.page_size)
+        if policy is None or select.dense_below is not None:
             return request
         below, window = 0, 1 if request.revise is None else request.revise.window
         if self.break_even is not None:
@@ -137,12 +135,8 @@ class Intake:
         sequence = Sequence(
             request, index, self.admission.keys, self.admission.page_size, self.find_hosted
         )
-        if request.revise is not None and sequence.hosted:
-            _require_found(sequence)
-            sequence.revision = self.revisions.hosted(request.revise)
-        elif request.revise is not None:
-            sequence.revision = self.revisions.revision(request.revise, sequence.policy)
-        self.evictions.equip(sequence, request)
+        if request.select or request.revise or request.fuse:
+            self.features.register(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
         given = params.grammar
@@ -213,16 +207,4 @@ def _check_layers(select: Select, num_layers: int) -> None:
             f"layer_budgets have {len(weights)} weights, but the model {num_layers} layers: give "
             "one for each, also for those that are dense",
             "layer_budgets",
-        )
-
-
-def _require_found(sequence: Sequence) -> None:
-    """Raise InvalidRequest if rows that are revised would have read keys as estimates."""
-    indexes = [use.segment.index for use in sequence.hosted]
-    if any(index is not None and index.config.estimate for index in indexes):
-        raise InvalidRequest(
-            "revise can't be combined with an index that estimates: what a row reads later would "
-            "have to be taken out of its estimate; host the document without estimate, or leave "
-            "revise out",
-            "revise",
         )

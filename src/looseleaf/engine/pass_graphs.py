@@ -4,6 +4,7 @@ arriving, and where the device reads spans in parts all that nothing decodes bes
 A graph is a stretch of layers (`looseleaf.engine.stretches`). As in `StepGraphs`, what differs from
 pass to pass is data, which the first graph fetches."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ from looseleaf.engine.following import follow
 from looseleaf.engine.graphs import Replayable, room_for, undisturbed
 from looseleaf.engine.row_buffer import RowBuffer
 from looseleaf.engine.rows import RowInputs, to_device
+from looseleaf.engine.step import StepResult
 from looseleaf.engine.stretches import Cutting, stretches
 from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
@@ -123,8 +125,8 @@ class PassGraphs:
         chunks: Sequence[PrefillChunk],
         awaited: Sequence[Arriving],
         entering: Sequence[Entering] = (),
-    ) -> Float[Tensor, "wanted vocab_size"] | None:
-        """The logits that are wanted of a step of these chunks only, or None if it is not for a
+    ) -> StepResult | None:
+        """The result of a step of these chunks only, or None if it is not for a
         graph. Rows that are ``entering`` do so at one layer. Each layer comes behind that layer of
         the documents ``awaited``, and the call raises what waiting for them raises."""
         layers = list(dict.fromkeys(some.layer for some in entering))
@@ -140,8 +142,8 @@ class PassGraphs:
         self._await_fetch()
         self._load(rows.table, rows.wanted, entering)
         captured.buffer.load(spans)
-        self._replay(captured, awaited)
-        return captured.logits[: len(rows.wanted)]
+        launched = self._replay(captured, awaited)
+        return StepResult.of_chunks(captured.logits[: len(rows.wanted)], launched)
 
     def received(
         self,
@@ -150,10 +152,10 @@ class PassGraphs:
         watch: Watch,
         depth: int,
         awaited: Sequence[Arriving],
-    ) -> Float[Tensor, " keys"] | None:
+    ) -> tuple[Float[Tensor, " keys"], float] | None:
         """What keys get in a watched pass of the rows of ``chunks`` through the first ``depth``
-        layers, or None if it is not for a graph; ``table`` is that of `RowInputs`. Raises as `run`
-        does."""
+        layers, and when it was launched, or None if it is not for a graph; ``table`` is that of
+        `RowInputs`. Raises as `run` does."""
         if table.shape[1] > MAX_ROWS:
             return None
         key, spans, watched = self._watch_key(chunks, watch, depth)
@@ -171,8 +173,8 @@ class PassGraphs:
         told = to_device(numbers, self.model.device)
         captured.weight[: told.shape[1]].copy_(told[0])
         captured.before[: told.shape[1]].copy_(told[1])
-        self._replay(captured, awaited)
-        return captured.received[: watch.num_keys]
+        launched = self._replay(captured, awaited)
+        return captured.received[: watch.num_keys], launched
 
     def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
         """What the graphs are made for of a pass of ``chunks``, all of which enter at the first
@@ -215,14 +217,16 @@ class PassGraphs:
         )
         return key, spans, watched
 
-    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> None:
-        self.attention.planner.launching()
+    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> float:
+        """Run a pass; returns when its launches began, on the clock `time.perf_counter`."""
+        launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
             follow(awaited, stop)
             graph.replay()
             if graph is captured.graphs[0] and self._fetched is not None:
                 self._fetched.record()
         self.replays += 1
+        return launched
 
     def _await_fetch(self) -> None:
         if self._fetched is not None:

@@ -14,6 +14,7 @@ from looseleaf.engine.outputs import (
     SelectReport,
 )
 from looseleaf.engine.request import Request
+from looseleaf.engine.revised_rows import revision_of
 from looseleaf.engine.sampling import SamplingState, StopChecker, TokenLogprob
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import LooseleafError
@@ -168,8 +169,10 @@ class RequestProgress:
         self.keys_shared += shared
 
     def _revision(self) -> RevisionReport | None:
-        found = [r for output in self.outputs if (r := output.sequence.revision) is not None]
-        if not found or self.request.revise is None:
+        if self.request.revise is None:
+            return None
+        found = [r for output in self.outputs if (r := revision_of(output.sequence)) is not None]
+        if not found:
             return None
         read = tuple(map(sum, zip(*(revision.counts() for revision in found), strict=True)))
         if found[0].counts_keys:

@@ -4,17 +4,18 @@ The newest row chooses what is read. It and the rows before it, as far as they a
 are rows of the step like any other, each at its own position; their keys and values go where they
 went before."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.config import Revise
+from looseleaf.engine.sequence import Feature, Sequence
 from looseleaf.retro import Window, window_for
 
 
 @dataclass(eq=False)
-class Revision:
+class Revision(Feature):
     """One output's window. ``free_rows`` is how many rows a step may have before an adaptive window
     falls; ``counts_keys`` whether `counts` are of keys, not of pages.
     """
@@ -26,15 +27,19 @@ class Revision:
     window: Window = field(default_factory=Window, kw_only=True)
     _trimmed: list[int] = field(default_factory=list, kw_only=True)
 
-    def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        """The rows of a step, the newest first: ``newest`` as it would be without revision.
+    def rows(
+        self, sequence: Sequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+    ) -> list[DecodeRow]:
+        """The rows of a step, the newest first: of ``rows``, the only one as it would be without
+        revision.
 
         Where the newest row reads everything, or a window falls to one row, nothing is revised, and
         nothing kept."""
-        raise NotImplementedError
+        [newest] = rows
+        return self.window_rows(newest, self.width(num_outputs, num_new_rows))
 
-    def book(self) -> None:
-        """Count what the step has read."""
+    def window_rows(self, newest: DecodeRow, width: int) -> list[DecodeRow]:
+        """``newest`` and the rows before it, at most ``width`` in all."""
         raise NotImplementedError
 
     def counts(self) -> list[int]:
@@ -46,7 +51,7 @@ class Revision:
         self.window.restart()
         self._trimmed = []
 
-    def release(self) -> None:
+    def reset(self) -> None:
         """Let go of what is kept: the output has ended, or starts over."""
         self.restart()
 
@@ -68,7 +73,7 @@ class Revision:
             sharable=max(newest.sharable, self.window.sealed),
         )
 
-    def _pages(self, tail: ReadSpan, length: int) -> Sequence[int]:
+    def _pages(self, tail: ReadSpan, length: int) -> Rows[int]:
         """The pages that ``length`` keys of the tail stand in: the same object as long as it is the
         same pages, by which rows are known from step to step.
         """
@@ -78,3 +83,8 @@ class Revision:
         if len(self._trimmed) != count:
             self._trimmed = list(tail.pages[:count])
         return self._trimmed
+
+
+def revision_of(sequence: Sequence) -> Revision | None:
+    """The revision that a sequence has, if any."""
+    return next((one for one in sequence.features if isinstance(one, Revision)), None)

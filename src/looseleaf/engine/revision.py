@@ -37,8 +37,7 @@ class PageRevision(Revision):
     _slot: int | None = None
     _num_sealed: int = 0
 
-    def rows(self, newest: DecodeRow, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        width = self.width(num_outputs, num_new_rows)
+    def window_rows(self, newest: DecodeRow, width: int) -> list[DecodeRow]:
         if width == 1 or not isinstance(newest, SelectingRow):
             self.restart()
             return [newest]
@@ -52,7 +51,7 @@ class PageRevision(Revision):
             return [DecodeRow(newest.position, newest.settled, tail)]
         return [first, *(self._row(newest, age) for age in range(1, window.num_rows))]
 
-    def book(self) -> None:
+    def launched(self) -> None:
         if self._slot is not None and self.window.num_past >= 0:
             self.exposure.book(self.policy.states.registers[:, self._slot], self._num_sealed)
 
@@ -64,7 +63,7 @@ class PageRevision(Revision):
         super().restart()
         self.exposure.restart()
 
-    def release(self) -> None:
+    def reset(self) -> None:
         """As of every `Revision`; gives the slot back."""
         self.restart()
         if self._slot is not None:

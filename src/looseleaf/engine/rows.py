@@ -105,6 +105,8 @@ class Arrival(NamedTuple):
 
 def logit_sequences(work: StepWork) -> list[Sequence]:
     """The sequences that get a token from the step, in the order of its logits."""
+    if not work.chunks:
+        return work.decode
     return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
 
 
@@ -122,18 +124,20 @@ def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor
 
 def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
     """The rows of ``work``: one for each sequence that decodes, then ``num_past`` earlier ones of
-    each, then those of the chunks."""
+    each, if any has some, then those of the chunks."""
     decode = [_tail_row(sequence, 0, page_size) for sequence in work.decode]
-    decode += [
-        _tail_row(sequence, age, page_size)
-        for sequence, past in zip(work.decode, num_past, strict=True)
-        for age in range(1, past + 1)
-    ]
-    columns = [np.array(decode, dtype=np.int64).reshape(-1, 3).T]
-    columns += [chunk.table(page_size) for chunk in work.chunks]
-    wanted = list(_wanted(work, len(decode))) if work.chunks or any(num_past) else None
+    if num_past:
+        decode += [
+            _tail_row(sequence, age, page_size)
+            for sequence, past in zip(work.decode, num_past, strict=True)
+            for age in range(1, past + 1)
+        ]
+    table = np.array(decode, dtype=np.int64).reshape(-1, 3).T
+    if not work.chunks and not num_past:
+        return RowInputs(np.ascontiguousarray(table), None)
+    tables = [table, *(chunk.table(page_size) for chunk in work.chunks)]
     past = range(len(work.decode), len(decode))
-    return RowInputs(join_tables(columns), wanted, past)
+    return RowInputs(join_tables(tables), list(_wanted(work, len(decode))), past)
 
 
 def join_tables(tables: Seq[IntArray]) -> IntArray:
@@ -145,7 +149,7 @@ def join_tables(tables: Seq[IntArray]) -> IntArray:
 def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
     """Token, slot and place of the token ``age`` before the newest."""
     tail = sequence.tail
-    place = tail.num_tokens - 1 - age
+    place = len(tail.tokens) - 1 - age
     stored = place - sequence.num_evicted
     slot = tail.pages[stored // page_size] * page_size + stored % page_size
     return tail.tokens[place], slot, place

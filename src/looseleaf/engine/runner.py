@@ -4,37 +4,36 @@ The only part of the engine that touches tensors besides the sampler. Host work 
 the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from looseleaf.attention.apart import ApartStep
 from looseleaf.attention.calibration import OnLaunch, Shape, costs_of
-from looseleaf.attention.chunks import PrefillChunk, is_patched
+from looseleaf.attention.chunks import is_patched
 from looseleaf.attention.cost_model import CostModel
-from looseleaf.attention.groups import DecodeRow, Groups
+from looseleaf.attention.groups import DecodeRow
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.probe import DeviceProbe
-from looseleaf.attention.readings import SelectedRows
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from looseleaf.engine.entering import Entering, enter_late, find_entering
-from looseleaf.engine.eviction import Tapped, find_taps
+from looseleaf.engine.entering import enter_late
 from looseleaf.engine.evidence import Evidence
 from looseleaf.engine.following import Following
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import StepGraphs
 from looseleaf.engine.machine_limits import available_memory
-from looseleaf.engine.pace import ComputePace, count_read, passes_over
+from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.pass_graphs import MAX_ROWS, PassGraphs
-from looseleaf.engine.rows import RowInputs, arrived_tokens, step_rows, to_device
-from looseleaf.engine.rows_apart import rows_apart
+from looseleaf.engine.pass_timer import PassTimer
+from looseleaf.engine.rows import arrived_tokens, to_device
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.step import Step, StepResult, prepare_step
 from looseleaf.engine.step_parts import (
-    joined_reads,
+    join_reads,
     logit_places,
     parted,
     places_in_turns,
@@ -44,19 +43,17 @@ from looseleaf.engine.step_parts import (
 from looseleaf.engine.warming import warming
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
-from looseleaf.kv.store import Arriving
 from looseleaf.models import Decoder
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import layer_rotations, softmax_scale
 from looseleaf.sparse import BreakEven
-from looseleaf.types import ScoreRule
+from looseleaf.types import Attend, ScoreRule
 
 OnProgress = Callable[[str, int, int], None]
 """Hears the stage of a long job, how much of it is done, and of how much."""
 
 _GIB = 1 << 30
-_MOSTLY = 0.9
 
 
 @dataclass(frozen=True)
@@ -158,10 +155,8 @@ class Runner:
         on_progress("graphs", len(jobs), len(jobs))
 
     @torch.inference_mode()
-    def run(
-        self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None
-    ) -> Float[Tensor, "rows vocab_size"]:
-        """Compute a step. The logits are of the decode rows, then of chunks that end a prompt.
+    def run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None) -> StepResult:
+        """Compute a step.
 
         ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
         before the step is computed, and a later call may overwrite the logits; not so if it has
@@ -169,18 +164,26 @@ class Runner:
         are still arriving, each layer waits for its keys and values, and the call raises what that
         does; then the step is as if it had not been run.
         """
-        if work.choosing:
-            self._choose(work)
-        parts = None if self.graphs is None or self.passes is None else parted(work)
-        if parts is not None:
-            return self._run_both(work, parts, previous)
+        if not work.choosing:
+            return self._run(work, previous)
+        launched, result = self._choose(work), self._run(work, previous)
+        return replace(result, launched=launched or result.launched)
+
+    def _run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None) -> StepResult:
+        """`run` of a step whose sequences know their tokens."""
+        if work.chunks and self.graphs is not None and self.passes is not None:
+            parts = parted(work)
+            if parts is not None:
+                return self._run_both(work, parts, previous)
         if not work.decode and not work.chunks:
-            return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
+            device = self.model.device
+            return StepResult.of_chunks(torch.empty(0, self.model.config.vocab_size, device=device))
+        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks) if work.chunks else 0
         each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
-        turns = turns_of(each) if self.graphs is not None else []
-        if len(turns) > 1:
-            return self._run_in_turn(work, each, turns, previous)
+        if self.graphs is not None and any(sequence.features for sequence in work.decode):
+            turns = turns_of(each)
+            if len(turns) > 1:
+                return self._run_in_turn(work, each, turns, previous)
         return self._compute(work, each, previous)
 
     def _compute(
@@ -188,76 +191,74 @@ class Runner:
         work: StepWork,
         each: Sequence[Sequence[DecodeRow]],
         previous: Int[Tensor, " sampled"] | None,
-    ) -> Float[Tensor, "rows vocab_size"]:
+    ) -> StepResult:
         """`run` of all that is replayed or launched together; ``each`` has the rows of every output
         that decodes."""
-        placed_late = self.passes is not None and self.passes.has_units
-        if not placed_late:
-            self._place(work)
-        awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
-        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks)
-        decode = [some[0] for some in each] + [row for some in each for row in some[1:]]
-        rows = step_rows(work, self.pool.page_size, [len(some) - 1 for some in each])
-        chunks = [chunk.prefill() for chunk in work.chunks]
-        entering = find_entering(work.chunks, rows.num_rows - new_rows)
-        apart, taps = list(rows_apart(work, decode, chunks)), find_taps(work, len(decode))
-        logits = None
-        if not apart and not taps:
-            logits = self._replay(rows, decode, chunks, previous, awaited, entering)
-        if placed_late:
-            self._place(work)
-        if logits is not None:
-            _book(work)
-            return logits
-        tokens, slots, places = rows.to(self.model.device)
+        step = prepare_step(work, each, self.pool.page_size)
+        late = bool(step.fusions) and self.passes is not None and self.passes.has_units
+        if step.fusions and not late:
+            self._place(step.fusions)
+        result = None
+        if step.replays and (self.graphs is not None or self.passes is not None):
+            result = self._replay(step, previous)
+        if late:
+            self._place(step.fusions)
+        if result is None:
+            result = self._launch(step, previous)
+        for feature, rows in step.features:
+            if isinstance(rows.read, DecodeRow):
+                feature.launched()
+        return result
+
+    def _launch(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult:
+        """Compute a step kernel by kernel: wrap its attention, pass the layers, observe."""
+        device, rows, asked = self.model.device, step.rows, None
+        tokens, slots, places = rows.to(device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
-        # the queries of all rows are watched, in the last layer too
-        asked = None if taps else rows.asked
-        attend = self.attention.step(StepRows(decode, chunks, slots, places, asked))
-        if apart:
-            attend = ApartStep(self.attention, attend, apart, asked)
-        following = Following(attend, awaited, timed=self.pace is not None and self.runs_ahead)
-        if awaited:
-            attend = following
-        if taps:
-            attend = Tapped(attend, taps)
+        if rows.wanted is not None and not step.sees_queries:
+            asked = rows.asked
+        paged = self.attention.step(StepRows(step.decode, step.chunks, slots, places, asked))
+        attend: Attend = paged
+        for feature, its_rows in step.features:
+            attend = feature.wrap(attend, its_rows, asked)
         # rows that only decode take another way, in a fraction of the time of as many new ones
-        pace = self.pace if work.chunks else None
-        begun = None if pace is None else pace.begin(self.model.device)
-        index = None if asked is None else rows.asked_on(self.model.device)
-        hook = enter_late(entering, slots)
-        self.attention.planner.launching()
-        hidden = self.model.forward(tokens, attend, hook, index, [e.layer for e in entering])
-        self.attention.sent()
-        if taps and rows.asked is not None:
-            hidden = hidden.index_select(0, rows.asked_on(self.model.device))
-        _book(work)
-        logits = self.model.logits(rows.without_past(hidden))
-        if pace is not None and begun is not None:
-            blended = [c.stop - c.start for c in work.chunks if isinstance(c.target, Fusion)]
-            if isinstance(begun, float):
-                begun += following.waited
-            # of a pass beside much else nobody knows how long it took
-            if not blended or sum(blended) > _MOSTLY * rows.num_rows:
-                pairs, waits, blends = _pairs(decode, chunks), following.waits, passes_over(chunks)
-                pace.end(begun, rows.num_rows, pairs, blends=blends, waits=waits)
-        return logits
+        timer = None
+        if self.pace is not None and step.chunks:
+            timer = PassTimer(self.pace, device)
+        following = None
+        if step.awaited:
+            following = Following(attend, step.awaited, self.runs_ahead and self.pace is not None)
+            attend = following
+        hook, hooked = None, None
+        if step.entering:
+            hook, hooked = enter_late(step.entering, slots), [e.layer for e in step.entering]
+        index = None if asked is None else rows.asked_on(device)
+        launched = time.perf_counter()
+        hidden = self.model.forward(tokens, attend, hook, index, hooked)
+        if step.features and any(row.hosted for row in step.decode):
+            self.attention.sent()
+        if rows.wanted is not None:
+            if asked is None:
+                hidden = hidden.index_select(0, rows.asked_on(device))
+            hidden = rows.without_past(hidden)
+        logits = self.model.logits(hidden)
+        if timer is not None:
+            timer.end(step, following)
+        return StepResult(logits, *paged.reads, launched)
 
     def _run_both(
         self,
         work: StepWork,
         parts: tuple[StepWork, StepWork],
         previous: Int[Tensor, " sampled"] | None,
-    ) -> Float[Tensor, "rows vocab_size"]:
-        """Compute a step in its two parts."""
+    ) -> StepResult:
+        """Compute a step in its two parts; only the first has rows that decode."""
+        rest = self._run(parts[0], previous)
         # the second part may replay as a step too, and graphs of steps share their memory
-        rest, attention = self.run(parts[0], previous).clone(), self.attention
-        reads = attention.groups, attention.selected
-        both = torch.cat([rest, self.run(parts[1])])
-        # nothing decodes in a pass
-        attention.groups, attention.selected = reads
-        return _ordered(both, logit_places(work))
+        kept = rest.logits.clone()
+        both = torch.cat([kept, self._run(parts[1], None).logits])
+        return replace(rest, logits=_ordered(both, logit_places(work)))
 
     def _run_in_turn(
         self,
@@ -265,75 +266,55 @@ class Runner:
         each: Sequence[Sequence[DecodeRow]],
         turns: Sequence[Sequence[int]],
         previous: Int[Tensor, " sampled"] | None,
-    ) -> Float[Tensor, "rows vocab_size"]:
+    ) -> StepResult:
         """Compute a step whose outputs choose by several policies, those of each in turn."""
-        found, read = list[Tensor](), list[tuple[Sequence[int], Groups, Sequence[SelectedRows]]]()
+        logits, results = list[Tensor](), list[tuple[Sequence[int], StepResult]]()
         for turn in turns:
-            part, rows = turn_of(work, turn, first=not found), [each[place] for place in turn]
+            part, rows = turn_of(work, turn, first=not logits), [each[place] for place in turn]
+            result = self._compute(part, rows, previous)
             # the next turn may replay the same graph
-            found.append(self._compute(part, rows, previous).clone())
-            read.append((turn, self.attention.groups, self.attention.selected))
-        self.attention.groups, self.attention.selected = joined_reads(read)
+            logits.append(result.logits.clone())
+            results.append((turn, result))
         ending = sum(chunk.ends_prompt for chunk in work.chunks)
-        return _ordered(torch.cat(found), places_in_turns(turns, ending))
+        return join_reads(results, _ordered(torch.cat(logits), places_in_turns(turns, ending)))
 
-    def _place(self, work: StepWork) -> None:
+    def _place(self, fusions: Sequence[Fusion]) -> None:
         """Say where the keys of patches stand that are begun. A list in units says itself how much
         of a patch each row sees: only who decodes behind it asks."""
-        for chunk in work.chunks:
-            if isinstance(chunk.target, Fusion) and chunk.start == 0:
-                assert chunk.target.positions is not None, "a pass begins when they are chosen"
-                self.pool.place(chunk.target.pages, chunk.target.positions)
+        for fusion in fusions:
+            assert fusion.positions is not None, "a pass begins when they are chosen"
+            self.pool.place(fusion.pages, fusion.positions)
 
-    def _choose(self, work: StepWork) -> None:
-        """Have the sequences that choose tokens know them."""
+    def _choose(self, work: StepWork) -> float | None:
+        """Have the sequences that choose tokens know them; returns when that was launched."""
         awaited = [arriving for s in work.choosing for arriving in s.arriving()]
         fusions = [s.fusion for s in work.choosing if s.fusion is not None]
-        Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
+        return Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
 
-    def _replay(
-        self,
-        rows: RowInputs,
-        decode: Sequence[DecodeRow],
-        chunks: Sequence[PrefillChunk],
-        previous: Int[Tensor, " sampled"] | None,
-        awaited: Sequence[Arriving],
-        entering: Sequence[Entering],
-    ) -> Tensor | None:
-        """The logits of a step for which there are graphs, else None."""
-        in_parts = self.passes is not None and not decode and self.passes.sooner(chunks)
-        patched = is_patched(chunks)
-        if self.graphs is not None and not (awaited or entering or in_parts or patched):
-            logits = self.graphs.run(rows, decode, chunks, previous)
-            if logits is not None:
-                return logits
-        if self.passes is None or decode or not (awaited or patched or in_parts):
+    def _replay(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult | None:
+        """The result of a step for which there are graphs, else None."""
+        chunks, in_parts = step.chunks, False
+        if self.passes is not None and not step.decode:
+            in_parts = self.passes.sooner(chunks)
+        patched = bool(chunks) and is_patched(chunks)
+        if self.graphs is not None and not (step.awaited or step.entering or in_parts or patched):
+            result = self.graphs.run(step.rows, step.decode, chunks, previous)
+            if result is not None:
+                return result
+        if self.passes is None or step.decode or not (step.awaited or patched or in_parts):
             return None
-        begun = None
-        if patched and not awaited and self.pace is not None:
-            begun = self.pace.begin(self.model.device)
-        logits = self.passes.run(rows, chunks, awaited, entering)
-        if logits is not None and begun is not None and self.pace is not None:
-            blends = passes_over(chunks)
-            self.pace.end(begun, rows.num_rows, _pairs(decode, chunks), blends=blends)
-        return logits
+        timer = None
+        if patched and not step.awaited and self.pace is not None:
+            timer = PassTimer(self.pace, self.model.device)
+        result = self.passes.run(step.rows, chunks, step.awaited, step.entering)
+        if result is not None and timer is not None:
+            timer.end_replay(step)
+        return result
 
 
 def _ordered(logits: Tensor, places: Sequence[int]) -> Tensor:
     """The logits at ``places``."""
     return logits.index_select(0, to_device(torch.tensor(places), logits.device))
-
-
-def _book(work: StepWork) -> None:
-    """What the launched step reads is seen by the rows of its windows."""
-    for sequence in work.decode:
-        if sequence.revision is not None:
-            sequence.revision.book()
-
-
-def _pairs(decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]) -> int:
-    own = sum(row.position + 1 for row in decode)
-    return own + sum(map(count_read, chunks))
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:

@@ -8,18 +8,24 @@ nothing waits forever."""
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from looseleaf.attention.chunks import PrefillChunk
+from looseleaf.attention.groups import ReadSpan
 from looseleaf.config import SchedulerConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.outputs import ReuseReport
 from looseleaf.engine.parts import DocumentUse, TextRun
-from looseleaf.engine.sequence import Chunk, Phase, Sequence
+from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering import Tiering
 from looseleaf.errors import IntegrityError
-from looseleaf.kv.store import Segment
+from looseleaf.kv.store import Arriving, Segment
 
+IntArray = npt.NDArray[np.int64]
 # how long new requests may have to wait while a step has nothing to do but to wait
 _LONGEST_WAIT = 0.05
 # sequences with a prompt to compute that are admitted however long that takes: those that want the
@@ -27,6 +33,55 @@ _LONGEST_WAIT = 0.05
 _AT_HAND = 8
 # the part of its tokens that a step may have more, to end a prompt or a document
 _SLACK = 64
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens ``start:stop`` of a run, a document or a fusion that a step computes."""
+
+    sequence: Sequence
+    target: TextRun | DocumentUse | Fusion
+    start: int
+    stop: int
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the chunk's last row yields the next token's logits."""
+        last = self.target is self.sequence.tail or self.target is self.sequence.fusion
+        return last and self.stop == self.target.num_tokens
+
+    def awaits(self) -> list[Arriving]:
+        """The documents that its rows read, as far as they are still arriving."""
+        if isinstance(self.target, DocumentUse) or not self.sequence.documents:
+            return []
+        stop = self.target if isinstance(self.target, TextRun) else None
+        return self.sequence.arriving(stop)
+
+    def table(self, page_size: int) -> IntArray:
+        """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
+        target = self.target
+        if isinstance(target, Fusion):
+            return target.rows.table[:, self.start : self.stop]
+        places = np.arange(self.start, self.stop)
+        pages = np.asarray(target.write_pages)[places // page_size]
+        tokens = np.asarray(target.tokens[self.start : self.stop])
+        return np.stack([tokens, pages * page_size + places % page_size, places])
+
+    def prefill(self) -> PrefillChunk:
+        """The chunk's rows as the attention plan knows them."""
+        target = self.target
+        if isinstance(target, Fusion):
+            return target.prefill(self.start, self.stop)
+        positions = range(target.position(self.start), target.position(self.stop))
+        if isinstance(target, TextRun):
+            spans = self.sequence.spans_before(target)
+            hosted = self.sequence.hosted_before(target)
+            return PrefillChunk(positions, (*spans, target.span(self.stop)), hosted)
+        own = ReadSpan(target.write_pages, target.part.context_length, self.stop, 0)
+        lead = self.sequence.lead
+        if lead is None or target.part.context_length == 0:
+            return PrefillChunk(positions, (own,))
+        return PrefillChunk(positions, (lead.span(target.part.context_length), own))
 
 
 @dataclass(frozen=True)
@@ -47,6 +102,14 @@ class StepWork:
     @property
     def empty(self) -> bool:
         return not self.decode and not self.chunks and not self.choosing
+
+    def without_ended(self) -> "StepWork":
+        """The step without the sequences that have ended since."""
+        decode = [s for s in self.decode if s.phase is not Phase.FINISHED]
+        if not self.chunks and len(decode) == len(self.decode):
+            return self
+        chunks = [c for c in self.chunks if c.sequence.phase is not Phase.FINISHED]
+        return replace(self, decode=decode, chunks=chunks)
 
 
 @dataclass
@@ -75,9 +138,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free what it holds."""
         if sequence in self.running:
-            if self.tiering.busy:
-                # what has come for it by now stays, though no step follows that would see to it
-                self._settle()
+            # what has come for it by now stays, though no step follows that would see to it
+            self._settle()
             self.running.remove(sequence)
             self._release(sequence)
         elif sequence in self.waiting:
@@ -93,11 +155,13 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         # a sequence that just made room must not take it back in the same step
         budget = self.token_budget - len(decode)
-        admitted = [] if preempted else self._admit_waiting(budget)
-        choosing, budget = self._choosing(budget)
-        chunks = self._fill_chunks(budget)
+        admitted = self._admit_waiting(budget) if self.waiting and not preempted else []
+        choosing, chunks = list[Sequence](), list[Chunk]()
+        if len(decode) < len(self.running):
+            choosing, budget = self._choosing(budget)
+            chunks = self._fill_chunks(budget)
         idle = not decode and not chunks and not choosing
-        if idle and self.tiering.busy and not any(s.warms and s.warm for s in self.running):
+        if idle and self.tiering.arriving and not any(s.warms and s.warm for s in self.running):
             # nothing else to do than to follow what arrives close behind
             choosing, budget = self._choosing(budget, following=True)
             chunks = self._fill_chunks(budget, following=True)
@@ -120,12 +184,15 @@ class Scheduler:
         """
         self._settle()
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
-        if not all(self.admission.grow(sequence) for sequence in decode):
+        if not all(s.has_room or self.admission.grow(s) for s in decode):
             return None
         budget = self.token_budget - len(decode)
-        admitted = self._admit_waiting(budget)
-        choosing, budget = self._choosing(budget)
-        work = StepWork(decode, self._fill_chunks(budget), admitted, [], [], choosing)
+        admitted = self._admit_waiting(budget) if self.waiting else []
+        choosing, chunks = list[Sequence](), list[Chunk]()
+        if any(s.phase is Phase.PREFILL for s in self.running):
+            choosing, budget = self._choosing(budget)
+            chunks = self._fill_chunks(budget)
+        work = StepWork(decode, chunks, admitted, [], [], choosing)
         return None if work.empty and not admitted else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
@@ -140,15 +207,18 @@ class Scheduler:
                 self._book_document(chunk.sequence, chunk.target)
         for sequence in work.decode:
             tail = sequence.tail
-            tail.computed = tail.scheduled = tail.num_tokens
-            if tail.computed % self.admission.page_size == 0:
+            tail.computed = tail.scheduled = len(tail.tokens)
+            if tail.computed % sequence.page_size == 0:
                 self.admission.publish(sequence, tail)
-        complete = [chunk.sequence for chunk in work.chunks if chunk.ends_prompt]
-        for sequence in complete:
-            sequence.phase = Phase.DECODE
-        for sequence in dict.fromkeys([*work.decode, *(c.sequence for c in work.chunks)]):
-            if sequence.eviction is not None:
-                self.admission.evict(sequence, ends_prompt=sequence in complete)
+        sequences, complete = work.decode, list[Sequence]()
+        if work.chunks:
+            complete = [chunk.sequence for chunk in work.chunks if chunk.ends_prompt]
+            for sequence in complete:
+                sequence.phase = Phase.DECODE
+            sequences = list(dict.fromkeys([*sequences, *(c.sequence for c in work.chunks)]))
+        for sequence in sequences:
+            for feature in sequence.features:
+                feature.computed(sequence, ends_prompt=sequence in complete)
         for sequence in [*work.decode, *complete]:
             if sequence.replay:
                 sequence.advance()
@@ -161,6 +231,8 @@ class Scheduler:
 
     def _settle(self) -> None:
         """What has arrived is there; what will not is computed by one of those who wait for it."""
+        if not self.tiering.arriving and not self.tiering.leaving:
+            return
         for segment, arrived in self.tiering.settle():
             if arrived:
                 segment.ready = True
@@ -191,6 +263,8 @@ class Scheduler:
         """A page for every decode row that needs one, oldest first, at the cost of the youngest."""
         preempted = []
         for sequence in [s for s in self.running if s.phase is Phase.DECODE]:
+            if sequence.has_room:
+                continue
             while sequence in self.running and not self.admission.grow(sequence):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -273,10 +347,12 @@ class Scheduler:
         Their passes are not cut, so the first may overdraw it."""
         choosing = []
         for sequence in self.running:
-            must = sequence.must_choose(following=following)
-            if budget > 0 and must and sequence.fusion is not None:
+            fusion = sequence.fusion
+            if fusion is None or budget <= 0:
+                continue
+            if sequence.must_choose(following=following):
                 choosing.append(sequence)
-                budget -= sequence.fusion.num_evidence_rows
+                budget -= fusion.num_evidence_rows
         return choosing, budget
 
     def _fill_chunks(self, budget: int, *, following: bool = False) -> list[Chunk]:

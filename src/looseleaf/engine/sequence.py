@@ -6,82 +6,70 @@ ready. Where documents are blended, all text behind the first of them is one pas
 that are computed again."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from enum import Enum, auto
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar
 
 from looseleaf.attention.chunks import PrefillChunk
 from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.hosted import HostedRead
-from looseleaf.attention.listed_scores import says_how_many
-from looseleaf.attention.selection import SelectingRow
 from looseleaf.config import Fuse, Select
 from looseleaf.engine.arrivals import Arrivals
 from looseleaf.engine.fusion import Fusion, make_fusion
 from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
 from looseleaf.engine.placing import reads_apart, starts_of
 from looseleaf.engine.request import DocumentPart, Request
-from looseleaf.engine.revised_rows import Revision
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Arriving
-from looseleaf.sparse import Eviction, make_policy
+from looseleaf.sparse import make_policy
 from looseleaf.tiers import tenant_of
+from looseleaf.types import Attend
 
-IntArray = npt.NDArray[np.int64]
 FindHosted = Callable[[SegmentKey], HostedSegment | None]
 _READS_ALL = Select("all")
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Tokens ``start:stop`` of a run, a document or a fusion that a step computes."""
+class FeatureRows:
+    """Consecutive rows of a step that belong to one sequence, and the keys that they read."""
 
     sequence: "Sequence"
-    target: TextRun | DocumentUse | Fusion
-    start: int
-    stop: int
+    rows: range
+    read: DecodeRow | PrefillChunk
+    in_tail: bool = True
+    ends_prompt: bool = False
 
-    @property
-    def ends_prompt(self) -> bool:
-        """Whether the chunk's last row yields the next token's logits."""
-        last = self.target is self.sequence.tail or self.target is self.sequence.fusion
-        return last and self.stop == self.target.num_tokens
 
-    def awaits(self) -> list[Arriving]:
-        """The documents that its rows read, as far as they are still arriving."""
-        if isinstance(self.target, DocumentUse):
-            return []
-        stop = self.target if isinstance(self.target, TextRun) else None
-        return self.sequence.arriving(stop)
+class Feature:
+    """A feature that one output uses beyond plain decoding. Its request registers it with the
+    sequence; steps call its hooks. Hooks that a class leaves out do nothing.
 
-    def table(self, page_size: int) -> IntArray:
-        """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
-        target = self.target
-        if isinstance(target, Fusion):
-            return target.rows.table[:, self.start : self.stop]
-        places = np.arange(self.start, self.stop)
-        pages = np.asarray(target.write_pages)[places // page_size]
-        tokens = np.asarray(target.tokens[self.start : self.stop])
-        return np.stack([tokens, pages * page_size + places % page_size, places])
+    ``replays``: steps with its rows may replay as CUDA graphs. ``sees_queries``: the last layer
+    makes queries of all rows."""
 
-    def prefill(self) -> PrefillChunk:
-        """The chunk's rows as the attention plan knows them."""
-        target = self.target
-        if isinstance(target, Fusion):
-            return target.prefill(self.start, self.stop)
-        positions = range(target.position(self.start), target.position(self.stop))
-        if isinstance(target, TextRun):
-            spans = self.sequence.spans_before(target)
-            hosted = self.sequence.hosted_before(target)
-            return PrefillChunk(positions, (*spans, target.span(self.stop)), hosted)
-        own = ReadSpan(target.write_pages, target.part.context_length, self.stop, 0)
-        lead = self.sequence.lead
-        if lead is None or target.part.context_length == 0:
-            return PrefillChunk(positions, (own,))
-        return PrefillChunk(positions, (lead.span(target.part.context_length), own))
+    replays: ClassVar[bool] = True
+    sees_queries: ClassVar[bool] = False
+
+    def rows(
+        self, sequence: "Sequence", rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+    ) -> list[DecodeRow]:
+        """The decode rows of the next step, the newest first, from those of earlier features."""
+        return rows
+
+    def wrap(self, attend: Attend, rows: FeatureRows, asked: Rows[int] | None) -> Attend:
+        """The attention of a step for ``rows`` of it; ``asked`` as in `StepRows`."""
+        return attend
+
+    def launched(self) -> None:
+        """A step with decode rows of the sequence is launched."""
+
+    def computed(self, sequence: "Sequence", *, ends_prompt: bool) -> None:
+        """A step with rows of the sequence is computed; it may have ended the prompt."""
+
+    def reset(self) -> None:
+        """The sequence has given its pages back."""
 
 
 class Phase(Enum):
@@ -97,9 +85,10 @@ class Sequence:
     """One of a request's ``n`` outputs: the parts of its prompt, then the tokens it has produced.
 
     The last run is the tail: it holds the end of the prompt and grows with the output. A sequence
-    that was preempted starts over with its output as part of the tail; if it has a policy, its
-    output came of what its rows chose, and is decoded again token by token: ``replay`` has those
-    still to come. One that ``warms`` computes its prompt and no more; its tail is empty."""
+    that was preempted starts over with its output as part of the tail. The output of one that
+    ``chooses`` which keys its rows read is decoded again token by token: ``replay`` has the tokens
+    still to come. One that ``warms`` computes its prompt and no more; its tail is empty.
+    ``num_evicted`` keys of the tail were thrown away."""
 
     def __init__(
         self,
@@ -114,14 +103,14 @@ class Sequence:
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
-        self.tenant = tenant_of(request.salt)
+        self._salt = request.salt
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
         self.arrivals: Arrivals | None = None
         self.parts: list[TextRun | DocumentUse | HostedUse] = []
         self.owned: list[DocumentUse] = []
         self.num_prompt_tokens = request.num_tokens
-        self.apart: Fuse | None = request.fuse if reads_apart(request) else None
+        self.apart = request.fuse if request.fuse and reads_apart(request) else None
         self._settled: tuple[ReadSpan, ...] | None = None
         self._num_shared = 0
         retrieves = request.select is not None and request.select.policy == "retrieval"
@@ -154,15 +143,20 @@ class Sequence:
         self.tail = tail
         self._num_prompt_tail = tail.num_tokens
         pooled = [part for part in self.parts if not isinstance(part, HostedUse)]
-        self.fusion = make_fusion(request.fuse, pooled, page_size)
+        self.runs = [part for part in self.parts if isinstance(part, TextRun)]
+        self.documents = [part for part in self.parts if isinstance(part, DocumentUse)]
+        # documents that are read outside of the pool
+        self.hosted = [part for part in self.parts if isinstance(part, HostedUse)]
+        self.fusion = make_fusion(request.fuse, pooled, page_size) if request.fuse else None
         self._select = request.select or _READS_ALL
-        self._hosted: tuple[HostedRead, ...] | None = None
+        self._hosted_reads: tuple[HostedRead, ...] | None = None
         # what the tail's tokens read is no other prompt's
         tail.fused = tail.fused or self.apart is not None
         self.page_size = page_size
-        self.policy = make_policy(request.select, page_size)
-        self.revision: Revision | None = None
-        self.eviction: Eviction | None = None
+        self.policy = make_policy(request.select, page_size) if request.select else None
+        self.chooses = self.policy is not None or bool(self.hosted)
+        self.features: list[Feature] = []
+        self.num_evicted = 0
         self.replay: list[int] = []
 
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -172,23 +166,15 @@ class Sequence:
         return seen.end_key(keys, page_size)
 
     @property
+    def tenant(self) -> str:
+        """The tenant that tiers count its documents for."""
+        return tenant_of(self._salt)
+
+    @property
     def lead(self) -> TextRun | None:
         """The text before the first document, if there is any."""
         first = self.parts[0] if self.parts else None
         return first if isinstance(first, TextRun) else None
-
-    @property
-    def runs(self) -> list[TextRun]:
-        return [part for part in self.parts if isinstance(part, TextRun)]
-
-    @property
-    def documents(self) -> list[DocumentUse]:
-        return [part for part in self.parts if isinstance(part, DocumentUse)]
-
-    @property
-    def hosted(self) -> list[HostedUse]:
-        """The documents that are read outside of the pool."""
-        return [part for part in self.parts if isinstance(part, HostedUse)]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -207,14 +193,10 @@ class Sequence:
         return min(run.computed, self._num_prompt_tail)
 
     @property
-    def chooses(self) -> bool:
-        """Whether its output comes of what its rows choose to read."""
-        return self.policy is not None or bool(self.hosted)
-
-    @property
-    def num_evicted(self) -> int:
-        """Keys of the tail that were thrown away."""
-        return self.eviction.num_evicted if self.eviction is not None else 0
+    def has_room(self) -> bool:
+        """Whether the tail's pages have a slot for its newest token."""
+        tail = self.tail
+        return len(tail.tokens) - self.num_evicted <= len(tail.pages) * self.page_size
 
     @property
     def num_tokens(self) -> int:
@@ -271,36 +253,32 @@ class Sequence:
             return ()
         return tuple(use.read(self._select) for use in self.hosted if use.start < run.start)
 
+    @property
+    def hosted_reads(self) -> tuple[HostedRead, ...]:
+        """The reads of hosted documents by rows that decode."""
+        if self._hosted_reads is None:
+            self._hosted_reads = self.hosted_before(self.tail)
+        return self._hosted_reads
+
     def decode_row(self) -> DecodeRow:
-        """The row of the newest token, which sees everything up to itself, or chooses from it."""
-        if self._settled is None:
+        """The row of the newest token, which sees everything up to itself in the pool."""
+        tail, settled = self.tail, self._settled
+        if settled is None:
             fusion = self.fusion
-            self._settled = fusion.settled() if fusion else self.spans_before(self.tail)
-            self._num_shared = self.tail.num_shared_pages()
-            self._hosted = self.hosted_before(self.tail)
-        tail, num_tokens = self.tail, len(self.tail.tokens)
-        stored = num_tokens - self.num_evicted
-        own = ReadSpan(tail.pages, tail.start, stored, self._num_shared)
-        position = tail.start + num_tokens - 1
-        if self.policy is not None and self.num_tokens > (self._select.dense_below or 0):
-            # the newest token's page is not full before it is stored
-            sealed = (num_tokens - 1) // self.page_size
-            every = self._select.recall_every
-            measured = every > 0 and len(self.output_token_ids) % every == 0
-            row = SelectingRow(position, self._settled, own, self.policy, sealed, measured=measured)
-            most = row.num_candidates
-            limit = self.policy.limit(most, row.num_other(self.page_size))
-            # where there is nothing to choose from yet, whatever is wanted is read
-            if most and (limit < most or says_how_many(self.policy)):
-                return row
-        return DecodeRow(position, self._settled, own, hosted=self._hosted or ())
+            settled = self._settled = fusion.settled() if fusion else self.spans_before(tail)
+            self._num_shared = tail.num_shared_pages()
+        num_tokens = len(tail.tokens)
+        own = ReadSpan(tail.pages, tail.start, num_tokens - self.num_evicted, self._num_shared)
+        return DecodeRow(tail.start + num_tokens - 1, settled, own)
 
     def decode_rows(self, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
         """The rows of a step in which ``num_outputs`` decode beside ``num_new_rows`` of prompts:
-        that of the newest token, then those of earlier ones that are revised.
+        that of the newest token, then those that its features add.
         """
-        row, revision = self.decode_row(), self.revision
-        return [row] if revision is None else revision.rows(row, num_outputs, num_new_rows)
+        rows = [self.decode_row()]
+        for feature in self.features:
+            rows = feature.rows(self, rows, num_outputs, num_new_rows)
+        return rows
 
     def pending(self, *, following: bool = False) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
@@ -387,14 +365,13 @@ class Sequence:
             else:
                 part.segment = None
         self.owned = []
-        self._settled = None
-        if self.chooses or self.eviction is not None:
+        self._settled = self._hosted_reads = None
+        if self.chooses:
             self.replay = self.output_token_ids
             del self.tail.tokens[self._num_prompt_tail :]
         if self.fusion is not None:
             self.fusion.reset()
-        if self.revision is not None:
-            self.revision.release()
-        if self.eviction is not None:
-            self.eviction.reset()
+        self.num_evicted = 0
+        for feature in self.features:
+            feature.reset()
         self.phase = Phase.WAITING

@@ -108,25 +108,15 @@ class EngineSnapshot:
     graphs: int = 0
 
 
-@dataclass(eq=False)
-class SharedKeys:
-    """How many keys each decode row reads together with others, kept while the rows stay."""
-
-    page_size: int
-    _groups: Groups | None = None
-    _keys: Rows[int] = ()
-
-    def of(self, groups: Groups, num_rows: int) -> Rows[int]:
-        """Keys in items of several rows, one number a row."""
-        if groups is not self._groups:
-            keys = [0] * num_rows
-            for item in groups.items:
-                # rows behind the newest are revised ones, of outputs that are counted already
-                readers = [entry for entry in item.entries if entry.row < num_rows]
-                if len(readers) > 1:
-                    first = item.first_page * self.page_size
-                    length = len(item.pages) * self.page_size
-                    for entry in readers:
-                        keys[entry.row] += max(0, min(entry.bound - first, length))
-            self._groups, self._keys = groups, keys
-        return self._keys
+def shared_keys(groups: Groups, num_rows: int, page_size: int) -> Rows[int]:
+    """Keys that each decode row reads together with others, one number a row."""
+    keys = [0] * num_rows
+    for item in groups.items:
+        # rows behind the newest are revised ones, of outputs that are counted already
+        readers = [entry for entry in item.entries if entry.row < num_rows]
+        if len(readers) > 1:
+            first = item.first_page * page_size
+            length = len(item.pages) * page_size
+            for entry in readers:
+                keys[entry.row] += max(0, min(entry.bound - first, length))
+    return keys

@@ -8,15 +8,17 @@ device: with a pass of 416 rows and one that decodes 50 ms, where both replay in
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
+from torch import Tensor
+
 from looseleaf.attention.groups import DecodeRow, Groups
 from looseleaf.attention.listed_scores import Listed
-from looseleaf.attention.readings import SelectedRows
+from looseleaf.attention.selected import SelectedRows
 from looseleaf.attention.selection import PagePolicy, SelectingRow
 from looseleaf.engine import pass_graphs
 from looseleaf.engine.fusion import Fusion
 from looseleaf.engine.graphs import MAX_ROWS
-from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.sequence import Chunk
+from looseleaf.engine.scheduler import Chunk, StepWork
+from looseleaf.engine.step import StepResult
 
 
 def parted(work: StepWork) -> tuple[StepWork, StepWork] | None:
@@ -91,25 +93,26 @@ def places_in_turns(turns: Rows[Rows[int]], num_chunks: int) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def joined_reads(
-    reads: Rows[tuple[Rows[int], Groups, Rows[SelectedRows]]],
-) -> tuple[Groups, list[SelectedRows]]:
-    """How the outputs of all turns read, by their places in the step, of each turn's places, groups
-    and rows that chose."""
-    num_outputs = sum(len(turn) for turn, *_ in reads)
+def join_reads(
+    results: Rows[tuple[Rows[int], StepResult]], logits: Tensor, launched: float | None = None
+) -> StepResult:
+    """The result of a step with these ``logits``, of the outputs that decode in each of its parts,
+    by their places in the step, and the part's result."""
+    num_outputs = sum(len(places) for places, _ in results)
     joined, selected = Groups([], [0] * num_outputs), list[SelectedRows]()
-    for turn, groups, chosen in reads:
-        place_of = dict(enumerate(turn))
+    for places, result in results:
+        groups, place_of = result.groups, dict(enumerate(places))
         for item in groups.items:
             entries = [e._replace(row=place_of[e.row]) for e in item.entries if e.row in place_of]
             joined.items.append(replace(item, entries=entries))
         for row, place in place_of.items():
             joined.tail_starts[place] = groups.tail_starts[row]
-        for some in chosen:
+        for some in result.selected:
             # rows behind the newest are revised ones, which count for nobody
-            places = [place_of.get(row, num_outputs + row) for row in some.places]
-            selected.append(replace(some, places=places))
-    return joined, selected
+            rows = [place_of.get(row, num_outputs + row) for row in some.places]
+            selected.append(replace(some, places=rows))
+    begun = [launched, *(result.launched for _, result in results)]
+    return StepResult(logits, joined, selected, next((at for at in begun if at), None))
 
 
 def _num_rows(chunks: Rows[Chunk]) -> int:

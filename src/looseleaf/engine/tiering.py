@@ -21,7 +21,7 @@ from looseleaf.tiers import Copied, Load, Tiers, Wanted
 
 
 @dataclass(frozen=True, eq=False)
-class _Leaving:
+class Leaving:
     """A segment on its way out of the pool, held until it is out, and whose it is."""
 
     segment: Segment
@@ -35,7 +35,8 @@ class Tiering:
 
     ``measured_pace`` tells how fast the model computes, and measures it if nobody has. A step that
     waits for what arrives goes no further when ``hurry`` says that something is asked of the engine
-    or one of the ``deadlines`` has passed: what it was to compute comes later."""
+    or one of the ``deadlines`` has passed: what it was to compute comes later. ``arriving`` and
+    ``leaving`` are the segments on their way into the pool and out of it."""
 
     store: SegmentStore
     tiers: Tiers | None = None
@@ -43,15 +44,10 @@ class Tiering:
     measured_pace: Callable[[], ComputePace] = ComputePace
     hurry: Callable[[], bool] = lambda: False
     deadlines: Deadlines = field(default_factory=Deadlines)
-    _arriving: dict[Segment, Load] = field(default_factory=dict)
+    arriving: dict[Segment, Load] = field(default_factory=dict)
+    leaving: list[Leaving] = field(default_factory=list)
     # what was read from the pool since something came to the tiers
     _read: set[SegmentKey] = field(default_factory=set)
-    _leaving: list[_Leaving] = field(default_factory=list)
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is arriving."""
-        return bool(self._arriving)
 
     def close(self) -> None:
         """Finish writing, and let go of the tiers."""
@@ -74,7 +70,7 @@ class Tiering:
                 assert segment is not None
                 segment.arriving = load
                 load.hurry = self._is_hurried
-                self._arriving[segment] = load
+                self.arriving[segment] = load
                 if sequence.arrivals is not None:
                     sequence.arrivals.loads.append(load)
         return set(chosen)
@@ -108,11 +104,11 @@ class Tiering:
         are out."""
         self._let_go()
         ended = []
-        for segment, load in list(self._arriving.items()):
+        for segment, load in list(self.arriving.items()):
             state = load.state
             if state == "loading":
                 continue
-            del self._arriving[segment]
+            del self.arriving[segment]
             if state != "cancelled":
                 # of one that is done the last layer has come, as its state says
                 if state == "failed":
@@ -124,12 +120,12 @@ class Tiering:
     def wait(self, seconds: float) -> None:
         """Wait until one of those that arrive has ended, for that long at most."""
         self.wake()
-        for load in list(self._arriving.values())[:1]:
+        for load in list(self.arriving.values())[:1]:
             load.wait_for_end(seconds)
 
     def wake(self) -> None:
         """Have what arrives go on: to be called behind every launch."""
-        if self.tiers is not None and self._arriving:
+        if self.tiers is not None and self.arriving:
             self.tiers.wake()
 
     def keep(self, segment: Segment, tenant: str) -> None:
@@ -144,23 +140,23 @@ class Tiering:
         try:
             copied = self._keep(segment, tenant, packed=True)
             if copied is not None:
-                self._leaving.append(_Leaving(segment, tenant, copied))
+                self.leaving.append(Leaving(segment, tenant, copied))
         finally:
             if copied is None:
                 self.store.release(segment)
 
     def release_pages(self) -> bool:
         """Wait for all that is leaving the pool; whether that lets go of any page."""
-        held = bool(self._leaving)
-        while self._leaving:
-            for leaving in self._leaving:
+        held = bool(self.leaving)
+        while self.leaving:
+            for leaving in self.leaving:
                 leaving.copied.wait()
             self._let_go()
         return held
 
     def _let_go(self) -> None:
         staying = []
-        for leaving in self._leaving:
+        for leaving in self.leaving:
             if leaving.copied.is_out:
                 again = None
                 if not leaving.copied.whole and not leaving.segment.forgotten:
@@ -171,7 +167,7 @@ class Tiering:
                     staying.append(replace(leaving, copied=again))
             else:
                 staying.append(leaving)
-        self._leaving = staying
+        self.leaving = staying
 
     def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> Copied | None:
         """What becomes of a segment that is brought to the tiers; None if its pages need not wait

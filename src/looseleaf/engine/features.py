@@ -1,0 +1,109 @@
+"""The features of a request: the hooks that it registers with its sequences. A plain request
+registers none, so its steps call none."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from looseleaf.attention.groups import DecodeRow
+from looseleaf.attention.listed_scores import says_how_many
+from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.selection import PagePolicy, SelectingRow
+from looseleaf.config import EngineConfig, Select
+from looseleaf.engine.ape_rows import ApeRows
+from looseleaf.engine.eviction import Evictions
+from looseleaf.engine.request import Request
+from looseleaf.engine.revision import Revisions
+from looseleaf.engine.runner import Runner
+from looseleaf.engine.sequence import Feature, Sequence
+from looseleaf.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Features:
+    """Makes the features of sequences, for one engine."""
+
+    attention: PagedAttention
+    revisions: Revisions
+    evictions: Evictions
+
+    @classmethod
+    def create(cls, runner: Runner, config: EngineConfig) -> "Features":
+        """Those of a model's engine."""
+        page_size, invariant = config.cache.page_size, config.scheduler.batch_invariant
+        revisions = Revisions.of(runner, page_size, invariant)
+        return cls(runner.attention, revisions, Evictions(runner.attention))
+
+    def register(self, sequence: Sequence, request: Request) -> None:
+        """Register the features that ``request`` uses with ``sequence``. Raises InvalidRequest
+        and InvalidOption for a revision that is impossible."""
+        sequence.features.extend(self._features(sequence, request))
+
+    def _features(self, sequence: Sequence, request: Request) -> Iterator[Feature]:
+        if sequence.policy is not None and request.select is not None:
+            yield SelectedPages(sequence.policy, request.select)
+        if sequence.hosted:
+            yield HostedReads()
+        if request.revise is not None:
+            # behind the choice of the newest row: earlier rows read what it chooses
+            if sequence.hosted:
+                _require_exact_indexes(sequence)
+                revision = self.revisions.hosted(request.revise)
+            else:
+                revision = self.revisions.revision(request.revise, sequence.policy)
+            if revision is not None:
+                yield revision
+        if sequence.apart is not None:
+            yield ApeRows(self.attention, sequence.apart)
+        if request.select is not None:
+            eviction = self.evictions.eviction(sequence, request)
+            if eviction is not None:
+                yield eviction
+
+
+@dataclass(frozen=True)
+class SelectedPages(Feature):
+    """The newest row of an output chooses its pages by a policy."""
+
+    policy: PagePolicy
+    select: Select
+
+    def rows(
+        self, sequence: Sequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+    ) -> list[DecodeRow]:
+        select, page_size = self.select, sequence.page_size
+        if sequence.num_tokens <= (select.dense_below or 0):
+            return rows
+        [row] = rows
+        # the newest token's page is not full before it is stored
+        sealed = (len(sequence.tail.tokens) - 1) // page_size
+        every = select.recall_every
+        measured = every > 0 and len(sequence.output_token_ids) % every == 0
+        read = row.position, row.settled, row.tail
+        selecting = SelectingRow(*read, self.policy, sealed, measured=measured)
+        most = selecting.num_candidates
+        limit = self.policy.limit(most, selecting.num_other(page_size))
+        # where there is nothing to choose from yet, whatever is wanted is read
+        chooses = most and (limit < most or says_how_many(self.policy))
+        return [selecting] if chooses else rows
+
+
+class HostedReads(Feature):
+    """The newest row of an output reads hosted documents."""
+
+    def rows(
+        self, sequence: Sequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+    ) -> list[DecodeRow]:
+        [row] = rows
+        return [DecodeRow(row.position, row.settled, row.tail, hosted=sequence.hosted_reads)]
+
+
+def _require_exact_indexes(sequence: Sequence) -> None:
+    """Raise InvalidRequest if rows that are revised would have read keys as estimates."""
+    indexes = [use.segment.index for use in sequence.hosted]
+    if any(index is not None and index.config.estimate for index in indexes):
+        raise InvalidRequest(
+            "revise can't be combined with an index that estimates: what a row reads later would "
+            "have to be taken out of its estimate; host the document without estimate, or leave "
+            "revise out",
+            "revise",
+        )
