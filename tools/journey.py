@@ -73,14 +73,15 @@ def decode_step(llm: LLM) -> Journey:
     for _ in range(_BEFORE):
         next(stream)
     steps = [measure("decode step", llm.engine.step) for _ in range(_STEPS)]
-    stream.close()
+    for _ in stream:
+        pass
     return sorted(steps, key=lambda step: step.num_calls)[_STEPS // 2]
 
 
 def fuse_request(llm: LLM) -> Journey:
     """A prompt with two documents whose first tokens are computed again."""
-    documents = [Document("Travel requests are signed by Ada. " * n) for n in (4, 5)]
-    prompt, fuse = [*documents, "Who signs travel requests?"], Fuse("first", tokens=16)
+    text, fuse = "Travel requests are signed by Ada. ", Fuse("first", tokens=16)
+    prompt: list[str | Document] = [Document(text * 4), Document(text * 5), "Who signs requests?"]
     llm.generate([prompt], _PARAMS, fuse=fuse)
     return measure("fuse request", lambda: llm.generate([prompt], _PARAMS, fuse=fuse))
 

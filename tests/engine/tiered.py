@@ -66,6 +66,7 @@ def give_no_layer_ahead(llm: LLM) -> None:
                 attended[layer].set()
             return out
 
+        call.reads = attend.reads  # type: ignore[attr-defined]
         return call
 
     def mood(call: str, layer: int) -> None:

@@ -107,6 +107,7 @@ def watched(llm: Any, see: Callable[[Any, int, Tensor, Tensor], None], ones: boo
             see(rows, layer, queries, result)
             return result
 
+        and_tell.reads = attend.reads  # type: ignore[attr-defined]
         return and_tell
 
     attention.step = watching

@@ -115,6 +115,7 @@ def queries_of(llm: Any) -> Iterator[dict[int, Tensor]]:
             result: Tensor = attend(layer, q, k, v)
             return result
 
+        and_keep.reads = attend.reads  # type: ignore[attr-defined]
         return and_keep
 
     attention.step = watching
@@ -184,6 +185,7 @@ def test_values_of_one_give_outputs_of_one(checkpoint: Folder, row: str) -> None
             seen.append((len(rows.decode), (result - 1).abs().max().item()))
             return result
 
+        with_ones.reads = attend.reads  # type: ignore[attr-defined]
         return with_ones
 
     attention.step = watching

@@ -78,8 +78,9 @@ class SelectedPages(Feature):
         sealed = (len(sequence.tail.tokens) - 1) // page_size
         every = select.recall_every
         measured = every > 0 and len(sequence.output_token_ids) % every == 0
-        read = row.position, row.settled, row.tail
-        selecting = SelectingRow(*read, self.policy, sealed, measured=measured)
+        selecting = SelectingRow(
+            row.position, row.settled, row.tail, self.policy, sealed, measured=measured
+        )
         most = selecting.num_candidates
         limit = self.policy.limit(most, selecting.num_other(page_size))
         # where there is nothing to choose from yet, whatever is wanted is read

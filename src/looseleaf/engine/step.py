@@ -96,5 +96,11 @@ def _features(
         start, stop, sequence = stop, stop + len(read.positions), chunk.sequence
         for feature in sequence.features:
             in_tail = chunk.target is sequence.tail
-            where = range(start, stop), read, in_tail, chunk.ends_prompt
-            yield feature, FeatureRows(sequence, *where)
+            rows = FeatureRows(
+                sequence,
+                range(start, stop),
+                read,
+                in_tail=in_tail,
+                ends_prompt=chunk.ends_prompt,
+            )
+            yield feature, rows
