@@ -22,7 +22,8 @@ from looseleaf.attention.listed_scores import (
     says_how_many,
     worth_of,
 )
-from looseleaf.attention.lists import HostWork, IntArray, IntBuffer, int32
+from looseleaf.attention.lists import HostWork, IntArray, int32
+from looseleaf.attention.pinned_buffer import PinnedBuffer
 from looseleaf.attention.readings import Reading, StepReads
 from looseleaf.attention.selected import SelectedRows
 from looseleaf.attention.selection import (
@@ -289,7 +290,7 @@ class ChoiceBuffer:
 
     def __init__(self, choice: HostChoice, device: torch.device) -> None:
         self.shape = shape = choice.shape
-        self._numbers = IntBuffer(choice.sizes, device)
+        self._numbers = PinnedBuffer(choice.sizes, device, sides=2)
         self._columns = torch.zeros(3, shape.outputs, shape.most, dtype=torch.int32, device=device)
         self._rows: list[RowCandidates] = []
         spans = (shape.outputs, shape.most_spans)
@@ -319,6 +320,7 @@ class ChoiceBuffer:
         """Bring the numbers of a step to the device; the columns of those rows only that have
         others."""
         self._numbers.load(choice.numbers)
+        self._numbers.send()
         rows, known = choice.table.rows, self._rows
         others = [n for n, row in enumerate(rows) if n >= len(known) or known[n] is not row]
         if not others:

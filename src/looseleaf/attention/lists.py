@@ -313,37 +313,6 @@ def make_work_list(
     return host_work(flat, Pieces.whole(flat), positions, page_size).to(device)
 
 
-class IntBuffer:
-    """Int32 arrays of fixed sizes at fixed addresses on a device, brought there in one copy.
-
-    Two staging areas are used in turn, so that numbers can be loaded while the device still reads
-    those before. ``tensors`` are always the same objects."""
-
-    def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
-        self.sizes = sizes
-        _, length = places(sizes)
-        self._flat = torch.zeros(length, dtype=torch.int32, device=device)
-        on_gpu = device.type == "cuda"
-        self._staging = [
-            torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)
-        ]
-        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
-        self._turn = 0
-        self.tensors = views(self._flat, sizes)
-
-    def load(self, arrays: Mapping[str, IntArray]) -> None:
-        """Send ``arrays``, none of which is longer than its size; what is behind a shorter one is
-        left as it was."""
-        staging, sent = self._staging[self._turn], self._sent[self._turn]
-        self._turn = 1 - self._turn
-        if sent is not None:
-            sent.synchronize()
-        filled(staging.numpy(), arrays, self.sizes)
-        self._flat.copy_(staging, non_blocking=True)
-        if sent is not None:
-            sent.record()
-
-
 def finish_spans(
     num_rows: int, rows: IntArray, items: tuple[IntArray, IntArray, IntArray], page_size: int
 ) -> IntArray:

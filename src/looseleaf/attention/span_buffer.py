@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from looseleaf.attention.fetched import FetchedInts
 from looseleaf.attention.lists import IntArray
+from looseleaf.attention.pinned_buffer import PinnedBuffer
 from looseleaf.ops.gather_kv import UNUSED
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
@@ -121,14 +121,14 @@ class SpanCapacity:
 @dataclass(eq=False)
 class SpanBuffer:
     """``spans`` is always the same object; rows past those loaded are in no tile. As of
-    `FetchedInts`, who loads waits until what was loaded before has been fetched."""
+    `PinnedBuffer` with one side, a writer waits until the numbers before have been fetched."""
 
     capacity: SpanCapacity
     device: torch.device
     spans: SpanList = field(init=False)
 
     def __post_init__(self) -> None:
-        self._buffer = FetchedInts(self.capacity.sizes(), self.device)
+        self._buffer = PinnedBuffer(self.capacity.sizes(), self.device)
         told, room = self._buffer.tensors, self.capacity
         self.spans = SpanList(
             **told,

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.fetched import TurnedInts
 from looseleaf.attention.lists import OWN_NUMBERS, HostWork, IntArray, work_list
+from looseleaf.attention.pinned_buffer import PinnedBuffer
 from looseleaf.ops.partial_attention.unit_numbers import number_sizes, unit_numbers
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
@@ -66,7 +66,7 @@ class WorkBuffer:
 
     def __post_init__(self) -> None:
         sizes = self.capacity.sizes(len(self.tiles))
-        self._buffer = TurnedInts({**sizes, **self.more}, self.device)
+        self._buffer = PinnedBuffer({**sizes, **self.more}, self.device, sides=2)
         told = self._buffer.tensors
         self.work = work_list({name: told[name] for name in sizes}, self.tiles)
         self.numbers = {name: told[name] for name in self.more}
@@ -88,9 +88,9 @@ class WorkBuffer:
         self._buffer.fetch()
 
     def sent(self) -> None:
-        """As `TurnedInts.sent`."""
+        """As `PinnedBuffer.sent`."""
         self._buffer.sent()
 
     def unsent(self) -> None:
-        """As `TurnedInts.unsent`."""
+        """As `PinnedBuffer.unsent`."""
         self._buffer.unsent()

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.attention.lists import IntArray
-from looseleaf.ops.fetch_numbers import fetch_numbers
+from looseleaf.attention.pinned_buffer import PinnedBuffer
 
 # token, slot, place and first slot of a row that is none
 _PADDING = np.array([[0], [-1], [0], [-1]])
@@ -25,10 +25,11 @@ class RowBuffer:
     numbers: Int[Tensor, "5 capacity"]
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self.numbers = torch.zeros((5, capacity), dtype=torch.int64, device=device)
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros((5, capacity), dtype=torch.int64, pin_memory=on_gpu)
-        self._told = self._host.numpy()
+        # 64 bits each
+        size = 2 * 5 * capacity
+        self._buffer = PinnedBuffer({"rows": size}, device)
+        self.numbers = self._buffer.tensors["rows"].view(torch.int64).view(5, capacity)
+        self._told = self._buffer.numbers[:size].view(np.int64).reshape(5, capacity)
 
     def load(self, table: IntArray, wanted: Sequence[int], late: Iterable[IntArray] = ()) -> None:
         """Write the rows of ``table``, which is that of `RowInputs`; those in ``late`` enter
@@ -47,5 +48,5 @@ class RowBuffer:
         self._told[4] = 0
 
     def fetch(self) -> None:
-        """Bring to the device what is written when it comes to this."""
-        fetch_numbers(self._host, self.numbers)
+        """Bring the written numbers to the device when it comes to this."""
+        self._buffer.fetch()
