@@ -2,7 +2,9 @@
 #
 #   make demo       answers questions from the example documents
 #   make venv       .venv with everything for development
-#   make test       all tests that need no GPU          (WORKERS=2)
+#   make smoke      a minute of tests                   (WORKERS=2)
+#   make test       the product's tests without a GPU   (WORKERS=2)
+#   make test-all   all tests that need no GPU          (WORKERS=2)
 #   make check      format, lint, types, imports, size limits
 #   make format     let ruff rewrite what it can
 #   make docs       the site, in build/site
@@ -40,7 +42,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo venv test check format docs test-gpu gpu-report clean
+.PHONY: help demo venv smoke test test-rest test-all check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,8 +53,17 @@ demo: $(VENV)/.runtime
 venv: $(VENV)/.dev
 
 # CUDA is hidden so that the tests mean the same on every machine; `make test-gpu` runs the others
-test: $(VENV)/.dev
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+test: $(VENV)/.test
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --product -m "not gpu"
+
+smoke: $(VENV)/.test
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --product -m smoke
+
+# the rest: all that `make test` leaves out
+test-rest: $(VENV)/.dev
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) -m "not gpu" --rest
+
+test-all: test test-rest
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -72,10 +83,10 @@ docs: $(VENV)/.dev
 test-gpu: $(GPU_READY)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
 		"test-gpu: $(GPU_PYTHON) sees no CUDA device")'
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest tests/gpu
+	PYTHONPATH=src:lab/src $(GPU_PYTHON) -m pytest tests/gpu
 
 gpu-report: $(GPU_READY)
-	PYTHONPATH=src $(GPU_PYTHON) tools/gpu_report.py --out $(OUT) --minutes $(MINUTES) --only '$(ONLY)'
+	PYTHONPATH=src:lab/src $(GPU_PYTHON) tools/gpu_report.py --out $(OUT) --minutes $(MINUTES) --only '$(ONLY)'
 
 # .venv grows in two steps: what Looseleaf needs to run, then what its developers need
 $(BIN)/python:
@@ -86,8 +97,13 @@ $(VENV)/.runtime: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[serve]' $(TORCH)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(TORCH)
+# the tests of the product alone
+$(VENV)/.test: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --editable '.[test]' $(TORCH)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test lab/pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable ./lab $(TORCH)
 	@touch $@
 
 clean:

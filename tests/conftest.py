@@ -12,7 +12,16 @@ import pytest
 import torch
 
 HAS_CUDA = torch.cuda.is_available()
-GPU_TESTS = Path(__file__).parent / "gpu"
+TESTS = Path(__file__).parent
+GPU_TESTS = TESTS / "gpu"
+# left out by `make test`: they need more packages, or they test more than the product
+REST = tuple(
+    TESTS / name
+    for name in (
+        *("lab", "docs", "deploy", "training", "gpu", "server/clients"),
+        *("server/test_page.py", "server/test_fuzz.py", "test_gpu_report.py"),
+    )
+)
 
 # triton reads both when it is imported; unset, the second is a warning and so an error
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -32,9 +41,9 @@ def _check_shapes() -> None:
     import_module("tests.typechecker")
     from jaxtyping import install_import_hook
 
-    checked = install_import_hook("looseleaf", "tests.typechecker.check")
+    checked = install_import_hook(["looseleaf", "looseleaf_lab"], "tests.typechecker.check")
     checked.hook.should_instrument = lambda name: (
-        name.split(".")[0] == "looseleaf" and not name.endswith(".kernel")
+        name.split(".")[0] in ("looseleaf", "looseleaf_lab") and not name.endswith(".kernel")
     )
 
 
@@ -59,7 +68,24 @@ if find_spec("hypothesis"):
     _settle_hypothesis()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("looseleaf")
+    group.addoption("--product", action="store_true", help="leave out what `make test` leaves out")
+    group.addoption("--rest", action="store_true", help="run only what --product leaves out")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--product") and collection_path in REST else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+        if any(path in (item.path, *item.path.parents) for path in REST):
+            item.add_marker(pytest.mark.full)
+    product, rest = config.getoption("--product"), config.getoption("--rest")
+    if product or rest:
+        chosen = [item for item in items if bool(item.get_closest_marker("full")) == rest]
+        config.hook.pytest_deselected(items=[item for item in items if item not in {*chosen}])
+        items[:] = chosen

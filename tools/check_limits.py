@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("src", "tests", "training", "tools", "examples")
+FOLDERS = ("src", "lab", "tests", "training", "tools", "examples")
 MAX_FILE_LINES = 400
 MAX_EXAMPLE_LINES = 60
 MAX_README_LINES = 150

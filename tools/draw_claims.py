@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from looseleaf.bench.results import append_rows
-from looseleaf.evals.report import write_report
-from looseleaf.evals.report.rows import ORIGIN
+from looseleaf_lab.bench.results import append_rows
+from looseleaf_lab.evals.report import write_report
+from looseleaf_lab.evals.report.rows import ORIGIN
 
 ROOT = Path(__file__).resolve().parents[1]
 ROLL_CALL = "causal_roll-call_40_lines_50_documents"

@@ -5,7 +5,7 @@ python tools/draw_index.py"""
 import csv
 from pathlib import Path
 
-from looseleaf.bench.index_plot import draw
+from looseleaf_lab.bench.index_plot import draw
 
 ROOT = Path(__file__).parent.parent
 

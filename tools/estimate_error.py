@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from looseleaf.bench.index_layers import Capture, made_layer
 from looseleaf.config import EngineConfig, IndexConfig
-from looseleaf.engine.loading import load_model, reference_model
-from looseleaf.evals.world import make_roll_call
 from looseleaf.index import IvfIndex, KeyVectors, attend_estimated, search
+from looseleaf.llm.load import load_model, reference_model
 from looseleaf.types import AttnState
+from looseleaf_lab.bench.index_layers import Capture, made_layer
+from looseleaf_lab.evals.world import make_roll_call
 
 ASKED, SINK, LOCAL, TOKENS = 100, 4, 16, 4096
 CONFIG = IndexConfig("ivf", sink=SINK, local=LOCAL, estimate=True)

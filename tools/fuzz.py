@@ -30,17 +30,17 @@ from functools import partial
 
 import torch
 
-from looseleaf.bench.random_model import random_engine
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import DocumentPart, Request
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.tiering.compute_time import ComputePace
 from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
+from looseleaf.prompt.request import DocumentPart, Request
 from looseleaf.tiers import RemoteTier
-from looseleaf.tiers.disk import DiskTier
-from looseleaf.tiers.folder import RECORD
+from looseleaf.tiers.stores.disk import DiskTier
+from looseleaf.tiers.stores.folder import RECORD
+from looseleaf_lab.bench.random_model import random_engine
 from tools.fuzz_answers import differs
 from tools.fuzz_drawing import Ask, Drawing, Kind, chooses, is_plain
 from tools.fuzz_hosting import (

@@ -1,6 +1,6 @@
 """How `tools.fuzz` compares two answers: token by token, up to rounding and ties."""
 
-from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.reports.outputs import RequestOutput
 
 # how far rounding may move a log-probability, and how close two tokens have to be for a tie:
 # an order of sums may turn one of them over

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from looseleaf.config import Fuse, Revise, Select
-from looseleaf.engine.request import DocumentPart, Policies, PromptParts, TextPart
 from looseleaf.errors import InvalidOption
+from looseleaf.prompt.request import DocumentPart, Policies, PromptParts, TextPart
 from looseleaf.sampling_params import SamplingParams
 
 VOCAB = 400

@@ -9,17 +9,17 @@ from collections.abc import Sequence as Several
 from typing import Any, NamedTuple
 
 from looseleaf.config import IndexConfig
+from looseleaf.engine.documents.host_prefill import HostingJob
+from looseleaf.engine.documents.host_store import stored_key
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.hosted_pass import HostingJob
-from looseleaf.engine.hosted_records import stored_key
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Document, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import IntegrityError, InvalidRequest
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
+from looseleaf.prompt.request import Document, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.stores.disk import DiskTier
 from tools.fuzz_drawing import Ask
 
 _NOT_HOSTED = "none of this request's documents is hosted"

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from looseleaf.bench.random_model import MODEL_SHAPES, random_weights
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.models import Decoder
 from looseleaf.models.layers import DecoderWeights
 from looseleaf.models.linear import Projection, pack, unpack
+from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_weights
 from tools.fuzz_drawing import VOCAB
 
 # query heads, KV heads, dims of a head: groups of 1 to 8, and heads that Triton's kernels serve

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from looseleaf.errors import InvalidOption
-from looseleaf.tiers.remote import PREFIX
+from looseleaf.tiers.stores.remote import PREFIX
 
 _NAMES = f"{PREFIX}segment:*"
 _START_SECONDS = 30.0

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
+from looseleaf.engine.documents.host_prefill import HostedPass, HostingJob
+from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.hosted_pass import HostedPass, HostingJob
-from looseleaf.engine.hosting import Hosting
 from looseleaf.tiers import TierFault
-from looseleaf.tiers.disk import DiskTier
+from looseleaf.tiers.stores.disk import DiskTier
 
 _OF_TIERS = ("contains", "open", "put", "delete", "pin")
 # whoever is interrupted behind a call has what it gave, but has noted it nowhere yet: only calls

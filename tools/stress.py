@@ -9,7 +9,7 @@ answer is compared with that one: the same tokens, or others that were as likely
 tiers, pages, graphs and stored dtype; requests blend, choose, revise, throw keys away and read
 hosted documents, several at a time; some are aborted, some engines closed while they load. On a CPU
 the model is tiny. ``--say`` prints every request before it runs. With ``--fences`` each tensor of a
-GPU lies at the end of a mapping of its own (`looseleaf.testing.fences`), which is slower. Exits
+GPU lies at the end of a mapping of its own (`looseleaf_lab.testing.fences`), which is slower. Exits
 with 1 if an answer differs."""
 
 import argparse
@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from looseleaf.bench.random_model import MODEL_SHAPES, random_engine, random_weights
 from looseleaf.config import (
     CacheConfig,
     EngineConfig,
@@ -35,14 +34,15 @@ from looseleaf.config import (
     TierConfig,
 )
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.pace import ComputePace
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import DocumentPart, Policies, PromptParts, Request, TextPart
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.tiering.compute_time import ComputePace
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Decoder
+from looseleaf.prompt.request import DocumentPart, Policies, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.testing.fences import Fences
+from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_engine, random_weights
+from looseleaf_lab.testing.fences import Fences
 
 _VOCAB = 512
 _QUESTION = 64

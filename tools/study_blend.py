@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from looseleaf.bench.origin import describe_origin
-from looseleaf.bench.results import append_rows
 from looseleaf.blend import Budget, Question, kv_deviation
-from looseleaf.engine.loading import reference_model
-from looseleaf.evals.intervals import interval
-from looseleaf.evals.world import Example, make_example
+from looseleaf.llm.load import reference_model
 from looseleaf.models import Decoder, Tokenizer, load_weights, read_config
+from looseleaf_lab.bench.origin import describe_origin
+from looseleaf_lab.bench.results import append_rows
+from looseleaf_lab.evals.intervals import interval
+from looseleaf_lab.evals.world import Example, make_example
 from tests.blend.dense import DenseBlend, Prompt
 
 HOPS = (1, 2, 3)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from looseleaf.evals.world import (
+from looseleaf_lab.evals.world import (
     NO_ANSWER,
     TRAINING_SEEDS_START,
     Question,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from looseleaf.evals.world import (
+from looseleaf_lab.evals.world import (
     MAX_HOPS,
     Example,
     Question,

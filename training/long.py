@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import replace
 
-from looseleaf.evals.world import (
+from looseleaf_lab.evals.world import (
     TRAINING_SEEDS_START,
     Question,
     World,

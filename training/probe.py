@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from looseleaf import LLM, Document, SamplingParams
-from looseleaf.engine.request import DocumentContext
-from looseleaf.evals.world import NO_ANSWER
+from looseleaf.prompt.request import DocumentContext
+from looseleaf_lab.evals.world import NO_ANSWER
 
 PROBES = tuple(Path(__file__).with_name(name) for name in ("probe.json", "probe_second.json"))
 RIGHT, DECLINED, WRONG = "right", "declined", "wrong"

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from looseleaf.evals.world import TRAINING_SEEDS_START, World, WorldConfig, ask, make_world, words
+from looseleaf_lab.evals.world import (
+    TRAINING_SEEDS_START,
+    World,
+    WorldConfig,
+    ask,
+    make_world,
+    words,
+)
 
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 SYSTEM, USER, ASSISTANT, DOCUMENT = "<|system|>", "<|user|>", "<|assistant|>", "<|document|>"

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         Select,
         TierConfig,
     )
-    from looseleaf.engine.async_llm import AsyncLLM
-    from looseleaf.engine.llm import LLM
-    from looseleaf.engine.outputs import CompletionOutput, RequestOutput, ReuseReport
-    from looseleaf.engine.request import Document
+    from looseleaf.engine.reports.outputs import CompletionOutput, RequestOutput, ReuseReport
     from looseleaf.errors import LooseleafError
+    from looseleaf.llm.async_llm import AsyncLLM
+    from looseleaf.llm.llm import LLM
+    from looseleaf.prompt.request import Document
     from looseleaf.sampling_params import Grammar, SamplingParams
 
 __version__ = "0.1.0"
@@ -49,17 +49,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "looseleaf.engine.llm",
-    "AsyncLLM": "looseleaf.engine.async_llm",
-    "Document": "looseleaf.engine.request",
+    "LLM": "looseleaf.llm.llm",
+    "AsyncLLM": "looseleaf.llm.async_llm",
+    "Document": "looseleaf.prompt.request",
     "Fuse": "looseleaf.config",
     "Select": "looseleaf.config",
     "Revise": "looseleaf.config",
     "SamplingParams": "looseleaf.sampling_params",
     "Grammar": "looseleaf.sampling_params",
-    "RequestOutput": "looseleaf.engine.outputs",
-    "CompletionOutput": "looseleaf.engine.outputs",
-    "ReuseReport": "looseleaf.engine.outputs",
+    "RequestOutput": "looseleaf.engine.reports.outputs",
+    "CompletionOutput": "looseleaf.engine.reports.outputs",
+    "ReuseReport": "looseleaf.engine.reports.outputs",
     "EngineConfig": "looseleaf.config",
     "CacheConfig": "looseleaf.config",
     "SchedulerConfig": "looseleaf.config",

@@ -17,9 +17,7 @@ LooseleafError
 │   ├── CheckpointNotFound  no such folder or hub id
 │   ├── CorruptCheckpoint   files missing, truncated or inconsistent
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
-├── BenchmarkRefused    an answer that was to be timed is wrong
-├── EndpointFailed      a server that is evaluated did not answer
-├── EvaluationFailed    a process of an evaluation ended by itself
+├── MissingPackage      a command or option needs a package that is not installed
 ├── NativeUnavailable   the C kernels can't be compiled here
 ├── CalibrationFailed   what attention costs could not be measured
 └── IntegrityError      the pool's books do not balance: a bug in Looseleaf
@@ -122,16 +120,8 @@ class UnsupportedModel(ModelError):
     """A model family or a feature of one that Looseleaf does not implement."""
 
 
-class BenchmarkRefused(LooseleafError):
-    """An answer that was to be timed is wrong, so its speed means nothing."""
-
-
-class EvaluationFailed(LooseleafError):
-    """A process that answers an evaluation's questions ended by itself."""
-
-
-class EndpointFailed(LooseleafError):
-    """A server that is evaluated did not answer, or not as the OpenAI API does."""
+class MissingPackage(LooseleafError, ImportError):
+    """A command or an option needs a package that is not installed."""
 
 
 class NativeUnavailable(LooseleafError):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from looseleaf.attention.groups import DecodeRow, Item, ReadSpan, group_rows, tail_items
+from looseleaf.attention.plan.groups import DecodeRow, Item, ReadSpan, group_rows, tail_items
 
 PAGE_SIZE = 16
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from looseleaf.attention import probe as module
-from looseleaf.attention.calibration import Shape, costs_of, measure_costs
-from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_model, other_tiles
-from looseleaf.attention.probe import DeviceProbe
+from looseleaf.attention.plan import probe as module
+from looseleaf.attention.plan.calibration import Shape, costs_of, measure_costs
+from looseleaf.attention.plan.cost_model import CostModel, TileCost, default_cost_model, other_tiles
+from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.errors import CalibrationFailed
 from looseleaf.ops.partial_attention.work_list import Tile
 

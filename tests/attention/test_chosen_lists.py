@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from looseleaf.attention.chosen_lists import ChosenShape, with_room
-from looseleaf.attention.cost_model import default_cost_model
-from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.plan import Planner
+from looseleaf.attention.plan.cost_model import default_cost_model
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.plan.planner import Planner
+from looseleaf.attention.select.worklist_fill import ChosenShape, with_room
 
 PAGE = 16
 

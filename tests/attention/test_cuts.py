@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.attention.cuts import equal_shares
-from looseleaf.attention.groups import Entry, Item
-from looseleaf.attention.lists import FlatItems, int32
+from looseleaf.attention.plan.cuts import equal_shares
+from looseleaf.attention.plan.groups import Entry, Item
+from looseleaf.attention.plan.lists import FlatItems, int32
 
 ITEMS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 5)), min_size=1, max_size=12)
 

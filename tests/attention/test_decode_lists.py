@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.groups import DecodeRow, ReadSpan, group_rows
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan, group_rows
 from looseleaf.config import RopeConfig
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import partial_attention

@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from looseleaf.attention.chunks import PrefillChunk, host_spans
-from looseleaf.attention.cost_model import ReadBySpans, cost_model_of, default_cost_model
-from looseleaf.attention.gathered import gather_chunks, gathered_spans, read_by_spans
-from looseleaf.attention.groups import ReadSpan
-from looseleaf.attention.lists import send
-from looseleaf.attention.plan import Planner
-from looseleaf.attention.span_buffer import HostSpans, SpanBuffer
-from looseleaf.engine.pass_graphs import capacity_for
+from looseleaf.attention.buffers.span_buffer import SpanBuffer
+from looseleaf.attention.plan.chunks import PrefillChunk, host_spans
+from looseleaf.attention.plan.cost_model import ReadBySpans, cost_model_of, default_cost_model
+from looseleaf.attention.plan.gathered import gather_chunks, gathered_spans, read_by_spans
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.attention.plan.host_spans import HostSpans
+from looseleaf.attention.plan.lists import send
+from looseleaf.attention.plan.planner import Planner
+from looseleaf.graphs.prefill import capacity_for
 from looseleaf.ops.gather_kv import GATHERED_SIZE
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
-from looseleaf.testing.scene import rotation_table
 from looseleaf.types import AttnState, ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 
 CPU = torch.device("cpu")
 SIZE = 16

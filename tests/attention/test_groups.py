@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import given
 
-from looseleaf.attention.groups import DecodeRow, Entry, Item, ReadSpan, group_rows
+from looseleaf.attention.plan.groups import DecodeRow, Entry, Item, ReadSpan, group_rows
 from tests.attention.forests import STEPS, StepRecipe, decode_rows, items_of, spans_of
 
 Reading = tuple[int, int, int, int, int]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.attention.hosted import HostedAttention, HostedCounters, HostedRead
-from looseleaf.attention.hosted_window import HostedWindow, WindowRow, WindowShape
-from looseleaf.attention.hosted_work import HostedWork
+from looseleaf.attention.host.attend import HostedAttention, HostedCounters, HostedRead
+from looseleaf.attention.host.window import HostedWindow, WindowRow, WindowShape
+from looseleaf.attention.host.work import HostedWork
 from looseleaf.index import search
 from looseleaf.ops.rotate import rotate
 from tests.attention.test_hosted_work import (

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.attention.hosted import HostedAttention, HostedCounters, HostedRead
-from looseleaf.attention.hosted_work import HostedWork, PlaceTables
+from looseleaf.attention.host.attend import HostedAttention, HostedCounters, HostedRead
+from looseleaf.attention.host.work import HostedWork, PlaceTables
 from looseleaf.config import IndexConfig
 from looseleaf.index import Heads, build_segment
-from looseleaf.index.crew import Crew
+from looseleaf.index.host_threads import Crew
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.testing.scene import rotation_table
 from looseleaf.types import Rotation, ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 from tests.index.vectors import layer as make_layer
 
 LAYERS, HEADS, KV_HEADS, DIM = 2, 6, 2, 32

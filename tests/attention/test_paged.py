@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.config import RopeConfig
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from looseleaf.attention.pinned_buffer import PinnedBuffer
+from looseleaf.attention.buffers.pinned_buffer import PinnedBuffer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"few": 3, "many": 2600}

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.attention.chunks import PrefillChunk, make_span_list
-from looseleaf.attention.cost_model import CostModel, TileCost, default_cost_model
-from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.lists import HostWork
-from looseleaf.attention.plan import AttentionPlan, Planner
-from looseleaf.attention.work_buffer import WorkBuffer, WorkCapacity
+from looseleaf.attention.buffers.work_buffer import WorkBuffer, WorkCapacity
+from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.cost_model import CostModel, TileCost, default_cost_model
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.plan.lists import HostWork
+from looseleaf.attention.plan.planner import AttentionPlan, Planner
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
-from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 from tests.attention.forests import PAGE_SIZE, STEPS, StepRecipe, decode_rows, spans_of
 
 

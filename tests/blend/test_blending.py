@@ -19,8 +19,8 @@ from looseleaf.blend import (
     Selector,
     kv_deviation,
 )
-from looseleaf.evals.world import Example, make_example
 from looseleaf.models import Decoder, Tokenizer, load_weights, read_config
+from looseleaf_lab.evals.world import Example, make_example
 from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.checkpoints import make_checkpoint
 

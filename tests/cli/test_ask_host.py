@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.config import Select
-from looseleaf.engine.hosting import Hosting
+from looseleaf.engine.documents.hosting import Hosting
 from tests.cli.conftest import Run
 
 TEXT = "Mira Tolland signs the travel requests. " * 12

@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.cli.answering import tier_faults
-from looseleaf.engine.pacing import LoadingController
+from looseleaf.engine.tiering.load_controller import LoadingController
 from looseleaf.tiers import DiskTier, TierFault
 from tests.cli.conftest import Run
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from looseleaf.server.keys import Caller
-from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier, files, tenant_of
+from looseleaf.tiers import HOSTED, DiskTier, Ledger, RemoteTier, tenant_of
+from looseleaf.tiers.stores import files
 from tests.cli.conftest import Run
 from tests.tiers.records import key, put
 from tests.tiers.redis_server import RedisServer, redis_server, shared_redis

@@ -254,4 +254,4 @@ def test_the_example_of_a_docstring_runs(
 
 
 def test_docstrings_have_examples() -> None:
-    assert "looseleaf.engine.llm.LLM" in dict(EXAMPLES)
+    assert "looseleaf.llm.llm.LLM" in dict(EXAMPLES)

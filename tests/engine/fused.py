@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, Fuse, SamplingParams
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Part, PromptParts, Request
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.prompt.request import Part, PromptParts, Request
 from tests.engine.harness import assert_idle, document, drawn, words, worst
 
 PARAMS = drawn(5)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Prompt, Request
-from looseleaf.engine.rows import logit_sequences
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.runner.batch import logit_sequences
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.prompt.request import Prompt, Request
 from tests.checkpoints import FAMILIES, ROPE_LAWS
 
 Folder = Callable[..., Path]

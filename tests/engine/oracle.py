@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
-from looseleaf.engine.request import DocumentPart, PromptParts
 from looseleaf.models import Decoder
+from looseleaf.prompt.request import DocumentPart, PromptParts
 from looseleaf.rope import rope_frequencies, softmax_scale
-from looseleaf.testing.scene import turned_at
+from looseleaf_lab.testing.scene import turned_at
 
 
 def dense_logits(decoder: Decoder, parts: PromptParts, output: list[int]) -> Tensor:

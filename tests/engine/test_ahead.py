@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.engine.request import Prompt, Request
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.prompt.request import Prompt, Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 PROMPTS: list[Prompt] = [

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from looseleaf.engine.request import Request
+from looseleaf.prompt.request import Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, words
 from tests.engine.test_ahead import ahead
 from tests.engine.tiered import forget_pool, load_always, sources, tiered

@@ -9,9 +9,9 @@ from torch import Tensor
 from looseleaf import LLM, Fuse, Select
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Request
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import EngineFault
+from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
 
 LEAD, A, B = words(1, 19), document(1, 40), document(2, 33)

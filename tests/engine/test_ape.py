@@ -10,13 +10,13 @@ from torch import Tensor
 
 from looseleaf import LLM, Fuse, SamplingParams
 from looseleaf.config import Select
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
-from looseleaf.engine.request import DocumentPart, Part, PromptParts, Request
 from looseleaf.errors import InvalidOption
+from looseleaf.llm.llm import make_config
+from looseleaf.llm.load import load_engine
 from looseleaf.models import Decoder
+from looseleaf.prompt.request import DocumentPart, Part, PromptParts, Request
 from looseleaf.rope import rope_frequencies, softmax_scale
-from looseleaf.testing.scene import turned_at
+from looseleaf_lab.testing.scene import turned_at
 from tests.checkpoints import FAMILIES
 from tests.engine.fused import LEAD, PARAMS, Blended, blend, blend_all, same
 from tests.engine.harness import TOLERANCE, Folder, Recorder, document, make_llm, words, worst

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from looseleaf import AsyncLLM, Document, SamplingParams, Select
-from looseleaf.engine.request import Request, with_policies
 from looseleaf.errors import PoolTooSmall
+from looseleaf.prompt.request import Request, with_policies
 from looseleaf.tiers import Entry
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
 from tests.engine.tiered import PARAMS, forget_pool, load_always, sources, tiered

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from looseleaf import AsyncLLM, SamplingParams
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Prompt
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.sampling import Sampler
 from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import (
@@ -21,6 +20,7 @@ from looseleaf.errors import (
     LooseleafError,
     PromptTooLong,
 )
+from looseleaf.prompt.request import Prompt
 from tests.engine.harness import Folder, document, drawn, make_llm, words
 
 PATIENCE = 30.0

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from looseleaf import Fuse
-from looseleaf.engine.pace import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputePace
 from tests.engine.harness import Folder, assert_same_answers, make_llm
 from tests.engine.harness import ask as ask_with
 from tests.engine.tiered import PARAMS, forget_pool, load_always, prompts, tiered

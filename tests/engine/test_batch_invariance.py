@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.config import RopeConfig
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation

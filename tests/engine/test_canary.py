@@ -7,9 +7,9 @@ import pytest
 
 from looseleaf import LLM, Fuse, SamplingParams
 from looseleaf.engine.canary import RAISE, WINDOW, _Case
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.request import Part, Request, TextPart
 from looseleaf.errors import InvalidOption
+from looseleaf.llm.llm import make_config
+from looseleaf.prompt.request import Part, Request, TextPart
 from tests.engine.harness import Folder, assert_idle, document, make_llm, words
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -3,8 +3,8 @@
 import pytest
 
 from looseleaf import LLM, Document
-from looseleaf.engine.request import DocumentPart, PromptParts, TextPart
 from looseleaf.errors import InvalidRequest
+from looseleaf.prompt.request import DocumentPart, PromptParts, TextPart
 from tests.checkpoints import MARKERS, write_tokenizer
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, make_llm, words
 

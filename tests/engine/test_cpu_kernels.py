@@ -8,7 +8,7 @@ import pytest
 
 from looseleaf.config import EngineConfig
 from looseleaf.errors import InvalidOption, NativeUnavailable
-from looseleaf.ops import native_build
+from looseleaf.ops.native import native_build
 from tests.engine.harness import Folder, ask, document, drawn, make_llm, words
 
 PROMPTS: list[Any] = [

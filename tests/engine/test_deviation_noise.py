@@ -1,7 +1,7 @@
 """Which tokens are computed again does not depend on how sums were rounded."""
 
 from looseleaf import Fuse
-from looseleaf.engine.request import Request
+from looseleaf.prompt.request import Request
 from tests.engine.harness import GREEDY, Folder, document, make_llm
 
 # a window that is shorter: what stands further back in a document sees it alone, and never deviates

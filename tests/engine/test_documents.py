@@ -8,8 +8,7 @@ import pytest
 
 from looseleaf import LLM, AsyncLLM, Document, Select
 from looseleaf.config import IndexConfig
-from looseleaf.engine.registered import DocumentInfo
-from looseleaf.engine.request import Request
+from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.errors import (
     DocumentExists,
     DocumentNotFound,
@@ -17,6 +16,7 @@ from looseleaf.errors import (
     InvalidRequest,
     PoolTooSmall,
 )
+from looseleaf.prompt.request import Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 A, B = document(1, 100), document(2, 40)

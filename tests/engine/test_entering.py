@@ -12,14 +12,15 @@ from torch import Tensor
 
 from looseleaf import LLM, Fuse
 from looseleaf.attention.watched import ChunkStep
-from looseleaf.engine import evidence
+from looseleaf.blend import token_scoring as evidence
 from looseleaf.engine import runner as running
-from looseleaf.engine import step as stepping
-from looseleaf.engine.entering import Entering
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
-from looseleaf.engine.request import Request
-from looseleaf.engine.rows import RowInputs, step_rows
+from looseleaf.engine.runner import step as stepping
+from looseleaf.engine.runner.batch import step_rows
+from looseleaf.graphs.late_rows import Entering
+from looseleaf.graphs.rows import RowInputs
+from looseleaf.llm.llm import make_config
+from looseleaf.llm.load import load_engine
+from looseleaf.prompt.request import Request
 from tests.checkpoints import make_checkpoint
 from tests.engine.fused import LEAD, PARAMS, SEVERAL, Blended, blend_all, same
 from tests.engine.harness import Recorder, assert_idle, make_llm, words, worst

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Document, Fuse, Revise, SamplingParams, Select
-from looseleaf.engine.request import GivenPolicies, Prompt, Request, with_policies
 from looseleaf.errors import (
     CheckpointNotFound,
     EmptyDocument,
@@ -18,6 +17,7 @@ from looseleaf.errors import (
     PoolTooSmall,
     PromptTooLong,
 )
+from looseleaf.prompt.request import GivenPolicies, Prompt, Request, with_policies
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import GREEDY, Folder, ask, assert_idle, document, make_llm, words
 

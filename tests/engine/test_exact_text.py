@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.engine.outputs import CompletionOutput
-from looseleaf.engine.request import Prompt
+from looseleaf.engine.reports.outputs import CompletionOutput
+from looseleaf.prompt.request import Prompt
 from tests.checkpoints import make_checkpoint
 from tests.models.kinds import KINDS, write_kind
 

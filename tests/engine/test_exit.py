@@ -8,9 +8,9 @@ import pytest
 
 BEGIN = """
 import torch
-from looseleaf.bench.random_model import random_engine
+from looseleaf_lab.bench.random_model import random_engine
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, TierConfig
-from looseleaf.engine.request import DocumentPart, Request, TextPart
+from looseleaf.prompt.request import DocumentPart, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 
 one, other = torch.zeros(1 << 22), torch.ones(1 << 22)
@@ -32,8 +32,8 @@ document = DocumentPart(tuple(range(100)), 0, "document")
 request = Request("one", (document, TextPart((1, 2))), SamplingParams(max_tokens=400))
 """
 LOADING = """
-from looseleaf.engine.pace import ComputePace
-from looseleaf.tiers.host import HostReader
+from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.tiers.stores.host import HostReader
 
 engine.tiering.controller.pace = ComputePace()  # so documents are always loaded
 engine.warm(request.parts)
@@ -48,7 +48,7 @@ while not begun.is_set():
     engine._scheduler.schedule()
 """
 STEPPING = """
-from looseleaf.engine.worker import Worker
+from looseleaf.llm.engine_thread import Worker
 
 engine.step = slowly(engine.step)
 worker = Worker(engine)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Fuse
-from looseleaf.engine.pace import ComputePace
-from looseleaf.engine.pacing import LoadingController, pass_seconds
-from looseleaf.engine.request import Request
+from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.load_controller import LoadingController, pass_seconds
+from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, document, drawn, words
 from tests.engine.tiered import forget_pool, tiered
 

@@ -9,10 +9,10 @@ import pytest
 from looseleaf import LLM, AsyncLLM, SamplingParams
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Request
 from looseleaf.engine.sampling import SamplingState
 from looseleaf.errors import EngineClosed, EngineFault, IntegrityError
-from looseleaf.models.detokenizer import Detokenizer
+from looseleaf.models.tokenizer.detokenizer import Detokenizer
+from looseleaf.prompt.request import Request
 from looseleaf.sampling_params import Grammar
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
 

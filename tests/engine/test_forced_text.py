@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Tokenizer
 from looseleaf.sampling_params import Grammar

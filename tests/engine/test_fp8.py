@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from looseleaf.config import CacheConfig, EngineConfig
-from looseleaf.engine.loading import load_engine
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import KeySpace
+from looseleaf.llm.load import load_engine
 from tests.engine.harness import TOLERANCE, Folder, ask, document, drawn, make_llm, words, worst
 
 PROMPTS = [

@@ -9,13 +9,13 @@ import torch
 
 from looseleaf import Fuse
 from looseleaf.blend import Candidates, Deviation
-from looseleaf.engine.evidence import Evidence
-from looseleaf.engine.fusion import make_selector
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
-from looseleaf.engine.request import Request
+from looseleaf.blend.fusion import make_selector
+from looseleaf.blend.token_scoring import Evidence
 from looseleaf.engine.sequence import Phase
 from looseleaf.errors import InvalidOption
+from looseleaf.llm.llm import make_config
+from looseleaf.llm.load import load_engine
+from looseleaf.prompt.request import Request
 from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.blend.test_blending import filtered
 from tests.checkpoints import FAMILIES

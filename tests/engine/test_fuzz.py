@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from looseleaf.engine.admission import Admission
-from looseleaf.engine.drawing import Draw, OnFault
-from looseleaf.engine.drawing import Drawing as EngineDrawing
-from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.progress import OutputProgress
-from looseleaf.engine.request import TextPart
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.runner.step_sampler import Draw, OnFault
+from looseleaf.engine.runner.step_sampler import Drawing as EngineDrawing
 from looseleaf.engine.scheduler import Scheduler
 from looseleaf.engine.sequence import Sequence
+from looseleaf.prompt.request import TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import RemoteTier, TierFault
-from looseleaf.tiers.files import RecordHeader
+from looseleaf.tiers.stores.files import RecordHeader
 from tests.tiers.records import content, key, put, read
 from tests.tiers.redis_server import RedisServer, find_redis
 from tools.fuzz import Fuzz, parsed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, AsyncLLM, SamplingParams
-from looseleaf.engine.outputs import CompletionOutput
+from looseleaf.engine.reports.outputs import CompletionOutput
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sampling_params import Grammar
 from tests.engine.harness import Folder, assert_idle, document, make_llm, words

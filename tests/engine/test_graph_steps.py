@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, Fuse, SamplingParams, Select
-from looseleaf.attention.device_choice import HostChoice
+from looseleaf.attention.select.device_topk import HostChoice
+from looseleaf.blend.fusion import Fusion
 from looseleaf.config import Revise
-from looseleaf.engine import pass_graphs
-from looseleaf.engine.fusion import Fusion
-from looseleaf.engine.graphs import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
-from looseleaf.engine.pass_graphs import PassGraphs, Within
-from looseleaf.engine.request import Request
-from looseleaf.engine.row_buffer import RowBuffer
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.microbatches import logit_places
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.step_parts import logit_places
-from looseleaf.engine.stretches import stretches
+from looseleaf.graphs import prefill as pass_graphs
+from looseleaf.graphs.decode import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
+from looseleaf.graphs.piecewise import stretches
+from looseleaf.graphs.prefill import PassGraphs, Within
+from looseleaf.graphs.row_buffer import RowBuffer
+from looseleaf.llm.llm import make_config
+from looseleaf.llm.load import load_engine
+from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from looseleaf import LLM, AsyncLLM, Document, SamplingParams
 from looseleaf.config import Fuse, IndexConfig, Select
-from looseleaf.engine.hosting import HostedPass, Hosting
+from looseleaf.engine.documents.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
 from looseleaf.kv.hosted import HostedSegment
@@ -126,7 +126,7 @@ def test_two_places_share_one_index_and_find_the_same(
     llm = make(checkpoint("llama", "dynamic"))
     segment = llm.host(document(0, LONG, context="alone"), index=INDEX)
     found: list[Tensor] = []
-    from looseleaf.attention import hosted as module
+    from looseleaf.attention.host import attend as module
 
     plain = module.search_each
 
@@ -249,7 +249,7 @@ def test_a_fault_while_hosting_ends_that_job_only(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("looseleaf.engine.hosting.build_segment", broken)
+        patch.setattr("looseleaf.engine.documents.hosting.build_segment", broken)
         with pytest.raises(RuntimeError, match="no memory"):
             llm.host(document(0, LONG, context="alone"), index=INDEX)
     assert isinstance(llm.host(document(0, LONG, context="alone"), index=INDEX), HostedSegment)
@@ -340,7 +340,7 @@ def test_what_is_deleted_on_its_way_is_nowhere(
         finally:
             ended.set()
 
-    monkeypatch.setattr("looseleaf.engine.hosting.build_segment", late)
+    monkeypatch.setattr("looseleaf.engine.documents.hosting.build_segment", late)
     text = document(0, LONG, context="alone")
     llm = make(checkpoint("llama", "dynamic"), disk_path=str(tmp_path))
     documents, hosting = llm.engine.documents, llm.engine.hosting
@@ -389,7 +389,7 @@ def test_a_failed_hosting_is_told_to_who_registered(
         def broken(*_: Any, **__: Any) -> None:
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr("looseleaf.engine.hosting.build_segment", broken)
+        monkeypatch.setattr("looseleaf.engine.documents.hosting.build_segment", broken)
         folder = checkpoint("llama", "dynamic")
         options = {"num_pages": 5, "max_model_len": 1024}
         async with AsyncLLM(folder, device="cpu", dtype="float32", **options) as llm:

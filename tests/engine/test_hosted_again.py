@@ -12,9 +12,9 @@ import torch
 
 from looseleaf import LLM, AsyncLLM
 from looseleaf.config import IndexConfig, Select
-from looseleaf.engine import hosted_records
-from looseleaf.engine.hosted_pass import HostedPass
-from looseleaf.engine.request import DocumentPart, Request, TextPart
+from looseleaf.engine.documents import host_store as hosted_records
+from looseleaf.engine.documents.host_prefill import HostedPass
+from looseleaf.prompt.request import DocumentPart, Request, TextPart
 from tests.engine.harness import GREEDY, Folder, document
 
 LONG = document(0, 700, context="alone")

@@ -11,12 +11,12 @@ import torch
 
 from looseleaf import LLM
 from looseleaf.config import IndexConfig, IndexKind
-from looseleaf.engine import hosted_pass
-from looseleaf.engine import hosting as module
-from looseleaf.engine.hosted_pass import HostedPass, HostingJob
-from looseleaf.engine.request import DocumentPart, TextPart
+from looseleaf.engine.documents import host_prefill as hosted_pass
+from looseleaf.engine.documents import hosting as module
+from looseleaf.engine.documents.host_prefill import HostedPass, HostingJob
 from looseleaf.errors import InvalidRequest
 from looseleaf.kv.hosted import HostedSegment
+from looseleaf.prompt.request import DocumentPart, TextPart
 from tests.engine.harness import Folder, document
 
 LONG = document(0, 200)

@@ -4,8 +4,8 @@ import pytest
 
 from looseleaf import LLM, Document, Select
 from looseleaf.config import IndexConfig
-from looseleaf.engine.hosted_pass import HostedPass
-from looseleaf.engine.registered import DocumentInfo
+from looseleaf.engine.documents.entry import DocumentInfo
+from looseleaf.engine.documents.host_prefill import HostedPass
 from looseleaf.errors import InvalidRequest
 from tests.engine.harness import GREEDY, Folder, make_llm, words
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Document, Prompt, PromptParts
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
+from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.request import Document, Prompt, PromptParts
 from tests.models.kinds import KINDS, write_kind
 
 BOS, END = 1, 2

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
+from looseleaf.blend import fusion as fusions
+from looseleaf.blend.token_scoring import Evidence
 from looseleaf.config import FuseSelector
-from looseleaf.engine import fusion as fusions
-from looseleaf.engine.evidence import Evidence
-from looseleaf.engine.request import Part, Request
 from looseleaf.engine.sequence import Phase
 from looseleaf.engine.sequence import Sequence as OneOutput
+from looseleaf.prompt.request import Part, Request
 from tests.checkpoints import FAMILIES
 from tests.engine.fused import (
     LEAD,

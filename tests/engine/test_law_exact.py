@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Prompt
 from looseleaf.models import Tokenizer
+from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.request import Prompt
 from tests.checkpoints import VOCAB_SIZE, make_model
 from tests.engine.harness import (
     CASES,

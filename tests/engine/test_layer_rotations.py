@@ -13,14 +13,14 @@ from torch import Tensor
 from looseleaf import LLM, Fuse, Select
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import IndexConfig
-from looseleaf.engine import runner
-from looseleaf.engine.llm import make_config
-from looseleaf.engine.loading import load_engine
+from looseleaf.engine.runner import runner
+from looseleaf.llm.llm import make_config
+from looseleaf.llm.load import load_engine
 from looseleaf.rope import layer_rotations, rope_frequencies
 from looseleaf.sparse.evicting import Eviction
 from looseleaf.sparse.h2o import H2O
-from looseleaf.testing.scene import turned_at
 from looseleaf.types import Rotation
+from looseleaf_lab.testing.scene import turned_at
 from tests.engine.fused import SEVERAL, blend
 from tests.engine.harness import (
     TOLERANCE,

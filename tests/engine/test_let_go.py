@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from looseleaf.bench.random_model import random_engine
 from looseleaf.config import CacheConfig, EngineConfig, TierConfig
-from looseleaf.engine.pace import ComputePace
-from looseleaf.engine.request import DocumentPart, Request, TextPart
+from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.prompt.request import DocumentPart, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.tiers.host import HostTier
+from looseleaf.tiers.stores.host import HostTier
+from looseleaf_lab.bench.random_model import random_engine
 
 DOCUMENT = DocumentPart(tuple(range(40)), 0, "document")
 

@@ -12,8 +12,8 @@ import pytest
 from looseleaf import LLM, AsyncLLM, SamplingParams
 from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Request
 from looseleaf.errors import DeadlineExceeded, EngineClosed, InvalidOption
+from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
 
 LEAD, A = words(1, 19), document(1, 60)

@@ -11,10 +11,10 @@ import torch
 
 from looseleaf import LLM
 from looseleaf.config import EngineConfig
-from looseleaf.engine import loading
-from looseleaf.engine.loading import find_model, make_room, reference_model
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
-from looseleaf.models.checkpoint import list_tensors
+from looseleaf.llm import load as loading
+from looseleaf.llm.load import find_model, make_room, reference_model
+from looseleaf.models.checkpoint.checkpoint import list_tensors
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 
@@ -94,7 +94,7 @@ def test_what_generation_config_advises_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_checkpoint(tmp_path)
-    caplog.set_level("INFO", "looseleaf.engine.loading")
+    caplog.set_level("INFO", "looseleaf.llm.load")
     loading.load_model(folder, EngineConfig(device="cpu"))
     assert "generation_config.json" not in caplog.text
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from looseleaf import AsyncLLM, Document
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompt import PromptBuilder, num_characters
+from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.errors import InvalidRequest, PromptTooLong
-from looseleaf.models.tokenizer import LONG_TEXT
+from looseleaf.models.tokenizer.tokenizer import LONG_TEXT
+from looseleaf.prompt.builder import PromptBuilder, num_characters
 from tests.engine.harness import GREEDY, Folder, document
 from tests.engine.test_async import engine, last, run
 
@@ -56,7 +56,7 @@ def test_others_on_the_loop_go_on_while_a_long_prompt_is_tokenized(
 def test_a_long_prompt_is_the_one_that_was_asked(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("looseleaf.engine.async_llm.LONG_TEXT", 20)
+    monkeypatch.setattr("looseleaf.llm.preparation.LONG_TEXT", 20)
     parts: list[Any] = [document(1, 40), "the river and the house"]
 
     async def scenario(llm: AsyncLLM) -> None:

@@ -6,8 +6,9 @@ import psutil
 import pytest
 import torch
 
-from looseleaf.engine import machine_limits, runner
-from looseleaf.engine.machine_limits import available_memory, usable_cores
+from looseleaf.engine import runner
+from looseleaf.machine import limits as machine_limits
+from looseleaf.machine.limits import available_memory, usable_cores
 
 FREE = 64 << 30
 

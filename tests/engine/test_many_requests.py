@@ -7,7 +7,7 @@ import pytest
 
 from looseleaf import AsyncLLM, SamplingParams
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Prompt, Request
+from looseleaf.prompt.request import Prompt, Request
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
 
 NUM_REQUESTS, NUM_DOCUMENTS = 64, 10

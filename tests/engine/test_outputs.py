@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from looseleaf import LLM, Document, SamplingParams
-from looseleaf.engine.request import Prompt
 from looseleaf.errors import InvalidRequest, PoolTooSmall
+from looseleaf.prompt.request import Prompt
 from tests.engine.harness import GREEDY, Folder, ask, assert_idle, document, make_llm, words
 
 PROMPT = [words(1, 19), document(1, 40), words(2, 9)]

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import Fuse
-from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.groups import ReadSpan
-from looseleaf.engine.pace import (
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.engine.tiering.compute_time import (
     ComputePace,
     Launched,
     count_pairs,
     count_read,
     passes_over,
 )
-from looseleaf.engine.pacing import Trials, again, piped, places_of, raised
+from looseleaf.engine.tiering.load_controller import Trials, again, piped, places_of, raised
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.speed import Probe, TierSpeed
+from looseleaf.tiers.transfer.speed import Probe, TierSpeed
 
 
 @given(st.floats(0, 0.05), st.floats(1e6, 1e10), st.lists(st.integers(10_000, 10**9), min_size=2))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from looseleaf import LLM
-from looseleaf.engine.loading import reference_model
-from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Document, DocumentPart, Prompt
 from looseleaf.errors import InvalidRequest
 from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.llm.load import reference_model
 from looseleaf.models import Tokenizer
+from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.request import Document, DocumentPart, Prompt
 from tests.checkpoints import make_checkpoint
 
 TEXT = "The ferry to Ostrava leaves at nine."

@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf import LLM, Document
 from looseleaf.config import IndexConfig
-from looseleaf.engine.registered import DocumentInfo
+from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.errors import DocumentExists, EngineFault, TooManyDocuments
 from tests.engine.harness import Folder, assert_idle, document, make_llm
 
@@ -32,7 +32,7 @@ def register(llm: LLM, text: Document, hosted: IndexConfig | None) -> DocumentIn
 
 def fail(llm: LLM, patch: pytest.MonkeyPatch, hosted: IndexConfig | None) -> None:
     with patch.context() as planted:
-        planted.setattr("looseleaf.engine.hosting.build_segment", broken)
+        planted.setattr("looseleaf.engine.documents.hosting.build_segment", broken)
         planted.setattr(llm.engine.runner, "run", broken)
         with pytest.raises(EngineFault):
             register(llm, A, hosted)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM
-from looseleaf.engine import departed
-from looseleaf.engine.registered import DocumentInfo
-from looseleaf.engine.request import Request
+from looseleaf.engine.documents import evicted_keys as departed
+from looseleaf.engine.documents.entry import DocumentInfo
+from looseleaf.prompt.request import Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, words
 from tests.engine.tiered import (
     DOCUMENTS,

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Document, IndexConfig, SamplingParams
-from looseleaf.engine.grammar import GrammarCompiler
+from looseleaf.engine.documents.entry import Registered
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.registered import Registered
-from looseleaf.engine.request import Request
+from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.errors import PoolTooSmall
+from looseleaf.prompt.request import Request
 from looseleaf.sampling_params import Grammar
 from tests.engine.harness import (
     GREEDY,

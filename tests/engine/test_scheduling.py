@@ -7,9 +7,9 @@ import torch
 
 from looseleaf import LLM, SamplingParams
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import EngineFault
 from looseleaf.kv.keys import KeySpace
+from looseleaf.prompt.request import Prompt, Request
 from tests.engine.harness import (
     GREEDY,
     Answer,

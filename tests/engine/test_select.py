@@ -9,8 +9,8 @@ import torch
 
 from looseleaf import LLM, Select
 from looseleaf.config import Fuse
-from looseleaf.engine.request import Prompt, Request
 from looseleaf.errors import InvalidOption
+from looseleaf.prompt.request import Prompt, Request
 from looseleaf.sparse import BreakEven, make_policy
 from tests.engine.harness import (
     TOLERANCE,

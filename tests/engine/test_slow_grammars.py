@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from looseleaf import AsyncLLM, SamplingParams
-from looseleaf.engine import grammar as grammars
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.sampling import grammar as grammars
 from looseleaf.errors import DeadlineExceeded, InvalidRequest, LimitExceeded
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from looseleaf import LLM, AsyncLLM
-from looseleaf.engine.request import Request
 from looseleaf.errors import DeadlineExceeded, EngineFault
 from looseleaf.kv.store import Segment
+from looseleaf.prompt.request import Request
 from looseleaf.tiers import Load, Record
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.load import Line
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.transfer.load import Line
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.engine.harness import Folder, assert_idle, words
 from tests.engine.tiered import (
     PARAMS,
@@ -200,7 +200,7 @@ def test_a_deadline_that_passes_while_a_tier_is_waited_for_is_kept(llm: LLM) -> 
 
 def test_a_load_in_line_behind_slow_ones_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("looseleaf.tiers.load.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("looseleaf.tiers.transfer.load.time.perf_counter", lambda: clock[0])
     record, copy, guard = (
         create_autospec(kind, instance=True) for kind in (Record, PoolCopy, Guard)
     )

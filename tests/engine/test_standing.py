@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from looseleaf import AsyncLLM, SamplingParams
-from looseleaf.engine import async_llm
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault
+from looseleaf.llm import async_llm
 from tests.engine.harness import Folder, words
 
 ENDLESS = SamplingParams(max_tokens=150, ignore_eos=True)

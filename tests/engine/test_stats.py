@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, AsyncLLM
-from looseleaf.engine.loading import load_engine
-from looseleaf.engine.request import Request
 from looseleaf.errors import InvalidOption
+from looseleaf.llm.load import load_engine
+from looseleaf.prompt.request import Request
 from looseleaf.server.metrics import ServerMetrics
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.engine.request import Request, SystemPrompt
 from looseleaf.errors import EngineFault, InvalidOption, InvalidRequest, PoolTooSmall
+from looseleaf.prompt.request import Request, SystemPrompt
 from tests.checkpoints import write_tokenizer
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 

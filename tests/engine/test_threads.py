@@ -7,8 +7,8 @@ import torch
 
 from looseleaf import LLM
 from looseleaf.cli.options import ENGINE_SECTIONS, field_names
-from looseleaf.engine import threads
-from looseleaf.engine.threads import fewest_waits, fit_threads, time_each
+from looseleaf.machine import threads
+from looseleaf.machine.threads import fewest_waits, fit_threads, time_each
 
 
 @pytest.fixture(autouse=True)

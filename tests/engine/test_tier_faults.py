@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM
-from looseleaf.engine.request import Request
-from looseleaf.tiers.disk_reader import DiskReader
+from looseleaf.prompt.request import Request
+from looseleaf.tiers.stores.disk_reader import DiskReader
 from tests.engine.harness import Folder, assert_idle
 from tests.engine.tiered import (
     PARAMS,
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_now_and_then_changes_no_answer(
         return write(file, content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("looseleaf.tiers.disk.os.write", full)
+        patch.setattr("looseleaf.tiers.stores.disk.os.write", full)
         for _ in range(10):
             assert answers(llm, prompts()) == right
             forget_pool(llm)

@@ -153,7 +153,7 @@ def test_who_has_something_else_to_do_does_not_wait_for_a_tier(
     checkpoint: Folder, tmp_path: Path
 ) -> None:
     """An output goes on while another's document is arriving, and the document's reader follows."""
-    from looseleaf.engine.request import Request
+    from looseleaf.prompt.request import Request
 
     llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
     load_always(llm)
@@ -257,7 +257,7 @@ def test_a_tier_that_hangs_is_given_up_and_left_alone(
 def test_a_request_that_leaves_while_its_document_arrives_leaves_no_page_behind(
     checkpoint: Folder, tmp_path: Path, plain: list[Any]
 ) -> None:
-    from looseleaf.engine.request import Request
+    from looseleaf.prompt.request import Request
 
     llm = tiered(checkpoint(), tmp_path, tier_timeout=20.0)
     load_always(llm)

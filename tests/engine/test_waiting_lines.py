@@ -7,7 +7,7 @@ import pytest
 from looseleaf import LLM
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Prompt, Request
+from looseleaf.prompt.request import Prompt, Request
 from tests.engine.harness import GREEDY, Folder, ask, assert_idle, drawn, make_llm, words
 
 BEGINNING = words(1, 150)

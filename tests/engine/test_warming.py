@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.cost_model import default_cost_model
-from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan import Planner
-from looseleaf.attention.span_buffer import HostSpans
-from looseleaf.engine import warming
-from looseleaf.engine.graphs import MAX_ROWS, StepGraphs, padded_rows
-from looseleaf.engine.pass_graphs import PassGraphs
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.cost_model import default_cost_model
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.attention.plan.host_spans import HostSpans
+from looseleaf.attention.plan.planner import Planner
+from looseleaf.engine.runner import warmup as warming
+from looseleaf.graphs.decode import MAX_ROWS, StepGraphs, padded_rows
+from looseleaf.graphs.prefill import PassGraphs
 from looseleaf.kv.pool import PagePool
-from looseleaf.testing.scene import rotation_table
 from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 
 PAGE, HEADS, KV_HEADS, DIM = 16, 32, 8, 128
 COSTS = default_cost_model(DIM, 2, 132, hopper=True)

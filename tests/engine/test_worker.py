@@ -4,7 +4,7 @@ import threading
 import time
 
 from looseleaf import SamplingParams
-from looseleaf.engine.request import Request, TextPart
+from looseleaf.prompt.request import Request, TextPart
 from tests.engine.harness import Folder
 from tests.engine.test_async import PATIENCE, engine
 

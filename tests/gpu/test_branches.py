@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.bench.random_model import model_shape
 from looseleaf.config import ModelConfig
 from looseleaf.models.layers import Norm, Stream, add_branch, apply_norm
 from looseleaf.models.linear import Projection
-from looseleaf.ops.split_linear import num_parts
-from looseleaf.testing.budget import assert_within_budget
+from looseleaf.ops.dense.split_linear import num_parts
+from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.testing.budget import assert_within_budget
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from looseleaf.conformance import Answers, Subject, check_laws
-from looseleaf.engine.loading import reference_model
+from looseleaf.llm.load import reference_model
 from looseleaf.rope import laws as rope_laws
+from looseleaf_lab.conformance import Answers, Subject, check_laws
 from tests.checkpoints import FAMILIES, make_checkpoint
-from tests.conformance.broken import break_kernel
+from tests.lab.conformance.broken import break_kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

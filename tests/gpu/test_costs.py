@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.attention.calibration import Shape, costs_of
-from looseleaf.attention.cost_model import cost_model_of
-from looseleaf.attention.probe import DeviceProbe
+from looseleaf.attention.plan.calibration import Shape, costs_of
+from looseleaf.attention.plan.cost_model import cost_model_of
+from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.ops.page_dtypes import FP8
 from tests.checkpoints import make_checkpoint
 from tests.gpu.test_engine import PROMPTS

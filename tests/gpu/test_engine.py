@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from looseleaf import LLM, Document, SamplingParams
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.errors import EngineClosed
 from tests.checkpoints import FAMILIES, make_checkpoint
 

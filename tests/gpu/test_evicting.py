@@ -5,7 +5,7 @@ import torch
 
 from looseleaf import LLM, SamplingParams, Select
 from looseleaf.config import EVICTING
-from looseleaf.engine.request import Request
+from looseleaf.prompt.request import Request
 from tests.engine.harness import words
 
 pytestmark = pytest.mark.skipif(

@@ -83,7 +83,7 @@ def test_rows_with_and_without_hosted_documents_share_a_step() -> None:
     llm.host(TEXT, index=IndexConfig("flat"))
     alone = [llm.generate([prompt()], GREEDY, select=FEW)[0].token_ids]
     alone += [llm.generate(["The seal"], GREEDY)[0].token_ids]
-    from looseleaf.engine.request import Request
+    from looseleaf.prompt.request import Request
 
     engine, added = llm.engine, []
     for number, (text, select) in enumerate(((prompt(), FEW), ("The seal", None))):

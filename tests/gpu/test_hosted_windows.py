@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from looseleaf import LLM, Document, SamplingParams, Select
-from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.host.attend import HostedRead
 from looseleaf.config import IndexConfig, Revise
-from looseleaf.engine.request import Request
+from looseleaf.prompt.request import Request
 from looseleaf.tiers import LoadFailed
 from tests.engine.harness import words
 from tests.gpu.test_select import assert_alike

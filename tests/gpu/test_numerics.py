@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from looseleaf.ops.page_dtypes import FP8, to_pages
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.lists import work_list
-from looseleaf.testing.numerics import HEAD_DIMS, ragged_scene
-from looseleaf.testing.numerics_table import HEADS, LARGE, ROWS, decoded, lists_of
-from looseleaf.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.bench.numerics_table import HEADS, LARGE, ROWS, decoded, lists_of
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.lists import work_list
+from looseleaf_lab.testing.numerics import HEAD_DIMS, ragged_scene
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -15,13 +15,13 @@ from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.rotate import rotate
 from looseleaf.ops.store_kv import store_kv
-from looseleaf.testing.budget import assert_state_within_budget, assert_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Scene, Shape, rotation_table, turned_at
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_state_within_budget, assert_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import Scene, Shape, rotation_table, turned_at
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -6,9 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from looseleaf.attention.span_buffer import SpanBuffer
-from looseleaf.bench.attention import AttentionConfig, Bench
-from looseleaf.bench.attention_cases import (
+from looseleaf.attention.buffers.span_buffer import SpanBuffer
+from looseleaf.graphs.prefill import capacity_for
+from looseleaf.ops.merge_states import merge_states
+from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
+from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.ops.prefill_attention.units import UnitCosts
+from looseleaf_lab.bench.attention import AttentionConfig, Bench
+from looseleaf_lab.bench.attention_cases import (
     AttentionShape,
     Case,
     behind_documents,
@@ -17,18 +22,13 @@ from looseleaf.bench.attention_cases import (
     ragged,
     shared,
 )
-from looseleaf.bench.attention_check import Truth, check
-from looseleaf.engine.pass_graphs import capacity_for
-from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
-from looseleaf.ops.prefill_attention import prefill_attention
-from looseleaf.ops.prefill_attention.units import UnitCosts
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import in_units, planned, span_list, work_list
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Shape
+from looseleaf_lab.bench.attention_check import Truth, check
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import in_units, planned, span_list, work_list
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import Shape
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from looseleaf.ops.gated_linear import fits, gated_linear
+from looseleaf.ops.dense.gated_linear import fits, gated_linear
+from looseleaf.ops.dense.rms_norm import NormedStream, rms_norm
+from looseleaf.ops.dense.split_linear import serves_whole, split_linear, whole_linear
 from looseleaf.ops.merge_states import kernel, merge_states
-from looseleaf.ops.rms_norm import NormedStream, rms_norm
-from looseleaf.ops.split_linear import serves_whole, split_linear, whole_linear
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

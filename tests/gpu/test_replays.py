@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from looseleaf.bench.replays import seconds_of
+from looseleaf_lab.bench.replays import seconds_of
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -5,19 +5,19 @@ import torch
 
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import Revise
-from looseleaf.engine.request import Request
 from looseleaf.ops.page_bounds import page_bounds
 from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.select_pages import PageScores, select_pages
-from looseleaf.testing.candidates import (
+from looseleaf.prompt.request import Request
+from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.candidates import (
     NUM_KV_HEADS,
     UNWRITTEN,
     candidate_list,
     room_for,
     room_for_windows,
 )
-from looseleaf.testing.scene import rotation_table
-from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 from tests.engine.harness import words
 
 pytestmark = pytest.mark.skipif(

@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.courier import Source
-from looseleaf.tiers.parcels import Parcel, Parcels, Portions
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.transfer.copy_batches import Parcel, Parcels, Portions
+from looseleaf.tiers.transfer.copy_engine import Source
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(

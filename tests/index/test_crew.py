@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from looseleaf.index.crew import Crew, Part, set_parts
+from looseleaf.index.host_threads import Crew, Part, set_parts
 
 UNIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 

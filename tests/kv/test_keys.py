@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import SamplingParams
-from looseleaf.engine.request import DocumentPart, Request, TextPart
 from looseleaf.engine.sequence import Sequence
 from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.prompt.request import DocumentPart, Request, TextPart
 
 SPACE: dict[str, Any] = {
     "model": b"model",

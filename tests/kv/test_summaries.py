@@ -4,8 +4,8 @@ import torch
 
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries
+from looseleaf.sparse.infllm import REPRESENTATIVES
 from looseleaf.sparse.quest import BOUNDS
-from looseleaf.sparse.representatives import REPRESENTATIVES
 
 LAYERS, HEADS, SIZE, DIM = 2, 2, 16, 8
 

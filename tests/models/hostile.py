@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from looseleaf.config import EngineConfig
-from looseleaf.engine.loading import load_model
 from looseleaf.errors import ModelError
+from looseleaf.llm.load import load_model
 from looseleaf.models import read_advice
 
 WEIGHTS = "model.safetensors"

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models import read_config
-from looseleaf.models.config_reader import parse_config
+from looseleaf.models.config.config_reader import parse_config
 
 BASE: dict[str, Any] = {
     "model_type": "llama",

@@ -7,7 +7,7 @@ import pytest
 
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
 from tests.models.texts import load
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from looseleaf.config import EngineConfig, TierConfig
-from looseleaf.engine.loading import load_model
 from looseleaf.errors import CorruptCheckpoint
-from looseleaf.models import digests, model_fingerprint
-from looseleaf.models.file_state import FileState
+from looseleaf.llm.load import load_model
+from looseleaf.models import model_fingerprint
+from looseleaf.models.checkpoint import digests
+from looseleaf.models.checkpoint.file_state import FileState
 from tests.checkpoints import make_model
 
 WEIGHTS = "model.safetensors"
@@ -225,7 +226,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 def test_a_checkpoint_that_changes_while_it_loads_is_refused(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from looseleaf.engine import loading
+    from looseleaf.llm import load as loading
 
     original = loading.load_weights
 

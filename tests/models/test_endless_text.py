@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from looseleaf.errors import InvalidRequest, LimitExceeded
-from looseleaf.models import Tokenizer, chat_template, guarded_backend
+from looseleaf.models import Tokenizer
+from looseleaf.models.tokenizer import chat_template, guarded_backend
 from looseleaf.sandbox import Limits
 from tests.models.hostile import SETTINGS, put
 

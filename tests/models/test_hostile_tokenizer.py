@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidOption, InvalidRequest, ModelError
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
 from tests.models.hostile import NO_OBJECTS, SETTINGS, WEIGHTS, put, refused, rewrite_header, use
 
 

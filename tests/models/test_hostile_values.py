@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from looseleaf.config import EngineConfig
-from looseleaf.engine.loading import load_model
 from looseleaf.errors import CorruptCheckpoint, InvalidOption
+from looseleaf.llm.load import load_model
 from tests.checkpoints import make_checkpoint
 from tests.models.hostile import NO_OBJECTS, SETTINGS, WEIGHTS, put, refused, use
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from looseleaf.config import EngineConfig
-from looseleaf.engine.loading import load_model
+from looseleaf.llm.load import load_model
 from tests.models.hostile import DEEP, WEIGHTS, refused, rewrite_header
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from looseleaf.errors import CheckpointNotFound, UnsupportedModel
-from looseleaf.models.hub import find_checkpoint
+from looseleaf.models.checkpoint.hub import find_checkpoint
 
 
 class FakeHub:

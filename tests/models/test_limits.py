@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from looseleaf.errors import CorruptCheckpoint
-from looseleaf.models import checkpoint, header
-from looseleaf.models.checkpoint import INDEX_NAME, list_tensors
-from looseleaf.models.files import JsonLimits, parse_json
-from looseleaf.models.tokenizer_limits import TokenizerLimits, _growth, require_limits
+from looseleaf.models import checkpoint
+from looseleaf.models.checkpoint import header
+from looseleaf.models.checkpoint.checkpoint import INDEX_NAME, list_tensors
+from looseleaf.models.checkpoint.files import JsonLimits, parse_json
+from looseleaf.models.tokenizer.limits import TokenizerLimits, _growth, require_limits
 from tests.models.hostile import SETTINGS, WEIGHTS, put, refused
 
 JSON_FILES = ("config.json", "generation_config.json", SETTINGS, "special_tokens_map.json")

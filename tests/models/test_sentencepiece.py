@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
 
 
 def write_sentencepiece(folder: Path, style: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
 from tests.checkpoints import write_tokenizer
 from tests.models.kinds import write_kind
 

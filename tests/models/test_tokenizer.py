@@ -20,8 +20,8 @@ from looseleaf.errors import (
     UnsupportedModel,
 )
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import DOCUMENT_CUT
-from looseleaf.models.tokenizer import LONG_TEXT
+from looseleaf.models.tokenizer.chat_template import DOCUMENT_CUT
+from looseleaf.models.tokenizer.tokenizer import LONG_TEXT
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.models.texts import load, user_text
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models import load_weights, model_fingerprint, read_config
+from looseleaf.models.checkpoint.weights import _Reader
 from looseleaf.models.layers import DecoderWeights, Norm
 from looseleaf.models.linear import add_project, project, unpack
-from looseleaf.models.weights import _Reader
 from tests.checkpoints import make_checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from looseleaf.models import Tokenizer
-from looseleaf.models.chat_template import CLOSE, DOCUMENT_CUT, OPEN
+from looseleaf.models.tokenizer.chat_template import CLOSE, DOCUMENT_CUT, OPEN
 from tests.checkpoints import MARKERS, write_tokenizer
 
 user_text = st.lists(

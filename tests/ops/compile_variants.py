@@ -14,6 +14,18 @@ from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
     attention_received_triton,
 )
+from looseleaf.ops.dense.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
+from looseleaf.ops.dense.gated_many.kernel import _gated_many_kernel, gated_linear_many
+from looseleaf.ops.dense.gated_several.kernel import _gated_several_kernel, gated_linear_several
+from looseleaf.ops.dense.likeliest.kernel import _row_kernel, _stretches_kernel, likeliest_triton
+from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
+from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
+from looseleaf.ops.dense.split_linear import num_parts
+from looseleaf.ops.dense.split_linear.kernel import (
+    _split_linear_kernel,
+    split_linear_triton,
+    whole_linear_triton,
+)
 from looseleaf.ops.fetch_numbers import num_blocks
 from looseleaf.ops.fetch_numbers.kernel import (
     _fetch_numbers_kernel,
@@ -22,13 +34,9 @@ from looseleaf.ops.fetch_numbers.kernel import (
     fetch_turn_triton,
 )
 from looseleaf.ops.finish_rows.kernel import _finish_rows_kernel, finish_rows_triton
-from looseleaf.ops.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
-from looseleaf.ops.gated_many.kernel import _gated_many_kernel, gated_linear_many
-from looseleaf.ops.gated_several.kernel import _gated_several_kernel, gated_linear_several
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources
 from looseleaf.ops.gather_kv.kernel import _gather_kv_kernel, gather_kv_triton
-from looseleaf.ops.hopper_attention.kernel import Grid, _hopper_attention_kernel, launch
-from looseleaf.ops.likeliest.kernel import _row_kernel, _stretches_kernel, likeliest_triton
+from looseleaf.ops.hopper.attention.kernel import Grid, _hopper_attention_kernel, launch
 from looseleaf.ops.merge_states.kernel import _merge_states_kernel, merge_states_triton
 from looseleaf.ops.packed_pages import BLOCK_BYTES
 from looseleaf.ops.packed_pages.kernel import (
@@ -49,29 +57,21 @@ from looseleaf.ops.prefill_attention.kernel import (
     _prefill_attention_kernel,
     prefill_attention_triton,
 )
-from looseleaf.ops.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.rotate.kernel import _rotate_kernel, rotate_triton
 from looseleaf.ops.select_pages.kernel import _select_pages_kernel, select_pages_triton
-from looseleaf.ops.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
-from looseleaf.ops.split_linear import num_parts
-from looseleaf.ops.split_linear.kernel import (
-    _split_linear_kernel,
-    split_linear_triton,
-    whole_linear_triton,
-)
 from looseleaf.ops.store_kv import NewRows
 from looseleaf.ops.store_kv.kernel import _store_kv_kernel, store_kv_triton
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.candidates import (
+from looseleaf.types import AttnState
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.candidates import (
     NUM_KV_HEADS,
     candidate_list,
     room_for,
     room_for_windows,
 )
-from looseleaf.testing.compile import Compiled, compiling
-from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.scene import Scene, Shape
-from looseleaf.types import AttnState
+from looseleaf_lab.testing.compile import Compiled, compiling
+from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.scene import Scene, Shape
 
 EVERY_FEATURE = Shape(
     masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True

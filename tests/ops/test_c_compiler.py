@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from looseleaf.errors import NativeUnavailable
-from looseleaf.ops import c_compiler, native_build
-from looseleaf.ops.c_compiler import find_compiler, vector_lanes, way_of
-from looseleaf.ops.native_build import cache_folder, load_library, read_source
+from looseleaf.ops.native import c_compiler, native_build
+from looseleaf.ops.native.c_compiler import find_compiler, vector_lanes, way_of
+from looseleaf.ops.native.native_build import cache_folder, load_library, read_source
 
 ANSWER = "int answer(void) { return ANSWER; }"
 Compiler = Callable[[str], Path]

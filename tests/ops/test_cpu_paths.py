@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.ops.flash_cpu import attend_dense
+from looseleaf.ops.flash.cpu import attend_dense
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.prefill_attention import prefill_attention
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.scene import Scene, Shape
-from looseleaf.testing.variants import VARIANTS
 from looseleaf.types import AttnState, ScoreRule
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.variants import VARIANTS
 
 BATCHED = [name for name, shape in VARIANTS.items() if not shape.per_head]
 EVERY_VARIANT = pytest.mark.parametrize("variant", BATCHED)

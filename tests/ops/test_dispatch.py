@@ -62,9 +62,9 @@ def test_references_run_where_triton_can_not_be_imported() -> None:
         from looseleaf.ops.prefill_attention import prefill_attention
         from looseleaf.ops.rotate import rotate
         from looseleaf.ops.store_kv import store_kv
-        from looseleaf.testing.build import SceneBuilder
-        from looseleaf.testing.lists import span_list, work_list
-        from looseleaf.testing.scene import Shape
+        from looseleaf_lab.testing.build import SceneBuilder
+        from looseleaf_lab.testing.lists import span_list, work_list
+        from looseleaf_lab.testing.scene import Shape
 
         scene = SceneBuilder(0, Shape()).decode()
         pages = scene.k_pages, scene.v_pages

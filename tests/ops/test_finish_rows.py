@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from looseleaf.attention.cost_model import CostModel, default_cost_model
-from looseleaf.attention.plan import Planner
-from looseleaf.bench.attention_cases import AttentionShape, Case, shared
+from looseleaf.attention.plan.cost_model import CostModel, default_cost_model
+from looseleaf.attention.plan.planner import Planner
 from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import Tile, WorkList, partial_attention
 from looseleaf.rope import build_rotation
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState, Rotation, ScoreRule
+from looseleaf_lab.bench.attention_cases import AttentionShape, Case, shared
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.poison import poisoned
 from tests.ops.small_lists import angles, int32, one_item
 
 DEVICE = torch.device("cpu")

@@ -13,12 +13,12 @@ from looseleaf.ops.partial_attention import partial_attention
 from looseleaf.ops.partial_attention.native import NativePlan, Phase, load_attention
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.store_kv import store_kv
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import span_list, work_list
-from looseleaf.testing.oracle import dense_attention
-from looseleaf.testing.scene import Scene, Shape, rotation_table
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.oracle import dense_attention
+from looseleaf_lab.testing.scene import Scene, Shape, rotation_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FREQUENCIES = 0.9 ** torch.arange(16, dtype=torch.float64, device=DEVICE)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from looseleaf.ops.gated_linear import MAX_FEW, fits, gated_linear, serves
-from looseleaf.testing.budget import assert_within_budget
+from looseleaf.ops.dense.gated_linear import MAX_FEW, fits, gated_linear, serves
+from looseleaf_lab.testing.budget import assert_within_budget
 
 HAS_KERNEL = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 

@@ -8,8 +8,8 @@ from looseleaf.errors import InvalidOption
 from looseleaf.ops.gather_kv import UNUSED, KeySources, gather_kv
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.store_kv import store_kv
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.scene import rotation_table, turned_at
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.scene import rotation_table, turned_at
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOTH = pytest.mark.parametrize("implementation", ["reference", "triton"])

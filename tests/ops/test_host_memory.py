@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3 << 20)])

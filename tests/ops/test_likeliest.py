@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looseleaf.ops.dense.likeliest import likeliest
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.ops.likeliest import likeliest
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

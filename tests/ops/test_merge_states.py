@@ -12,9 +12,9 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates, kernel, merge_states
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.poison import poisoned
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.poison import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, HEAD_DIM = 3, 80

@@ -12,25 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.groups import DecodeRow, ReadSpan, group_rows
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan, group_rows
 from looseleaf.config import RopeConfig
 from looseleaf.errors import InvalidOption, NativeUnavailable
-from looseleaf.ops import native_build
-from looseleaf.ops.c_compiler import find_compiler
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.native_build import cache_folder, load_library
+from looseleaf.ops.native import native_build
+from looseleaf.ops.native.c_compiler import find_compiler
+from looseleaf.ops.native.native_build import cache_folder, load_library
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import partial_attention_native
 from looseleaf.ops.rotate import rotate
 from looseleaf.rope.frames import build_rotation
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import work_list
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Scene, Shape
-from looseleaf.testing.variants import VARIANTS
 from looseleaf.types import AttnState, ScoreRule
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import work_list
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.variants import VARIANTS
 
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

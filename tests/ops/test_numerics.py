@@ -11,13 +11,13 @@ import torch
 
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import partial_attention
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.lists import work_list
-from looseleaf.testing.numerics import HEAD_DIMS, HEADS, ragged_scene
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Scene, Shape
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.lists import work_list
+from looseleaf_lab.testing.numerics import HEAD_DIMS, HEADS, ragged_scene
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import Scene, Shape
 
 SMALL = Shape(num_documents=3, longest_document=40, longest_tail=9)
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
-from looseleaf.testing.budget import assert_state_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.lists import work_list
-from looseleaf.testing.oracle import dense_attention, plain_attention
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import Scene, Shape
-from looseleaf.testing.variants import VARIANTS
 from looseleaf.types import AttnState
+from looseleaf_lab.testing.budget import assert_state_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.lists import work_list
+from looseleaf_lab.testing.oracle import dense_attention, plain_attention
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.variants import VARIANTS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOTH = pytest.mark.parametrize("implementation", ["reference", "triton"])

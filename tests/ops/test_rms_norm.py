@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from looseleaf.ops.rms_norm import rms_norm
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.poison import poisoned
+from looseleaf.ops.dense.rms_norm import rms_norm
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.page_dtypes import FP8, to_pages
 from looseleaf.ops.rotate import rotate
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.poison import poisoned
-from looseleaf.testing.scene import rotation_table, turned_at
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.scene import rotation_table, turned_at
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = [

@@ -10,15 +10,15 @@ from looseleaf.ops.page_scores import page_scores
 from looseleaf.ops.partial_attention import WorkList
 from looseleaf.ops.select_pages import CandidateList, ChosenPages, PageScores, select_pages
 from looseleaf.ops.store_kv import NewRows
-from looseleaf.testing.candidates import (
+from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.candidates import (
     NUM_KV_HEADS,
     UNWRITTEN,
     candidate_list,
     room_for,
     room_for_windows,
 )
-from looseleaf.testing.scene import rotation_table
-from looseleaf.types import ScoreRule
+from looseleaf_lab.testing.scene import rotation_table
 
 WRITTEN = (
     "item_page_indptr", "page_indices", "page_positions",

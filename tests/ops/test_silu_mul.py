@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from looseleaf.ops.silu_mul import silu_mul
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.poison import poisoned
+from looseleaf.ops.dense.silu_mul import silu_mul
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

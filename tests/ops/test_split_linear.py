@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from looseleaf.ops.split_linear import (
+from looseleaf.ops.dense.split_linear import (
     MAX_ROWS,
     num_parts,
     serves_whole,
     split_linear,
     whole_linear,
 )
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.poison import poisoned
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the interpreter multiplies bf16 wrongly: only a GPU can try it

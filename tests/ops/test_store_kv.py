@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from looseleaf.ops.store_kv import store_kv
-from looseleaf.testing.budget import assert_within_budget
-from looseleaf.testing.build import SceneBuilder
-from looseleaf.testing.scene import Shape, rotation_table, turned_at
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.build import SceneBuilder
+from looseleaf_lab.testing.scene import Shape, rotation_table, turned_at
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BOTH = pytest.mark.parametrize("implementation", ["reference", "triton"])

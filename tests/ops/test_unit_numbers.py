@@ -1,7 +1,7 @@
 """What programs look up side by side is what the lists say."""
 
-from looseleaf.attention.groups import Entry, Item
-from looseleaf.attention.lists import FlatItems, HostWork, Pieces, host_work, int32
+from looseleaf.attention.plan.groups import Entry, Item
+from looseleaf.attention.plan.lists import FlatItems, HostWork, Pieces, host_work, int32
 from looseleaf.ops.partial_attention.unit_numbers import unit_numbers
 
 

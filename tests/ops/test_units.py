@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from looseleaf.attention.chunks import PrefillChunk, host_spans, with_units
-from looseleaf.attention.groups import ReadSpan
-from looseleaf.attention.span_buffer import HostSpans
+from looseleaf.attention.plan.chunks import PrefillChunk, host_spans, with_units
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.attention.plan.host_spans import HostSpans
 from looseleaf.ops.prefill_attention import units_reference
 from looseleaf.ops.prefill_attention.units import KEYS, UNIT_NUMBERS, UnitCosts, span_units
 from looseleaf.ops.prefill_attention.units_reference import Part, TileReads, best_parts

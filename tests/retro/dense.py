@@ -13,7 +13,7 @@ from torch import Tensor
 from looseleaf.config import ModelConfig
 from looseleaf.models import Decoder
 from looseleaf.rope import rope_frequencies, softmax_scale
-from looseleaf.testing.scene import turned_at
+from looseleaf_lab.testing.scene import turned_at
 
 
 class Page(NamedTuple):

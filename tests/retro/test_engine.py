@@ -10,9 +10,9 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import Local, Revise
-from looseleaf.engine.request import Prompt, PromptParts, Request
-from looseleaf.engine.revised_rows import revision_of
 from looseleaf.errors import InvalidOption
+from looseleaf.prompt.request import Prompt, PromptParts, Request
+from looseleaf.retro.revision import revision_of
 from looseleaf.rope import softmax_scale
 from looseleaf.tiers import LoadFailed
 from tests.engine.harness import Folder, assert_idle, make_llm, words, worst

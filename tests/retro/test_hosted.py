@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from looseleaf import Document, Select
-from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.host.attend import HostedRead
 from looseleaf.config import IndexConfig, Revise
-from looseleaf.engine.request import Prompt, Request
-from looseleaf.engine.revised_rows import revision_of
 from looseleaf.errors import InvalidOption, InvalidRequest
-from looseleaf.ops import native_build
+from looseleaf.ops.native import native_build
 from looseleaf.ops.rotate import rotate
+from looseleaf.prompt.request import Prompt, Request
+from looseleaf.retro.revision import revision_of
 from looseleaf.tiers import LoadFailed
 from tests.checkpoints import make_checkpoint
 from tests.engine.harness import Folder, drawn, make_llm, words, worst
@@ -161,7 +161,7 @@ def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_keys_read(
 
     watched(llm, see)
     how = {"select": Select("retrieval", tokens=28), "revise": Revise(WINDOW)}
-    from looseleaf.engine.parts import HostedUse
+    from looseleaf.prompt.placements import HostedUse
 
     plain = HostedUse.read
 

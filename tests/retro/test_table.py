@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from looseleaf import Document, Select
-from looseleaf.attention.selection import Candidates, Choice
+from looseleaf.attention.select.candidates import Candidates, Choice
 from looseleaf.config import EVICTING, Fuse, Local, Revise
-from looseleaf.engine.request import Prompt, Request
-from looseleaf.engine.revised_rows import revision_of
 from looseleaf.ops.rotate import rotate
+from looseleaf.prompt.request import Prompt, Request
 from looseleaf.retro import RevisionStates
+from looseleaf.retro.revision import revision_of
 from looseleaf.sparse import SparsePolicy
 from tests.checkpoints import make_checkpoint
 from tests.engine.harness import Folder, drawn, make_llm, words, worst

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from looseleaf.bench.random_model import MODEL_SHAPES
 from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.rotate import rotate
@@ -26,6 +25,7 @@ from looseleaf.rope import (
     softmax_scale,
 )
 from looseleaf.types import Rotation
+from looseleaf_lab.bench.random_model import MODEL_SHAPES
 
 HEAD_DIM = 16
 LAWS: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 import pytest
 
 from looseleaf.errors import InvalidRequest
-from looseleaf.models.chat_template import ChatTemplate
+from looseleaf.models.tokenizer.chat_template import ChatTemplate
 from looseleaf.sandbox.plain_templates import plain_nodes
 
 PLAIN = [

@@ -14,7 +14,7 @@ import httpx
 
 from looseleaf.config import ServerConfig
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.stats import EngineSnapshot
+from looseleaf.engine.reports.stats import EngineSnapshot
 from looseleaf.server.run import Server
 from looseleaf.server.service import REFERENCE_NAME, Service, make_service
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.server.service import REFERENCE_NAME
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, QUESTION, Live, bearer, chat_body, live_server

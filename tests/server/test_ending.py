@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from looseleaf.config import ServerConfig
-from looseleaf.engine.request import SystemPrompt
+from looseleaf.prompt.request import SystemPrompt
 from looseleaf.server.run import EXIT_BROKEN, EXIT_CUT, Server
 from looseleaf.server.service import Service, make_service
 from tests.server.live import chat_body

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Request
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.prompt.request import Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.generation import Generation
 from looseleaf.server.keys import OPEN_CALLER

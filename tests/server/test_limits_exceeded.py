@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from looseleaf.engine.loading import find_model
-from looseleaf.models import chat_template
+from looseleaf.llm.load import find_model
+from looseleaf.models.tokenizer import chat_template
 from looseleaf.sandbox import Limits
 from looseleaf.server.service import Service
 from tests.server.live import Live, chat_body, live_server
@@ -155,7 +155,7 @@ def test_a_server_whose_template_loops_ends_within_its_drain(tmp_path: Path) -> 
 
 
 PATIENT = """
-from looseleaf.models import chat_template
+from looseleaf.models.tokenizer import chat_template
 from looseleaf.sandbox import Limits
 chat_template._LIMITS = Limits(seconds=600.0)
 """

@@ -9,7 +9,7 @@ import pytest
 
 from looseleaf import Document, Fuse, SamplingParams
 from looseleaf.config import FuseSelector
-from looseleaf.engine.request import Request
+from looseleaf.prompt.request import Request
 from looseleaf.server.protocol.answers import ChatCompletion, Completion
 from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import Live

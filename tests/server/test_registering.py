@@ -282,7 +282,7 @@ def test_a_ready_document_says_whether_its_keys_and_values_are_on_disk(
 
         with monkeypatch.context() as patch:
             # room for a small file, and for no more
-            patch.setattr("looseleaf.tiers.disk.write_all", full)
+            patch.setattr("looseleaf.tiers.stores.disk.write_all", full)
             told = live.post("/v1/documents", {"text": TEXT * 2, "id": "cut", **more})
             assert told.status_code == 201
             assert (told.json()["kept"], told.json()["stored"]) == (True, False)

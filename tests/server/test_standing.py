@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.registered import DocumentInfo
 from tests.server.live import Live, live_server
 from tests.server.test_gate import wait_until
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from looseleaf.cli.serve import serve as serve_command
 from looseleaf.config import ServerConfig
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.errors import InvalidOption
 from looseleaf.server import run
 from looseleaf.server.run import require_free

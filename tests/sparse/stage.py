@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.groups import DecodeRow, ReadSpan
 from looseleaf.attention.paged import PagedAttention, StepRows
-from looseleaf.attention.selection import PagePolicy, SelectingRow
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
 from looseleaf.config import RopeConfig
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation

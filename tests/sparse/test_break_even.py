@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looseleaf import Select
-from looseleaf.attention.cost_model import default_cost_model
+from looseleaf.attention.plan.cost_model import default_cost_model
 from looseleaf.sparse import BreakEven, make_policy
 
 PAGE = 16

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import EVICTING, Revise
-from looseleaf.engine.eviction import EvictedKeys
+from looseleaf.engine.runner.eviction import EvictedKeys
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sparse import make_evictor
 from looseleaf.sparse.h2o import H2O

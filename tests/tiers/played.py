@@ -14,7 +14,7 @@ import torch
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.packed_pages import BLOCK_BYTES, blocks_of
 from looseleaf.ops.packed_pages.reference import unpack_pages_reference
-from looseleaf.tiers.courier import Calls, Device, Handle
+from looseleaf.tiers.transfer.copy_engine import Calls, Device, Handle
 
 COPIES, UNPACKING = 1, 2
 _NOT_READY, _REFUSED = 600, 2

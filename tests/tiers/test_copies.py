@@ -10,15 +10,15 @@ import torch
 from jaxtyping import config
 
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.arena import Arena
-from looseleaf.tiers.base import TierCounters
-from looseleaf.tiers.courier import Courier
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.host import HostTier
-from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.load import LoadFailed
-from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.stores.arena import Arena
+from looseleaf.tiers.stores.base import TierCounters
+from looseleaf.tiers.stores.host import HostTier
+from looseleaf.tiers.stores.ledger import Ledger
+from looseleaf.tiers.transfer.copy_engine import Courier
+from looseleaf.tiers.transfer.load import LoadFailed
+from looseleaf.tiers.transfer.loader import Loader
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.tiers.played import PlayedGPU
 from tests.tiers.records import key
 

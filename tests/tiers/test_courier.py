@@ -13,8 +13,8 @@ from jaxtyping import config
 
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.packed_pages import BLOCK_BYTES, blocks_of, pack_pages
-from looseleaf.tiers.courier import Courier, Order, Source
-from looseleaf.tiers.parcels import Parcel, Parcels, Portions
+from looseleaf.tiers.transfer.copy_batches import Parcel, Parcels, Portions
+from looseleaf.tiers.transfer.copy_engine import Courier, Order, Source
 from tests.tiers.played import PlayedGPU
 
 LAYERS, PAGES = 5, 24

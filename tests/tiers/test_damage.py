@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_or_refuses_leaves_nothing_half_written(tmp_path: Pa
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("looseleaf.tiers.disk.os.write", refuse)
+        patch.setattr("looseleaf.tiers.stores.disk.os.write", refuse)
         with pytest.raises(TierFault) as caught:
             put(tier, 1)
     assert caught.value.kind == "full"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from looseleaf.tiers import DiskTier, Ledger
-from looseleaf.tiers import disk as disk_module
+from looseleaf.tiers.stores import disk as disk_module
 from tests.tiers.records import key, numbers, put, read
 
 SIDE = {"bounds": torch.arange(6.0)}

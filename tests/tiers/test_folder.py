@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from looseleaf.tiers import DiskTier, Ledger, TierFault, files
+from looseleaf.tiers import DiskTier, Ledger, TierFault
+from looseleaf.tiers.stores import files
 from tests.tiers.records import content, key, numbers, put, read
 
 LIMIT = 1 << 20
@@ -56,7 +57,7 @@ def test_what_a_killed_process_of_any_number_left_is_deleted(tmp_path: Path) -> 
         """
         import os, sys
         from pathlib import Path
-        from looseleaf.tiers.files import create_unfinished
+        from looseleaf.tiers.stores.files import create_unfinished
 
         os.write(create_unfinished(Path(sys.argv[1])), b"half")
         os._exit(9)

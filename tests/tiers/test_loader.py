@@ -10,10 +10,10 @@ from torch import Tensor
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
 from looseleaf.tiers import DiskTier, HostTier, Ledger, Record, TierCounters, WrappedTier
-from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.stores.arena import Arena
+from looseleaf.tiers.transfer.loader import Loader
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.tiers.records import key
 
 

@@ -5,8 +5,8 @@ import torch
 
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.parcels import parcels_of
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.transfer.copy_batches import parcels_of
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.tiers.records import key
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers import DiskTier, HostTier, Ledger, Reader, Record
-from looseleaf.tiers.probe import probe
-from looseleaf.tiers.speed import Probe
+from looseleaf.tiers.transfer.probe import probe
+from looseleaf.tiers.transfer.speed import Probe
 from tests.tiers.records import numbers, put
 
 
@@ -54,7 +54,7 @@ class _Waiting:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("looseleaf.tiers.probe._LONGEST", 60.0)
+    monkeypatch.setattr("looseleaf.tiers.transfer.probe._LONGEST", 60.0)
 
 
 def measured(tier: Together, hands: int) -> Iterator[Probe]:

@@ -185,7 +185,7 @@ class Watched(Entry):
 def test_of_many_records_only_those_that_go_first_are_looked_at_to_make_room(
     monkeypatch: pytest.MonkeyPatch, ttl: float | None
 ) -> None:
-    monkeypatch.setattr("looseleaf.tiers.host.Entry", Watched)
+    monkeypatch.setattr("looseleaf.tiers.stores.host.Entry", Watched)
     asked = []
     for count in (8, 800):
         tier = HostTier(Ledger(count * RECORD_BYTES, ttl))

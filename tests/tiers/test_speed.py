@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.engine.following import Following
-from looseleaf.tiers.speed import Probe, TierSpeed
+from looseleaf.graphs.layerwise import Following
+from looseleaf.tiers.transfer.speed import Probe, TierSpeed
 
 
 @given(

@@ -21,10 +21,10 @@ from looseleaf.tiers import (
     TierCounters,
     TierFault,
 )
-from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import PoolCopy
+from looseleaf.tiers.stores.arena import Arena
+from looseleaf.tiers.transfer.loader import Loader
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.tiers.records import RECORD_BYTES, content, key, numbers, put, read, record
 from tests.tiers.redis_server import RedisServer
 

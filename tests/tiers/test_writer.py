@@ -19,11 +19,11 @@ from looseleaf.tiers import (
     TierFault,
     Tiers,
 )
-from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.pool_copy import PoolCopy
-from looseleaf.tiers.writer import Writer
+from looseleaf.tiers.stores.arena import Arena
+from looseleaf.tiers.transfer.pool_copy import PoolCopy
+from looseleaf.tiers.transfer.writer import Writer
 from tests.tiers.records import key, numbers, put
 from tests.tiers.test_pool_copy import pool
 
@@ -138,7 +138,7 @@ def test_a_tier_that_can_not_be_asked_for_want_of_a_thread_is_asked_the_next_tim
 
 
 def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("looseleaf.tiers.writer._TEND_AFTER", 0.01)
+    monkeypatch.setattr("looseleaf.tiers.transfer.writer._TEND_AFTER", 0.01)
     tended = threading.Semaphore(0)
     copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
     writer = Writer(copy, staging, None, [], tend=tended.release)
@@ -153,7 +153,7 @@ def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatc
 def test_who_is_always_asked_for_something_tends_the_tiers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("looseleaf.tiers.writer._TEND_AFTER", 0.01)
+    monkeypatch.setattr("looseleaf.tiers.transfer.writer._TEND_AFTER", 0.01)
     tended = threading.Event()
     copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
     writer = Writer(copy, staging, None, [], tend=tended.set)

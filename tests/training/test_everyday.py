@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from looseleaf.engine.loading import reference_model
-from looseleaf.evals.world import NO_ANSWER
-from looseleaf.evals.world.names import name_pool
+from looseleaf.llm.load import reference_model
+from looseleaf_lab.evals.world import NO_ANSWER
+from looseleaf_lab.evals.world.names import name_pool
 from training.data import KINDS, TEXT, SampleWriter, draw_sample
 from training.everyday import Note, compose
 from training.everyday.compose import Composer, Fact

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.attention.flex_attention import create_block_mask
 
-from looseleaf.engine.loading import reference_model
-from looseleaf.evals.world import (
+from looseleaf.llm.load import reference_model
+from looseleaf_lab.evals.world import (
     NO_ANSWER,
     TRAINING_SEEDS_START,
     Question,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from looseleaf.evals.world import TRAINING_SEEDS_START, WorldConfig, make_world, words
+from looseleaf_lab.evals.world import TRAINING_SEEDS_START, WorldConfig, make_world, words
 from training import curriculum
 from training.data import FULL, KINDS, LEAD, TEXT, Packer, SampleWriter, Stage, draw_sample, pack
 from training.evaluate import EvalPlan, eval_batches, exact_match

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from looseleaf.evals.world import NO_ANSWER
-from looseleaf.evals.world import words as world_words
-from looseleaf.evals.world.filler import Filler
+from looseleaf_lab.evals.world import NO_ANSWER
+from looseleaf_lab.evals.world import words as world_words
+from looseleaf_lab.evals.world.filler import Filler
 from training.everyday import words
 from training.everyday.draw import Draw
 from training.everyday.families import ATTRIBUTE, TOPICAL, Family

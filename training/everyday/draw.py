@@ -9,8 +9,8 @@ import random
 import string
 from collections.abc import Callable
 
-from looseleaf.evals.world import words as world_words
-from looseleaf.evals.world.names import is_held_out
+from looseleaf_lab.evals.world import words as world_words
+from looseleaf_lab.evals.world.names import is_held_out
 from training.everyday import words
 
 _ONSETS = words.listed(

@@ -1,4 +1,4 @@
-"""Everyday words. Data only; the world's own words are in `looseleaf.evals.world.words`."""
+"""Everyday words. Data only; the world's own words are in `looseleaf_lab.evals.world.words`."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.decode_lists import DecodeLists
-from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
-from looseleaf.attention.readings import Joining, Reading, StepReads
+from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
+from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.select.layer_reads import Joining, Reading, StepReads
 from looseleaf.kv.pool import PagePool
-from looseleaf.ops.flash_cpu import PageLayout, page_memory
+from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared

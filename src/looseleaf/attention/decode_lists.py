@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from looseleaf.attention.groups import DecodeRow, Groups, Item, tail_items
-from looseleaf.attention.lists import make_work_list
+from looseleaf.attention.plan.groups import DecodeRow, Groups, Item, tail_items
+from looseleaf.attention.plan.lists import make_work_list
 
 # pages by which a tail can grow before the lists are written anew
 _ROOM = 16

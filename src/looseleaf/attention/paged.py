@@ -13,10 +13,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from looseleaf.attention.chunks import PrefillChunk, make_span_list
-from looseleaf.attention.cost_model import CostModel, cost_model_of
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention, CpuStep
-from looseleaf.attention.device_choice import (
+from looseleaf.attention.host.attend import HostedAttention
+from looseleaf.attention.host.cpu_windows import HostedWindows
+from looseleaf.attention.host.gpu import DeviceWork, HostedDevice
+from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
+from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.cost_model import CostModel, cost_model_of
+from looseleaf.attention.plan.gathered import reads_gathered
+from looseleaf.attention.plan.groups import DecodeRow, Groups, group_rows
+from looseleaf.attention.plan.planner import AttentionPlan, PlanCounters, Planner
+from looseleaf.attention.select.device_topk import (
     ChoiceBuffer,
     DeviceChoice,
     HostStep,
@@ -24,15 +31,8 @@ from looseleaf.attention.device_choice import (
     choose_in,
     count_on_device,
 )
-from looseleaf.attention.gathered import reads_gathered
-from looseleaf.attention.groups import DecodeRow, Groups, group_rows
-from looseleaf.attention.hosted import HostedAttention
-from looseleaf.attention.hosted_chunks import HostedChunk, hosted_chunks
-from looseleaf.attention.hosted_device import DeviceWork, HostedDevice
-from looseleaf.attention.hosted_windows import HostedWindows
-from looseleaf.attention.listed_scores import choosing_on_device
-from looseleaf.attention.plan import AttentionPlan, PlanCounters, Planner
-from looseleaf.attention.readings import Joining, Reading, Readings, StepReads
+from looseleaf.attention.select.layer_reads import Joining, Reading, Readings, StepReads
+from looseleaf.attention.select.worklist_scores import choosing_on_device
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation

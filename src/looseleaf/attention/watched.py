@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.chunks import PrefillChunk, make_span_list
-from looseleaf.attention.groups import ReadSpan
 from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.ops.attention_received import Readers, attention_received
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.ops.store_kv import store_kv

@@ -8,15 +8,15 @@ through ``RowFilter``.
 
 from looseleaf.blend.budget import Budget, choose
 from looseleaf.blend.candidates import Candidates, Selector
-from looseleaf.blend.deviation import Deviation, kv_deviation
-from looseleaf.blend.everything import Everything
-from looseleaf.blend.first_k import FirstK
-from looseleaf.blend.links import Chase, Links
-from looseleaf.blend.nothing import Nothing
-from looseleaf.blend.oracle import Oracle
-from looseleaf.blend.question import Question
-from looseleaf.blend.random_tokens import RandomTokens
 from looseleaf.blend.row_filter import RowFilter
+from looseleaf.blend.selectors.deviation import Deviation, kv_deviation
+from looseleaf.blend.selectors.everything import Everything
+from looseleaf.blend.selectors.first_k import FirstK
+from looseleaf.blend.selectors.links import Chase, Links
+from looseleaf.blend.selectors.nothing import Nothing
+from looseleaf.blend.selectors.oracle import Oracle
+from looseleaf.blend.selectors.question import Question
+from looseleaf.blend.selectors.random_tokens import RandomTokens
 
 __all__ = [
     "Budget",

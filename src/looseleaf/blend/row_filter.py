@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looseleaf.blend.budget import budget_counts
 from looseleaf.blend.candidates import Candidates
-from looseleaf.blend.deviation import Deviation
+from looseleaf.blend.selectors.deviation import Deviation
 
 RowScores = Callable[[int, Tensor, Tensor], Tensor]
 """The scores of some rows before a layer: its index, their hidden states ``[rows, hidden_size]``

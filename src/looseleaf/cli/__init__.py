@@ -10,18 +10,21 @@ from looseleaf.errors import LooseleafError
 # a command is imported when it is called: a line here says where it is and what the help says
 HOMES = {
     "ask": ("looseleaf.cli.ask:ask", "Answer QUESTION from documents."),
-    "bench": ("looseleaf.cli.bench:bench", "Measure speed against a baseline in the same run."),
+    "bench": (
+        "looseleaf_lab.cli.bench.commands:bench",
+        "Measure speed against a baseline in the same run.",
+    ),
     "cache": ("looseleaf.cli.cache:cache", "Look after stored documents."),
     "calibrate": (
-        "looseleaf.cli.calibrate:calibrate",
+        "looseleaf_lab.cli.evals.calibrate:calibrate",
         "Compare fuse policies with full prefill; propose one.",
     ),
     "chat": ("looseleaf.cli.chat:chat", "Talk about documents."),
     "conformance": (
-        "looseleaf.cli.conformance:conformance",
+        "looseleaf_lab.cli.conformance:conformance",
         "Check that MODEL keeps the laws on this device.",
     ),
-    "eval": ("looseleaf.cli.evaluate:evaluate", "Measure how often answers are right."),
+    "eval": ("looseleaf_lab.cli.evals.evaluate:evaluate", "Measure how often answers are right."),
     "serve": ("looseleaf.cli.serve:serve", "Serve MODEL over the OpenAI API."),
 }
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from looseleaf.engine.llm import LLM
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Document, Message, Policies, PromptParts
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.llm.llm import LLM
+from looseleaf.prompt.request import Document, Message, Policies, PromptParts
 from looseleaf.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

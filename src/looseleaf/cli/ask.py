@@ -25,8 +25,8 @@ from looseleaf.cli.policies import (
     take_revise,
     take_select,
 )
-from looseleaf.engine.request import Policies
 from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.prompt.request import Policies
 from looseleaf.sampling_params import SamplingParams
 
 
@@ -81,7 +81,7 @@ def ask(
     require_tiers(options)
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    from looseleaf.engine.llm import LLM
+    from looseleaf.llm.llm import LLM
 
     llm = LLM(**given(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []

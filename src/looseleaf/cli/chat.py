@@ -18,8 +18,8 @@ from looseleaf.cli.answering import (
 )
 from looseleaf.cli.documents import read_documents
 from looseleaf.cli.options import engine_options, flag, given, require_tiers
-from looseleaf.engine.request import Document
 from looseleaf.errors import LooseleafError
+from looseleaf.prompt.request import Document
 from looseleaf.sampling_params import SamplingParams
 
 HELP = "/add FILE: add a document   /docs: list them   /reuse: last report   /new: forget   /quit"
@@ -39,7 +39,7 @@ def chat(
     require_tiers(options)
     documents = read_documents(names)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    from looseleaf.engine.llm import LLM
+    from looseleaf.llm.llm import LLM
 
     llm = LLM(**given(options))
     click.echo(HELP)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from looseleaf.engine.request import Document, DocumentContext
 from looseleaf.errors import EmptyDocument, InvalidRequest
+from looseleaf.prompt.request import Document, DocumentContext
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 

@@ -8,6 +8,11 @@ from typing import Any
 
 import click
 
+from looseleaf.errors import MissingPackage
+
+LAB = "looseleaf_lab"
+"""The package of the distribution that measures this one; it may be missing."""
+
 Home = tuple[str, str]
 """``module:attribute`` of a command, and the summary that the group's help shows."""
 
@@ -41,7 +46,15 @@ class LazyGroup(SuggestingGroup):
         if cmd_name not in self.homes:
             return None
         module, attribute = self.homes[cmd_name][0].split(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        try:
+            command: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name != LAB:
+                raise
+            raise MissingPackage(
+                f"looseleaf {cmd_name} is part of looseleaf-lab, which is not installed: "
+                "pip install ./lab in a checkout"
+            ) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from looseleaf.engine.outputs import DocumentReuse, DocumentSource, ReuseReport
-from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
+from looseleaf.engine.reports.outputs import DocumentReuse, DocumentSource, ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
-from looseleaf.engine.tiering import Tiering
+from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import PoolTooSmall
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
 
 
 @dataclass

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from looseleaf.config import EngineConfig
 from looseleaf.engine.background import Enlist
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.request import Request, TextPart
-from looseleaf.engine.stats import EngineCounters
+from looseleaf.engine.reports.stats import EngineCounters
 from looseleaf.errors import LooseleafError
+from looseleaf.prompt.request import Request, TextPart
 
 WINDOW = 10
 """So many answers are looked at before ratios are raised, and again afterwards."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from looseleaf.engine.hosting import Indexing
-from looseleaf.engine.tiering import Tiering
+from looseleaf.engine.documents.hosting import Indexing
+from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.kv.pool import PagePool
 from looseleaf.sandbox import Sandbox
 

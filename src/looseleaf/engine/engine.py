@@ -11,31 +11,28 @@ from itertools import count
 from torch import Tensor
 
 from looseleaf.config import EngineConfig
+from looseleaf.engine.accounting import Books
 from looseleaf.engine.admission import Admission
-from looseleaf.engine.apart_steps import ComputedStep, isolate_fault
 from looseleaf.engine.background import BackgroundWork
-from looseleaf.engine.books import Books
 from looseleaf.engine.canary import Canary
 from looseleaf.engine.closing import close
 from looseleaf.engine.deadlines import deadline_error
-from looseleaf.engine.documents import Documents
-from looseleaf.engine.drawing import Drawing, InFlightStep
+from looseleaf.engine.documents.hosting import Hosting
+from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
-from looseleaf.engine.grammar import GrammarCompiler
-from looseleaf.engine.home import only_here
-from looseleaf.engine.hosting import Hosting
-from looseleaf.engine.intake import Intake
-from looseleaf.engine.measuring import make_tiering
+from looseleaf.engine.fork_guard import only_here
+from looseleaf.engine.input_processor import Intake
+from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress
-from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import PromptParts, Request, SystemPrompt, TextPart
-from looseleaf.engine.rows import awaited_token, drawing_rows
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
+from looseleaf.engine.runner.batch import drawing_rows
+from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
+from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep
 from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.engine.threads import ThreadChoice
 from looseleaf.errors import (
     EngineClosed,
     InvalidOption,
@@ -44,10 +41,14 @@ from looseleaf.errors import (
     PoolTooSmall,
     as_looseleaf_error,
 )
+from looseleaf.graphs.rows import awaited_token
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
-from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.machine.threads import ThreadChoice
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
+from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import Tiers
 

@@ -4,18 +4,19 @@ registers none, so its steps call none."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from looseleaf.attention.groups import DecodeRow
-from looseleaf.attention.listed_scores import says_how_many
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.selection import PagePolicy, SelectingRow
+from looseleaf.attention.plan.groups import DecodeRow
+from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
+from looseleaf.attention.select.worklist_scores import says_how_many
+from looseleaf.blend.ape_rows import ApeRows
 from looseleaf.config import EngineConfig, Select
-from looseleaf.engine.ape_rows import ApeRows
-from looseleaf.engine.eviction import Evictions
-from looseleaf.engine.request import Request
-from looseleaf.engine.revision import Revisions
-from looseleaf.engine.runner import Runner
-from looseleaf.engine.sequence import Feature, Sequence
+from looseleaf.engine.runner.eviction import Evictions
+from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import InvalidRequest
+from looseleaf.prompt.feature import Feature, FeatureSequence
+from looseleaf.prompt.request import Request
+from looseleaf.retro.revisions import Revisions
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Features:
     def create(cls, runner: Runner, config: EngineConfig) -> "Features":
         """Those of a model's engine."""
         page_size, invariant = config.cache.page_size, config.scheduler.batch_invariant
-        revisions = Revisions.of(runner, page_size, invariant)
+        revisions = Revisions.of(runner.model, runner.attention, page_size, invariant)
         return cls(runner.attention, revisions, Evictions(runner.attention))
 
     def register(self, sequence: Sequence, request: Request) -> None:
@@ -68,7 +69,7 @@ class SelectedPages(Feature):
     select: Select
 
     def rows(
-        self, sequence: Sequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+        self, sequence: FeatureSequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
     ) -> list[DecodeRow]:
         select, page_size = self.select, sequence.page_size
         if sequence.num_tokens <= (select.dense_below or 0):
@@ -92,7 +93,7 @@ class HostedReads(Feature):
     """The newest row of an output reads hosted documents."""
 
     def rows(
-        self, sequence: Sequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
+        self, sequence: FeatureSequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
     ) -> list[DecodeRow]:
         [row] = rows
         return [DecodeRow(row.position, row.settled, row.tail, hosted=sequence.hosted_reads)]

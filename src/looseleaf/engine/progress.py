@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from looseleaf.engine.outputs import (
+from looseleaf.engine.reports.outputs import (
     AttentionPath,
     CompletionOutput,
     RequestMetrics,
@@ -13,12 +13,12 @@ from looseleaf.engine.outputs import (
     RevisionReport,
     SelectReport,
 )
-from looseleaf.engine.request import Request
-from looseleaf.engine.revised_rows import revision_of
 from looseleaf.engine.sampling import SamplingState, StopChecker, TokenLogprob
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import LooseleafError
-from looseleaf.models.detokenizer import Detokenizer
+from looseleaf.models.tokenizer.detokenizer import Detokenizer
+from looseleaf.prompt.request import Request
+from looseleaf.retro.revision import revision_of
 
 
 @dataclass(eq=False)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.groups import ReadSpan
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.blend.fusion import Fusion
 from looseleaf.config import SchedulerConfig
 from looseleaf.engine.admission import Admission
-from looseleaf.engine.fusion import Fusion
-from looseleaf.engine.outputs import ReuseReport
-from looseleaf.engine.parts import DocumentUse, TextRun
+from looseleaf.engine.reports.outputs import ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
-from looseleaf.engine.tiering import Tiering
+from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import IntegrityError
 from looseleaf.kv.store import Arriving, Segment
+from looseleaf.prompt.placements import DocumentUse, TextRun
 
 IntArray = npt.NDArray[np.int64]
 # how long new requests may have to wait while a step has nothing to do but to wait

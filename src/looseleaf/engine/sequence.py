@@ -6,70 +6,25 @@ ready. Where documents are blended, all text behind the first of them is one pas
 that are computed again."""
 
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
 
-from looseleaf.attention.chunks import PrefillChunk
-from looseleaf.attention.groups import DecodeRow, ReadSpan
-from looseleaf.attention.hosted import HostedRead
+from looseleaf.attention.host.attend import HostedRead
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.blend.fusion import Fusion, make_fusion
 from looseleaf.config import Fuse, Select
-from looseleaf.engine.arrivals import Arrivals
-from looseleaf.engine.fusion import Fusion, make_fusion
-from looseleaf.engine.parts import DocumentUse, HostedUse, TextRun
-from looseleaf.engine.placing import reads_apart, starts_of
-from looseleaf.engine.request import DocumentPart, Request
+from looseleaf.engine.reports.load_report import Arrivals
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Arriving
+from looseleaf.prompt.feature import Feature
+from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
+from looseleaf.prompt.positions import reads_apart, starts_of
+from looseleaf.prompt.request import DocumentPart, Request
 from looseleaf.sparse import make_policy
 from looseleaf.tiers import tenant_of
-from looseleaf.types import Attend
 
 FindHosted = Callable[[SegmentKey], HostedSegment | None]
 _READS_ALL = Select("all")
-
-
-@dataclass(frozen=True)
-class FeatureRows:
-    """Consecutive rows of a step that belong to one sequence, and the keys that they read."""
-
-    sequence: "Sequence"
-    rows: range
-    read: DecodeRow | PrefillChunk
-    in_tail: bool = True
-    ends_prompt: bool = False
-
-
-class Feature:
-    """A feature that one output uses beyond plain decoding. Its request registers it with the
-    sequence; steps call its hooks. Hooks that a class leaves out do nothing.
-
-    ``replays``: steps with its rows may replay as CUDA graphs. ``sees_queries``: the last layer
-    makes queries of all rows."""
-
-    replays: ClassVar[bool] = True
-    sees_queries: ClassVar[bool] = False
-
-    def rows(
-        self, sequence: "Sequence", rows: list[DecodeRow], num_outputs: int, num_new_rows: int
-    ) -> list[DecodeRow]:
-        """The decode rows of the next step, the newest first, from those of earlier features."""
-        return rows
-
-    def wrap(self, attend: Attend, rows: FeatureRows, asked: Rows[int] | None) -> Attend:
-        """The attention of a step for ``rows`` of it; ``asked`` as in `StepRows`."""
-        return attend
-
-    def launched(self) -> None:
-        """A step with decode rows of the sequence is launched."""
-
-    def computed(self, sequence: "Sequence", *, ends_prompt: bool) -> None:
-        """A step with rows of the sequence is computed; it may have ended the prompt."""
-
-    def reset(self) -> None:
-        """The sequence has given its pages back."""
 
 
 class Phase(Enum):
@@ -320,6 +275,11 @@ class Sequence:
         return all(self._is_there(use, following) for use in self.documents) and all(
             run.computed == run.num_tokens for run in before if isinstance(run, TextRun)
         )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the prompt is computed and the output is not complete."""
+        return self.phase is Phase.DECODE
 
     def spans_apart(self) -> tuple[ReadSpan, ...]:
         """The documents, where they are read apart."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from looseleaf.index.base import CPU
 from looseleaf.index.keys import KeyVectors
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 
 LEVELS = 16
 # the best of normal numbers for sixteen levels, in standard deviations (Max 1960, table II), and

@@ -28,7 +28,7 @@ from looseleaf.index.codes import encode
 from looseleaf.index.entries import covering
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.projection import entries_of, order_of, project
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 from looseleaf.ops.nearest_keys import nearest_keys
 
 _EFFORT = 200

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexKeys
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -7,8 +7,8 @@ import torch
 
 from looseleaf.errors import NativeUnavailable
 from looseleaf.index.keys import KeyVectors
-from looseleaf.ops.c_compiler import vector_lanes
-from looseleaf.ops.native_build import load_library, read_source
+from looseleaf.ops.native.c_compiler import vector_lanes
+from looseleaf.ops.native.native_build import load_library, read_source
 
 # what C calls the dtypes of keys, and of queries, which are no int8
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}

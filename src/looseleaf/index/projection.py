@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, try_native
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 
 Table = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _MOST_ENTRIES = 64

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from looseleaf.index import KeyVectors, SegmentIndex
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.ops.host_memory import host_zeros
+from looseleaf.ops.native.host_memory import host_zeros
 
 
 @dataclass(eq=False)

@@ -4,13 +4,13 @@ A model calls the attention object that the runner gives it, with unrotated quer
 offers one hook between layers.
 """
 
-from looseleaf.models.config_reader import read_config
+from looseleaf.models.checkpoint.fingerprint import model_fingerprint
+from looseleaf.models.checkpoint.hub import find_checkpoint
+from looseleaf.models.checkpoint.weights import load_weights
+from looseleaf.models.config.config_reader import read_config
+from looseleaf.models.config.generation import names_of_advice, read_advice
 from looseleaf.models.decoder import Decoder
-from looseleaf.models.fingerprint import model_fingerprint
-from looseleaf.models.generation import names_of_advice, read_advice
-from looseleaf.models.hub import find_checkpoint
-from looseleaf.models.tokenizer import Tokenizer
-from looseleaf.models.weights import load_weights
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
     "Decoder",

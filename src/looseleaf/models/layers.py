@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.linear import Projection, add_project, add_project_, project
-from looseleaf.ops.gated_linear import gated_linear, serves
-from looseleaf.ops.rms_norm import rms_norm
-from looseleaf.ops.silu_mul import silu_mul
-from looseleaf.ops.split_linear import num_parts, serves_whole, split_linear, whole_linear
+from looseleaf.ops.dense.gated_linear import gated_linear, serves
+from looseleaf.ops.dense.rms_norm import rms_norm
+from looseleaf.ops.dense.silu_mul import silu_mul
+from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
 # on a GPU the product of more rows hides the traffic of the stream that it is added to; that of
 # fewer rows is best cut along its inner dim, and adds up what it was cut into on its own

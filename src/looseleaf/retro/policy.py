@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from looseleaf.attention.selection import Candidates, Choice, PagePolicy, SelectingRow
+from looseleaf.attention.select.candidates import Candidates, Choice, PagePolicy, SelectingRow
 from looseleaf.config import Local
 from looseleaf.kv.summaries import Summary
 from looseleaf.retro.seen import mark_read, unseen

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from looseleaf.engine.outputs import CompletionOutput, RequestOutput
-from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.engine.reports.outputs import CompletionOutput, RequestOutput
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server import report
 from looseleaf.server.generation import Generation
 

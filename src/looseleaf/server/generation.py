@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Policies, Request
+from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.prompt.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.connection import cancel
 from looseleaf.server.errors import ApiError

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from looseleaf.engine.outputs import LoadingReport, RequestOutput
-from looseleaf.engine.stats import EngineCounters, EngineSnapshot, StepStats
+from looseleaf.engine.reports.outputs import LoadingReport, RequestOutput
+from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.server.tier_metrics import tier_metrics
 
 _FAST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from looseleaf.config import Fuse, Revise, Select
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.request import Policies
+from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.errors import InvalidOption
+from looseleaf.prompt.request import Policies
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.common import GenerationRequest
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice

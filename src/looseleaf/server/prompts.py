@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from looseleaf.engine.prompt import PromptBuilder
-from looseleaf.engine.request import Document, DocumentContext, PromptParts, SystemPrompt
 from looseleaf.errors import EmptyDocument
-from looseleaf.models.tokenizer import Tokenizer
-from looseleaf.models.tokenizer_settings import DEFAULT_DOCUMENT_TEMPLATE
+from looseleaf.models.tokenizer.settings import DEFAULT_DOCUMENT_TEMPLATE
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.request import Document, DocumentContext, PromptParts, SystemPrompt
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
 from looseleaf.server.protocol.common import DocumentInput

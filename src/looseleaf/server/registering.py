@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 
 from looseleaf.config import IndexConfig
-from looseleaf.engine.registered import DocumentInfo
+from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.errors import DocumentNotFound, EngineClosed, InvalidRequest
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from looseleaf.engine.outputs import LoadingReport, RequestOutput
+from looseleaf.engine.reports.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.sampling import TokenLogprob
-from looseleaf.models.tokenizer import Tokenizer
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios
 from looseleaf.server.policies import policies_in_force
 from looseleaf.server.prompts import Label

@@ -12,12 +12,12 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
-from looseleaf.engine.async_llm import AsyncLLM
-from looseleaf.engine.loading import find_model
-from looseleaf.engine.request import Document, SystemPrompt
-from looseleaf.engine.runner import OnProgress
+from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, InvalidOption
+from looseleaf.llm.async_llm import AsyncLLM
+from looseleaf.llm.load import find_model
 from looseleaf.models import read_advice
+from looseleaf.prompt.request import Document, SystemPrompt
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import (
     KEYS_VARIABLE,

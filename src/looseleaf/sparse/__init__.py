@@ -9,12 +9,12 @@ from looseleaf.sparse.break_even import BreakEven
 from looseleaf.sparse.budget import Budget
 from looseleaf.sparse.evicting import Eviction, TextPages
 from looseleaf.sparse.evictors import make_evictor
+from looseleaf.sparse.infinigen import Partial
+from looseleaf.sparse.infllm import Representatives
 from looseleaf.sparse.layers import Schedule
-from looseleaf.sparse.partial import Partial
 from looseleaf.sparse.policy import Scorer, SparsePolicy
 from looseleaf.sparse.quest import Quest
-from looseleaf.sparse.representatives import Representatives
-from looseleaf.sparse.window import Window
+from looseleaf.sparse.streaming_llm import Window
 
 __all__ = [
     "BreakEven",

@@ -7,7 +7,7 @@ whatever else is in the step, and neither load nor preemption has a say in which
 
 from dataclasses import dataclass
 
-from looseleaf.attention.cost_model import CostModel
+from looseleaf.attention.plan.cost_model import CostModel
 from looseleaf.config import Select
 from looseleaf.sparse.policy import SparsePolicy
 

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.selection import Candidates, Choice
+from looseleaf.attention.select.candidates import Candidates, Choice
 from looseleaf.config import GroupRule, LayerBudgets
 from looseleaf.kv.summaries import Summary
 from looseleaf.sparse.budget import Budget

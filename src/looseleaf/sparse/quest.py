@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.selection import Candidates
+from looseleaf.attention.select.candidates import Candidates
 from looseleaf.kv.summaries import Summary
 from looseleaf.ops.page_bounds import page_bounds
 

@@ -4,7 +4,7 @@ A tier keeps *records*, segments by key; a disk also what was derived from them 
 asked layer by layer, so that a layer's keys and values can be on their way while the layer before
 it is computed. A tier may fail, lie or be slow; that costs time, never an answer."""
 
-from looseleaf.tiers.base import (
+from looseleaf.tiers.stores.base import (
     Entry,
     Fault,
     Reader,
@@ -13,13 +13,13 @@ from looseleaf.tiers.base import (
     TierCounters,
     TierFault,
 )
-from looseleaf.tiers.disk import HOSTED, DiskTier
-from looseleaf.tiers.host import HostTier
-from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.load import Load, LoadFailed
-from looseleaf.tiers.pool_copy import Copied
-from looseleaf.tiers.remote import RemoteTier
+from looseleaf.tiers.stores.disk import HOSTED, DiskTier
+from looseleaf.tiers.stores.host import HostTier
+from looseleaf.tiers.stores.ledger import Ledger
+from looseleaf.tiers.stores.remote import RemoteTier
 from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
+from looseleaf.tiers.transfer.load import Load, LoadFailed
+from looseleaf.tiers.transfer.pool_copy import Copied
 from looseleaf.tiers.wrapping import WrappedTier
 
 __all__ = [

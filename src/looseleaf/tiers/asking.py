@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from looseleaf.tiers.base import Tier, TierFault
 from looseleaf.tiers.guard import Guard
+from looseleaf.tiers.stores.base import Tier, TierFault
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

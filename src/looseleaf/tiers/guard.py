@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from looseleaf.tiers.base import Fault, Tier, TierCounters, TierFault
+from looseleaf.tiers.stores.base import Fault, Tier, TierCounters, TierFault
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -11,21 +11,21 @@ from looseleaf.config import TierConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.arena import Arena
 from looseleaf.tiers.asking import Asker
-from looseleaf.tiers.base import Tier, TierCounters, TierFault
-from looseleaf.tiers.disk import DiskTier
 from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.host import HostTier
-from looseleaf.tiers.ledger import Ledger
-from looseleaf.tiers.load import Load
-from looseleaf.tiers.loader import Loader
-from looseleaf.tiers.pool_copy import Copied, PoolCopy
-from looseleaf.tiers.probe import probe
-from looseleaf.tiers.remote import RemoteTier
-from looseleaf.tiers.speed import Probe, TierSpeed
-from looseleaf.tiers.writer import Writer
+from looseleaf.tiers.stores.arena import Arena
+from looseleaf.tiers.stores.base import Tier, TierCounters, TierFault
+from looseleaf.tiers.stores.disk import DiskTier
+from looseleaf.tiers.stores.host import HostTier
+from looseleaf.tiers.stores.ledger import Ledger
+from looseleaf.tiers.stores.remote import RemoteTier
+from looseleaf.tiers.transfer.load import Load
+from looseleaf.tiers.transfer.loader import Loader
+from looseleaf.tiers.transfer.pool_copy import Copied, PoolCopy
+from looseleaf.tiers.transfer.probe import probe
+from looseleaf.tiers.transfer.speed import Probe, TierSpeed
+from looseleaf.tiers.transfer.writer import Writer
 
 _GIB = 1 << 30
 _LAST_WORDS_SECONDS = 30.0

@@ -6,7 +6,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from looseleaf.kv.keys import SegmentKey
-from looseleaf.tiers.base import Entry, Reader, Record, Tier
+from looseleaf.tiers.stores.base import Entry, Reader, Record, Tier
 
 
 class WrappedTier:

@@ -4,7 +4,7 @@ says when to come back."""
 import openai
 import pytest
 
-from looseleaf.engine.runner import Runner
+from looseleaf.engine.runner.runner import Runner
 from tests.server.clients.asking import ANSWERS, with_documents
 from tests.server.clients.conftest import client_of
 from tests.server.running import RunningServer, running_server

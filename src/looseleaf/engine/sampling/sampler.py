@@ -15,7 +15,7 @@ from torch import Tensor
 from looseleaf.engine.sampling.batch import Option, SamplingBatch
 from looseleaf.engine.sampling.filters import min_p_threshold, top_k_threshold, top_p_threshold
 from looseleaf.engine.sampling.logprobs import TokenLogprob, gather_logprobs
-from looseleaf.ops.likeliest import likeliest
+from looseleaf.ops.dense.likeliest import likeliest
 
 
 class SampledTokens(NamedTuple):

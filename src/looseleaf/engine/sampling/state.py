@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from looseleaf.engine.grammar import GrammarState
 from looseleaf.engine.sampling.draws import uniform
+from looseleaf.engine.sampling.grammar import GrammarState
 from looseleaf.engine.sampling.penalties import TokenCounts, penalize
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.ops import hopper_attention
+from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import (

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops import hopper_attention
+from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.rotate.kernel import load_rotated, table
@@ -278,7 +278,7 @@ def partial_attention_triton(
             and not work.mask_words.numel()
             and slot_positions is None
         ):
-            from looseleaf.ops.hopper_attention.kernel import Grid, launch
+            from looseleaf.ops.hopper.attention.kernel import Grid, launch
 
             groups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
             grid = Grid(min(_programs(q) * (3 - groups), units), groups, awaited)

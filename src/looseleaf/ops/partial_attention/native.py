@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption, NativeUnavailable
-from looseleaf.ops.c_compiler import vector_lanes
-from looseleaf.ops.native_build import load_library, read_source
+from looseleaf.ops.native.c_compiler import vector_lanes
+from looseleaf.ops.native.native_build import load_library, read_source
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import WorkList
 from looseleaf.types import AttnState, Rotation, ScoreRule

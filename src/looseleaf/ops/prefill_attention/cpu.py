@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.flash_cpu import (
+from looseleaf.ops.flash.cpu import (
     BoolArray,
     CopiedPages,
     IntArray,

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops import hopper_attention
+from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
@@ -236,7 +236,7 @@ def _by_units(
     rule: ScoreRule,
 ) -> AttnState:
     """By the kernel of the Hopper generation, and merged where tiles are cut."""
-    from looseleaf.ops.hopper_attention.kernel import Grid, launch
+    from looseleaf.ops.hopper.attention.kernel import Grid, launch
 
     assert spans.unit_numbers is not None, "a list with units"
     lists = _unit_arrays(spans)

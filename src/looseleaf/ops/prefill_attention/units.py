@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from looseleaf.ops.native_build import load_library
+from looseleaf.ops.native.native_build import load_library
 
 IntArray = npt.NDArray[np.integer[Any]]
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from looseleaf.engine.registered import DocumentInfo
+from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.errors import DocumentNotFound
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import Event, EventStream, until_gone

@@ -1,0 +1,76 @@
+"""Random checkpoints of real shapes, for speed only: a random model's answers mean nothing."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from looseleaf.errors import InvalidOption
+from looseleaf.llm.load import reference_model
+
+SHAPES = {
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+}
+
+
+def write_random_checkpoint(shape: str, folder: Path) -> Path:
+    """A checkpoint of ``shape`` with random bf16 weights and the reference model's tokenizer.
+
+    Raises InvalidOption for a shape that is not in `SHAPES`.
+    """
+    from safetensors.torch import save_file
+
+    if shape not in SHAPES:
+        raise InvalidOption(f"unknown shape {shape!r}: there are {', '.join(SHAPES)}")
+    config = SHAPES[shape]
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
+        for name, size in _qwen2_tensors(config)
+    }
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name] = torch.ones_like(tensors[name])
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((reference_model() / name).read_bytes())
+    return folder
+
+
+def _qwen2_tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]]]:
+    hidden, inner = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
+    heads, kv_heads = (int(str(config[f"num_{k}_heads"])) for k in ("attention", "key_value"))
+    kv = hidden // heads * kv_heads
+    tensors: list[tuple[str, tuple[int, ...]]] = [
+        ("model.embed_tokens.weight", (int(str(config["vocab_size"])), hidden)),
+        ("model.norm.weight", (hidden,)),
+    ]
+    for layer in range(int(str(config["num_hidden_layers"]))):
+        prefix = f"model.layers.{layer}"
+        for part, rows in (("q", hidden), ("k", kv), ("v", kv)):
+            tensors.append((f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)))
+            tensors.append((f"{prefix}.self_attn.{part}_proj.bias", (rows,)))
+        tensors.append((f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)))
+        tensors.append((f"{prefix}.mlp.gate_proj.weight", (inner, hidden)))
+        tensors.append((f"{prefix}.mlp.up_proj.weight", (inner, hidden)))
+        tensors.append((f"{prefix}.mlp.down_proj.weight", (hidden, inner)))
+        tensors.append((f"{prefix}.input_layernorm.weight", (hidden,)))
+        tensors.append((f"{prefix}.post_attention_layernorm.weight", (hidden,)))
+    return tensors

@@ -1,0 +1,130 @@
+"""Engines over random weights of real shapes, made on the device without a checkpoint file.
+
+For speed only: a random model's answers mean nothing."""
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
+from looseleaf.engine.engine import Engine
+from looseleaf.errors import InvalidOption
+from looseleaf.llm.load import LoadedModel, make_engine, reference_model
+from looseleaf.models import Decoder, Tokenizer
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.linear import Projection, pack
+
+MODEL_SHAPES = {
+    "llama-3.1-8b": ModelConfig(
+        family="llama",
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_layers=32,
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rope=RopeConfig(
+            head_dim=128,
+            rotary_dim=128,
+            theta=500_000.0,
+            law="llama3",
+            factor=8.0,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=8192,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        torch_dtype="bfloat16",
+    ),
+    # the reference model's, with room for long prompts
+    "small": ModelConfig(
+        family="llama",
+        vocab_size=2048,
+        hidden_size=384,
+        intermediate_size=208,
+        num_layers=8,
+        num_qo_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        rope=RopeConfig(head_dim=64, rotary_dim=64),
+        max_position_embeddings=32_768,
+    ),
+    "tiny": ModelConfig(
+        family="llama",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+    ),
+}
+
+
+def model_shape(name: str) -> ModelConfig:
+    """The shape of that name. Raises InvalidOption if there is none."""
+    if name not in MODEL_SHAPES:
+        raise InvalidOption(f"unknown shape {name!r}: there are {', '.join(MODEL_SHAPES)}")
+    return MODEL_SHAPES[name]
+
+
+def random_decoder(shape: str, device: torch.device) -> Decoder:
+    """A model with random weights in the shape's dtype, which several engines may share.
+
+    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    """
+    model = model_shape(shape)
+    return Decoder(model, random_weights(model, getattr(torch, model.torch_dtype), device))
+
+
+def random_engine(
+    shape: str, config: EngineConfig, device: torch.device, decoder: Decoder | None = None
+) -> Engine:
+    """An engine over random weights, or over ``decoder``'s; token ids are all that it understands.
+
+    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    """
+    model, folder = model_shape(shape), reference_model()
+    loaded = LoadedModel(
+        folder,
+        model,
+        decoder or random_decoder(shape, device),
+        Tokenizer(folder),
+        f"random {shape}".encode(),
+        config.max_model_len or model.max_position_embeddings,
+    )
+    return make_engine(loaded, config)
+
+
+def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    """Normal weights whose outputs neither vanish nor overflow; norms weigh 1. No biases."""
+    generator = torch.Generator(device).manual_seed(0)
+    hidden, inner = model.hidden_size, model.intermediate_size
+    q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        weight = torch.empty(rows, columns, dtype=dtype, device=device)
+        return weight.normal_(0.0, columns**-0.5, generator=generator)
+
+    def norm() -> Norm:
+        return Norm(torch.ones(hidden, dtype=dtype, device=device))
+
+    def projection(rows: int, columns: int) -> Projection:
+        return pack(Projection(drawn(rows, columns)))
+
+    layers = tuple(
+        LayerWeights(
+            input_norm=norm(),
+            qkv=projection(q_size + 2 * kv_size, hidden),
+            output=projection(hidden, q_size),
+            mlp_norm=norm(),
+            gate_up=projection(2 * inner, hidden),
+            down=projection(hidden, inner),
+        )
+        for _ in range(model.num_layers)
+    )
+    head = projection(model.vocab_size, hidden)
+    return DecoderWeights(drawn(model.vocab_size, hidden), layers, norm(), head)

@@ -1,0 +1,236 @@
+"""``bench select``: decoding that reads everything, that chooses, and that revises, in turn.
+
+Three figures for every context and batch: one layer's attention alone, over random keys; a whole
+token of an engine with random weights; and what is kept of pages, made once. On a GPU steps replay
+as CUDA graphs. Bytes are counted, not measured: what must come from memory once a step, keys and
+values of the pages read, what was looked at to choose them, and states that rows keep."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import torch
+
+from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.select.candidates import SelectingRow
+from looseleaf.config import ModelConfig, Select
+from looseleaf.errors import InvalidOption
+from looseleaf.kv.pool import PagePool
+from looseleaf.kv.summaries import PageSummaries
+from looseleaf.rope.frames import build_rotation
+from looseleaf.sparse import make_policy
+from looseleaf.types import ScoreRule
+from looseleaf_lab.bench.progress import SILENT, Progress
+from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.results import Row
+from looseleaf_lab.bench.select_tokens import TokenArms, settle
+from looseleaf_lab.bench.timing import Repeated, measure_in_turn
+
+_LAYERS = 4
+_PAGE_SIZE = 16
+# launches of a GPU that are timed together
+_REPLAYS = 25
+
+
+@dataclass(frozen=True)
+class SelectBench:
+    """What is measured: one shape, policy and budget over contexts, batches and windows of revised
+    rows; the widest window also as it falls when the batch grows."""
+
+    shape: str
+    policy: Select
+    contexts: Sequence[int]
+    batches: Sequence[int]
+    windows: Sequence[int]
+    new_tokens: int
+    repetitions: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        model_shape(self.shape)
+        summary = None
+        if (policy := make_policy(self.policy, _PAGE_SIZE)) is not None:
+            summary = policy.summary
+        if summary is None:
+            raise InvalidOption(
+                f"policy {self.policy.policy!r} keeps nothing of a page: give quest or "
+                "representatives"
+            )
+
+
+def measure(bench: SelectBench, progress: Progress = SILENT) -> Iterator[Row]:
+    """A row for every arm of every context and batch."""
+    sizes = product(bench.contexts, bench.batches)
+    for context, batch in progress.over(
+        sizes, lambda size: f"{size[0]} tokens, batch {size[1]}", lambda size: size[0] * size[1]
+    ):
+        yield from _attention_rows(bench, context, batch, progress)
+        yield from _token_rows(bench, context, batch, progress)
+
+
+def _attention_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
+    """Attention of one layer, and what sealing costs."""
+    layer = _Layer(model_shape(bench.shape), context, batch, bench.device)
+    policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
+    assert policy is not None and policy.summary is not None, "checked before"
+    sealed = (context - 1) // _PAGE_SIZE
+    choosing = [SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows]
+    arms = {"dense": layer.arm(layer.rows), "select": layer.arm(choosing)}
+    taken = measure_in_turn(arms, bench.repetitions, progress=progress)
+    read = layer.bytes_read(choosing)
+    megabytes = {
+        "dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS,
+        "select": read,
+    }
+    rows = _rows(bench, "attention", (context, batch), taken, megabytes)
+    summaries = PageSummaries(layer.pool, policy.summary)
+
+    def seal(pages: int) -> Callable[[], float]:
+        def run() -> float:
+            layer.pool.generations[:pages] += 1
+            counts = np.full(pages, _PAGE_SIZE)
+            settle(bench.device)
+            begun = time.perf_counter()
+            summaries.write(range(pages), counts)
+            settle(bench.device)
+            return (time.perf_counter() - begun) / _LAYERS
+
+        return run
+
+    every = layer.pool.num_pages
+    sealing = {"one page": seal(1), "all pages": seal(every)}
+    taken = measure_in_turn(sealing, bench.repetitions, progress=progress)
+    per_page = layer.pool.bytes_per_page / (2 * _LAYERS)
+    return rows + _rows(
+        bench, "sealing", (context, batch), taken,
+        {"one page": per_page, "all pages": per_page * every},
+    )  # fmt: skip
+
+
+def _token_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
+    arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
+    made: dict[str, Callable[[], float]] = {
+        "dense": arms.dense,
+        "left alone": arms.left_to_the_engine,
+    }
+    for window in (1, *(window for window in bench.windows if window > 1)):
+        made[arms.name_of(window)] = arms.revising(window)
+    widest = max(bench.windows)
+    if widest > 1:
+        made[arms.name_of(widest, adaptive=True)] = arms.revising(widest, adaptive=True)
+    taken = measure_in_turn(made, bench.repetitions, progress=progress)
+    return _rows(bench, "token", (context, batch), taken, arms.bytes_read)
+
+
+def _rows(
+    bench: SelectBench,
+    what: str,
+    size: tuple[int, int],
+    taken: Mapping[str, Repeated],
+    bytes_read: Mapping[str, float],
+) -> list[Row]:
+    """A row an arm; ``speedup`` is over the first arm."""
+    first = next(iter(taken.values())).median
+    return [
+        {
+            "what": what,
+            "shape": bench.shape,
+            "select": str(bench.policy),
+            "context": size[0],
+            "batch": size[1],
+            "arm": name,
+            "ms": seconds.median * 1e3,
+            "least": seconds.range[0] * 1e3,
+            "most": seconds.range[1] * 1e3,
+            "speedup": first / seconds.median,
+            "mb": bytes_read[name] / 1e6,
+            "repetitions": bench.repetitions,
+        }
+        for name, seconds in taken.items()
+    ]
+
+
+@dataclass(eq=False)
+class _Layer:
+    """A few layers of random keys, and a row at the end of each context."""
+
+    shape: ModelConfig
+    context: int
+    batch: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        shape, each = self.shape, -(-self.context // _PAGE_SIZE)
+        self.pool = PagePool(
+            num_pages=each * self.batch, page_size=_PAGE_SIZE, num_layers=_LAYERS,
+            num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+            dtype=getattr(torch, shape.torch_dtype), device=self.device,
+        )  # fmt: skip
+        self.pool.allocate(each * self.batch)
+        self.pool.kv.normal_()
+        rules = (ScoreRule(shape.head_dim**-0.5),) * _LAYERS
+        rotations = (build_rotation(shape.rope, self.context + 1, self.device),) * _LAYERS
+        self.attention = PagedAttention(self.pool, rotations, rules, shape.num_qo_heads)
+        tails = [
+            ReadSpan(range(n * each, (n + 1) * each), 0, self.context, 0) for n in range(self.batch)
+        ]
+        self.rows = [DecodeRow(self.context - 1, (), tail) for tail in tails]
+        last = self.context - 1
+        slots = [span.pages[-1] * _PAGE_SIZE + last % _PAGE_SIZE for span in tails]
+        self.slots = torch.tensor(slots).to(self.device)
+        self.places = torch.full((self.batch,), last).to(self.device)
+        heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
+        self.qkv = [torch.randn(self.batch, n, shape.head_dim).to(self.pool.kv) for n in heads]
+
+    def arm(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
+        """Seconds of one layer's attention of ``rows``."""
+        if self.device.type == "cuda":
+            return self._replayed(rows)
+
+        def run() -> float:
+            attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+            begun = time.perf_counter()
+            for layer in range(_LAYERS):
+                attend(layer, *self.qkv)
+            return (time.perf_counter() - begun) / _LAYERS
+
+        return run
+
+    def bytes_read(self, rows: Sequence[DecodeRow]) -> float:
+        """What one layer reads for rows that choose."""
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+        for layer in range(_LAYERS):
+            attend(layer, *self.qkv)
+        [selected] = attend.reads.selected
+        per_page = self.pool.bytes_per_page / (_LAYERS * self.shape.num_kv_heads)
+        read = sum(one.pages * per_page + one.looked_bytes for one in selected.reads())
+        return float(read) / _LAYERS
+
+    def _replayed(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+
+        def layers() -> None:
+            for layer in range(_LAYERS):
+                attend(layer, *self.qkv)
+
+        layers()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layers()
+
+        def run(kept: object = attend) -> float:
+            # the graph reads lists that live as long as the step does
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            begin.record()
+            for _ in range(_REPLAYS):
+                graph.replay()
+            end.record()
+            torch.cuda.synchronize(self.device)
+            return float(begin.elapsed_time(end)) / 1e3 / _REPLAYS / _LAYERS
+
+        return run

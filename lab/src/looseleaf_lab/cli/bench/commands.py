@@ -1,0 +1,246 @@
+"""``looseleaf bench``: speed against baselines in the same run, appended to ``results/``."""
+
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf.cli.lazy import SuggestingGroup
+from looseleaf.errors import InvalidOption, install
+from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
+from looseleaf_lab.cli.bench.fuse import fuse
+from looseleaf_lab.cli.bench.hosted import hosted
+from looseleaf_lab.cli.bench.index import index
+from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring, report
+from looseleaf_lab.cli.bench.select import select
+from looseleaf_lab.cli.bench.tiers import tiers
+
+# what is drawn from, and what is left out by a 0
+_MAY_BE_NOTHING = ("--seed", "--batches")
+
+
+@click.group(cls=SuggestingGroup)
+def bench() -> None:
+    """Measure speed against a baseline in the same run."""
+
+
+@bench.command()
+@click.option("--model", help="checkpoint folder or hub id [default: the reference model]")
+@click.option("--shape", help="a random checkpoint of this shape instead, e.g. qwen2.5-0.5b")
+@click.option(
+    "--prompt-tokens", default=1000, show_default=True, help="longest prompt to decode from"
+)
+@click.option(
+    "--document-tokens",
+    default=512,
+    show_default=True,
+    help="length of each of the 5 documents before a first token",
+)
+@click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1 and 16]")
+@click.option("--new-tokens", default=32, show_default=True, help="tokens of each answer")
+@click.option("--repetitions", default=5, show_default=True)
+@click.option("--dtype", default="auto", show_default=True)
+@OUTPUT
+def generate(
+    model: str | None,
+    shape: str | None,
+    prompt_tokens: int,
+    document_tokens: int,
+    batches: tuple[int, ...],
+    output: Path | None,
+    **sizes: Any,
+) -> None:
+    """Tokens per second and time to first token, beside Transformers' generate."""
+    if find_spec("transformers") is None:
+        raise InvalidOption(f"the baseline needs transformers: {install('bench')}")
+    from looseleaf.llm.load import find_model, pick_device, reference_model
+    from looseleaf_lab.bench.checkpoints import write_random_checkpoint
+    from looseleaf_lab.bench.generate import GenerateConfig, Material, measure
+    from looseleaf_lab.bench.results import show_table
+    from looseleaf_lab.evals.world import make_example
+
+    if model and shape:
+        raise InvalidOption("give --model or --shape, not both")
+    with tempfile.TemporaryDirectory() as scratch:
+        if shape:
+            folder, name = write_random_checkpoint(shape, Path(scratch) / shape), f"{shape}, random"
+        elif model:
+            folder, name = find_model(model), Path(model).name
+        else:
+            folder, name = reference_model(), "reference"
+        lengths = prompt_tokens, document_tokens
+        config = GenerateConfig(folder, name, *lengths, batches or (1, 16), **sizes)
+        examples = [make_example("lookup", seed) for seed in range(128)]
+        text = "\n".join(document for e in examples for document in e.documents)
+        material = Material(text, tuple(e.question for e in examples))
+
+        def say(row: Any) -> str:
+            return f"{row['measurement']}: {row['times_faster']:.2f} times faster"
+
+        with measuring(config, pick_device("auto")) as progress:
+            rows = collect(measure(config, material, progress), say, output, "generate")
+    shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
+    show_table(rows, f"generate: {name}", shown)
+
+
+@bench.command()
+@click.option("--documents", default=100, show_default=True, help="documents in the world")
+@click.option("--per-request", default=5, show_default=True, help="documents per request")
+@click.option("--capacity", default=20, show_default=True, help="documents that the pool holds")
+@click.option("--alpha", default=1.1, show_default=True, help="exponent of their popularity")
+@click.option("--requests", default=200, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@OUTPUT
+def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> None:
+    """Hit ratio, bytes held and time to first token under shuffled, popular documents."""
+    from looseleaf.llm.load import pick_device, reference_model
+    from looseleaf_lab.bench.reuse import ReuseConfig, measure
+    from looseleaf_lab.evals.world import make_example
+
+    if requests < 10:
+        raise InvalidOption("--requests must be at least 10: a fifth of them only fill the cache")
+    if sizes["per_request"] > documents:
+        raise InvalidOption("--per-request is more than the --documents that there are")
+    config = ReuseConfig(
+        reference_model(),
+        "reference",
+        documents,
+        requests=requests,
+        skipped=requests // 5,
+        **sizes,
+    )
+    examples = [make_example("lookup", seed) for seed in range(documents)]
+    # half of a world's documents make one: a page or two of text
+    texts = ["\n".join(e.documents[:3]) for e in examples]
+    with measuring(config, pick_device("auto")) as progress:
+        rows = measure(config, texts, [e.question for e in examples], progress)
+    shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "kib_held", "first_token_ms")
+    report(rows, "reuse: reference", shown, output, "reuse")
+
+
+@bench.command("serve")
+@click.option("--streams", default=200, show_default=True, help="callers at a time")
+@click.option("--seconds", default=300.0, show_default=True, help="how long they go on asking")
+@click.option("--documents", default=20, show_default=True, help="texts that they ask about")
+@click.option("--tenants", default=3, show_default=True)
+@click.option("--leaving", default=0.1, show_default=True, help="share that goes away midway")
+@click.option("--seed", default=0, show_default=True)
+@OUTPUT
+def serve_load(output: Path | None, **sizes: Any) -> None:
+    """Streams from the reference model under load; each answer is checked against one alone."""
+    for package in ("fastapi", "httpx"):
+        if find_spec(package) is None:
+            raise InvalidOption(f"bench serve needs {package}: {install('serve', 'bench')}")
+    from looseleaf.llm.load import pick_device
+    from looseleaf_lab.bench.serve import Load, measure
+    from looseleaf_lab.evals.world import make_example
+
+    load = Load(**sizes)
+    if load.streams < 1 or load.documents < 1 or load.tenants < 1 or load.seconds <= 0:
+        raise InvalidOption("--streams, --documents, --tenants and --seconds must be positive")
+    examples = [make_example("lookup", seed) for seed in range(load.documents)]
+    texts = ["\n".join(e.documents[:2]) for e in examples]
+    with measuring(load, pick_device("auto")) as progress:
+        row = measure(load, texts, [e.question for e in examples], progress)
+    shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
+    report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
+
+
+@bench.command()
+@click.option(
+    "--shape",
+    default="llama-3.1-8b",
+    show_default=True,
+    help="shape of the random model; tiny runs at toy sizes anywhere",
+)
+@DEVICE
+@click.option("--repetitions", type=int, help="of every line [default: 5]")
+@click.option("--attention-costs", default="built-in", type=click.Choice(["built-in", "measured"]))
+@click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
+@click.option("--batch-invariant/--no-batch-invariant", default=False)
+@click.option(
+    "--line",
+    "lines",
+    multiple=True,
+    type=click.Choice(["cached", "cold", "shared", "private", "short", "prefill", "rates"]),
+    help="of the table; may be given several times [default: all]",
+)
+@OUTPUT
+def serving(
+    shape: str,
+    device: str,
+    repetitions: int | None,
+    lines: tuple[str, ...],
+    output: Path | None,
+    **variant: Any,
+) -> None:
+    """First tokens, time per token and throughput of a server's work, beside their floors."""
+    import dataclasses
+
+    from looseleaf.llm.load import pick_device
+    from looseleaf_lab.bench.results import show_table
+    from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
+
+    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    if repetitions is not None:
+        sizes = dataclasses.replace(sizes, repetitions=repetitions)
+    shown = (
+        "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
+        "roofline_share",
+    )  # fmt: skip
+
+    def say(row: Any) -> str:
+        return f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}"
+
+    chosen = pick_device(device)
+    named = {"shape": shape, "lines": lines} | dataclasses.asdict(sizes) | variant
+    with measuring(named, chosen) as progress:
+        measured = measure(shape, sizes, chosen, ServingVariant(**variant), lines, progress)
+        rows = collect(measured, say, output, "serving")
+    show_table(rows, f"serving: {shape}", shown)
+
+
+@bench.command()
+@click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
+@click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--repetitions", default=9, show_default=True)
+@DEVICE
+@click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
+@click.option("--case", "only", multiple=True, help="cases with this in their name, all if none")
+@OUTPUT
+def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
+    """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
+    import dataclasses
+
+    from looseleaf.llm.load import pick_device
+    from looseleaf_lab.bench.attention import AttentionConfig, measure, ratios
+    from looseleaf_lab.bench.attention_cases import AttentionShape
+    from looseleaf_lab.bench.results import show_table
+
+    shape = AttentionShape(head_dim=head_dim)
+    config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
+    shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
+
+    def say(row: Any) -> str:
+        return f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us"
+
+    told = partial(click.echo, err=True)
+    with measuring(dataclasses.asdict(shape) | vars(config), config.device) as progress:
+        rows = collect(measure(config, told, progress), say, output, "attention")
+    for sentence in ratios(rows):
+        click.echo(sentence, err=True)
+    show_table(rows, f"attention: heads of {head_dim}", shown)
+
+
+for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
+    bench.add_command(_command)
+
+for _command in bench.commands.values():
+    for _option in _command.params:
+        if _option.type is click.INT and _option.opts[0] not in _MAY_BE_NOTHING:
+            # of nothing there is nothing to measure
+            _option.type = click.IntRange(min=1)

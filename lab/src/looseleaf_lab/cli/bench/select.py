@@ -1,0 +1,65 @@
+"""``looseleaf bench select``: decoding under a select policy beside dense decoding."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring
+
+
+@click.command()
+@click.option(
+    "--shape", default="small", show_default=True, help="shape of the random model: tiny, small, "
+    "llama-3.1-8b"
+)  # fmt: skip
+@click.option("--budget", default=2048, show_default=True, help="tokens that a row reads at most")
+@click.option(
+    "--context", "contexts", multiple=True, type=int, help="tokens before each row [default: 8192]"
+)
+@click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1]")
+@click.option(
+    "--window",
+    "windows",
+    multiple=True,
+    type=int,
+    help="rows of an output that are revised together [default: none]",
+)
+@click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
+@click.option("--repetitions", default=5, show_default=True)
+@DEVICE
+@OUTPUT
+def select(
+    shape: str,
+    budget: int,
+    contexts: tuple[int, ...],
+    batches: tuple[int, ...],
+    windows: tuple[int, ...],
+    device: str,
+    output: Path | None,
+    **sizes: int,
+) -> None:
+    """One layer's attention and a whole token, dense, under a policy, and revised."""
+    from looseleaf.config import Select
+    from looseleaf.llm.load import pick_device
+    from looseleaf_lab.bench.results import show_table
+    from looseleaf_lab.bench.select import SelectBench, measure
+
+    bench = SelectBench(
+        shape,
+        Select("quest", tokens=budget, dense_below=0),
+        contexts or (8192,),
+        batches or (1,),
+        windows or (1,),
+        device=pick_device(device),
+        **sizes,
+    )
+    with measuring({"budget": budget} | vars(bench), bench.device) as progress:
+        rows = collect(measure(bench, progress), _say, output, "select")
+    shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
+    show_table(rows, f"quest, {budget} tokens, {shape}", shown)
+
+
+def _say(row: Any) -> str:
+    where = f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}"
+    return f"{where}: {float(row['ms']):.4g} ms"

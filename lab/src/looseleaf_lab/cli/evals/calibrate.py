@@ -1,0 +1,151 @@
+"""``looseleaf calibrate``: which tokens to compute again, for a model and one's own documents."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from looseleaf.assets import REFERENCE_MODELS, checkpoint_of
+from looseleaf.cli.documents import read_documents
+from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
+from looseleaf.config import FuseSelector
+from looseleaf.config.option import require, shown
+from looseleaf.errors import InvalidOption
+from looseleaf_lab.cli.bench.report import appendable
+
+_CHOSEN = ("first", "question", "links", "deviation")
+_WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option(
+    "--checkpoint",
+    metavar="NAME",
+    callback=lambda context, parameter, name: name and checkpoint_of(name),
+    help=f"a reference model as MODEL: {', '.join(REFERENCE_MODELS)}",
+)
+@click.option("-d", "--document", "names", multiple=True, metavar="FILE", help="file or folder")
+@click.option("-q", "--question", "questions", multiple=True, help="may be repeated")
+@click.option(
+    "--questions",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="a text file with a question a line",
+)
+@click.option(
+    "--fuse",
+    "selectors",
+    multiple=True,
+    type=click.Choice(_WITH_RATIO),
+    help=f"[default: {', '.join(_CHOSEN)}]",
+)
+@click.option("--ratio", "ratios", multiple=True, type=float, help="[default: 0.05 to 0.3]")
+@click.option(
+    "--tolerance",
+    default=0.02,
+    show_default=True,
+    help="share of answers that may differ from full prefill's",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=appendable,
+    help="CSV file",
+)
+@section_options(*ENGINE_SECTIONS)
+def calibrate(
+    model: str | None,
+    checkpoint: str | None,
+    names: tuple[str, ...],
+    questions: tuple[str, ...],
+    file: Path | None,
+    **options: Any,
+) -> None:
+    """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
+    propose the cheapest that stays within the tolerance.
+
+    Selectors that look at layers are tried on several first."""
+    selectors = options.pop("selectors") or _CHOSEN
+    ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
+    tolerance, output = options.pop("tolerance"), options.pop("output")
+    for ratio in ratios:
+        require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
+    fits = 0 <= tolerance < 1
+    require(fits, f"--tolerance must be from 0 to below 1, not {shown(tolerance)}")
+    if model and checkpoint:
+        raise InvalidOption("give MODEL or --checkpoint, not both")
+    if not all(question.strip() for question in questions):
+        raise InvalidOption("-q needs a question: one is empty")
+    asked = [*questions, *(_questions(file) if file else [])]
+    documents = read_documents(names)
+    if len(documents) < 2:
+        raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
+    if not asked:
+        raise InvalidOption("give a question with -q, or a file of them with --questions")
+
+    from looseleaf.llm.llm import LLM
+    from looseleaf.llm.load import reference_model
+    from looseleaf_lab.bench.origin import describe_origin
+    from looseleaf_lab.bench.results import append_rows, require_appendable
+    from looseleaf_lab.evals.calibration import Calibrated, Calibration, propose
+
+    origin = describe_origin()
+    if output is not None:
+        require_appendable(output, [*origin, *(field.name for field in fields(Calibrated))])
+    name = Path(model).name if model else checkpoint or "reference"
+    llm = LLM(reference_model(checkpoint) if checkpoint else model, **given(options))
+    calibration = Calibration(llm, name, documents, asked)
+    click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
+
+    def keep(row: Calibrated) -> None:
+        _show(row)
+        if output is not None:
+            append_rows(output, [asdict(row)], origin)
+
+    rows = calibration.sweep(selectors, ratios, keep)
+    chosen = propose(rows, tolerance)
+    if chosen is None:
+        click.echo(f"nothing stays within {tolerance:.0%}: take full prefill, or a higher --ratio")
+        return
+    fuse, row = chosen
+    click.echo(f"proposed: {json.dumps(fuse.settings())}, at {row.cost:.1%} of the full prefill")
+    click.echo(_evidence(row, tolerance))
+
+
+def _questions(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{file} can't be read: {error}") from error
+    # only a line feed ends a line: splitlines would cut at other characters
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _evidence(row: Any, tolerance: float) -> str:
+    """How far the questions bear the proposal out."""
+    from looseleaf_lab.evals.intervals import wilson
+
+    same = round(row.agreement * row.questions)
+    low, high = wilson(same, row.questions)
+    said = (
+        f"it agrees in {same} of {row.questions} questions, 95 % interval {low:.1%} to {high:.1%}"
+    )
+    if 1 - low > tolerance:
+        said += f"; up to {1 - low:.1%} of answers may differ: give more questions to be surer"
+    return said
+
+
+def _show(row: Any) -> None:
+    numbers = row.agreement, row.text_deviation, row.deviation_left, row.recomputed, row.cost
+    agree, *others = (f"{number:.1%}" for number in numbers)
+    named = [row.selector, row.ratio and f"ratio {row.ratio:g}"]
+    named += [row.watched_share and f"last {row.watched_share:.3g}"]
+    named += [row.check_layers and f"layer {row.check_layers}"]
+    click.echo(_line(", ".join(filter(None, named)), agree, f"{row.kl:.4f}", *others))
+
+
+def _line(policy: str, *columns: str) -> str:
+    return policy.ljust(34) + "".join(column.rjust(9) for column in columns)

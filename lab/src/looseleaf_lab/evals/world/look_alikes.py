@@ -1,0 +1,79 @@
+"""Facts that nearly match another: the same relation with a subject that differs in one word.
+
+A reader that goes by part of a subject, the first name or the topic, takes the wrong value."""
+
+from __future__ import annotations
+
+from looseleaf_lab.evals.world import words
+from looseleaf_lab.evals.world.draw import FactDrawer
+from looseleaf_lab.evals.world.relations import DUTY, HEAD, KIN, PERSON_ATTRIBUTES, Fact
+
+_WORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "room": (words.ROOM_FIRST, words.ROOMS),
+    "event": (words.TOPIC_FIRST, words.EVENTS),
+    "price": (words.ADJECTIVES, words.THINGS),
+}
+_ATTEMPTS = 20
+
+
+def look_alike(drawer: FactDrawer, fact: Fact) -> Fact | None:
+    """A new fact that is easily taken for ``fact``, with another value; None if there is none."""
+    for _ in range(_ATTEMPTS):
+        slots = _changed(drawer, fact)
+        if slots is None:
+            return None
+        value = _value(drawer, fact)
+        made = Fact(fact.relation, slots, value)
+        if value != fact.value and drawer.claim(made):
+            return made
+    return None
+
+
+def _changed(drawer: FactDrawer, fact: Fact) -> dict[str, str] | None:
+    """The slots of ``fact`` with one word of what it is about changed."""
+    rng, slots, relation = drawer.rng, dict(fact.slots), fact.relation
+    if relation in PERSON_ATTRIBUTES:
+        slots["s"] = _namesake(drawer, slots["s"])
+    elif relation is DUTY:
+        slots["v"], slots["p"] = rng.choice(words.DUTY_VERBS)
+    elif relation is HEAD:
+        slots["s"] = f"{slots['s'].rsplit(' ', 1)[0]} {rng.choice(words.ORGS)}"
+    elif relation.name in _WORDS:
+        first, last = _WORDS[relation.name]
+        kept = slots["s"].split(" ")
+        if kept[-1] not in last:
+            return None
+        slots["s"] = f"{rng.choice(first)} {kept[-1]}"
+    elif "n" in slots:
+        choices = words.GOODS if relation.name == "count" else words.ATTRIBUTE_NOUNS
+        slots["n"] = rng.choice(choices)
+    else:
+        return None
+    return slots
+
+
+def _namesake(drawer: FactDrawer, person: str) -> str:
+    """Somebody new who shares the first or the last name."""
+    names = person.split(" ")
+    if len(names) != 2:
+        return drawer.person()
+    keeps_first = drawer.rng.random() < 0.5
+    while True:
+        other = drawer.name()
+        made = f"{names[0]} {other}" if keeps_first else f"{other} {names[1]}"
+        if made not in drawer.people:
+            drawer.people.append(made)
+            return made
+
+
+def _value(drawer: FactDrawer, fact: Fact) -> str:
+    """Another value of the same kind as that of ``fact``."""
+    rng, relation = drawer.rng, fact.relation
+    if relation in (KIN, DUTY, HEAD):
+        return drawer.some_person()
+    if fact.value.isdigit():
+        return drawer.digits(len(fact.value), len(fact.value))
+    lists = {"trade": words.TRADES, "instrument": words.INSTRUMENTS, "event": words.DAYS}
+    if relation.name in lists:
+        return rng.choice(lists[relation.name])
+    return drawer.name()

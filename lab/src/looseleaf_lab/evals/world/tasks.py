@@ -1,0 +1,162 @@
+"""Questions over a world, the tasks they make up, and the scorer. Runs no model.
+
+A new task (roll-call, needle) is one more function in `_ASK` that turns a world into a `Question`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from looseleaf_lab.evals.world import words
+from looseleaf_lab.evals.world.generate import Placed, World, WorldConfig, make_world
+from looseleaf_lab.evals.world.relations import DUTY, MARK, PERSON_ATTRIBUTES, Fact
+
+NO_ANSWER = "The documents do not say."
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the one sentence (or two) that answers it, and what it takes."""
+
+    text: str
+    answer: str
+    task: str
+    hops: int = 0
+
+
+@dataclass(frozen=True)
+class Example:
+    """One scored question over its documents."""
+
+    documents: tuple[str, ...]
+    question: str
+    answer: str
+    task: str
+    hops: int
+
+
+def _ask_fact(placed: Placed, rng: random.Random, task: str = "lookup") -> Question:
+    fact = placed.fact
+    text = fact.question(rng.choice(fact.relation.questions))
+    return Question(text, fact.answer(), task, placed.hops)
+
+
+def _lookup(world: World, rng: random.Random, hops: int | None) -> Question | None:
+    return _ask_fact(rng.choice(world.facts), rng) if world.facts else None
+
+
+def _mark(world: World, rng: random.Random, hops: int | None) -> Question | None:
+    """A mark that its own document names: the chain of no hops."""
+    named = [mark for mark in world.marks if mark.hops == 0]
+    return _ask_fact(rng.choice(named), rng) if named else None
+
+
+def _bridge(world: World, rng: random.Random, hops: int | None) -> Question | None:
+    if not world.bridges:
+        return None
+    first, second = (placed.fact for placed in rng.choice(world.bridges))
+    text = second.question(rng.choice(second.relation.questions), first.description())
+    return Question(text, f"{first.answer()} {second.answer()}", "bridge", 2)
+
+
+def _chain(world: World, rng: random.Random, hops: int | None) -> Question | None:
+    lengths = sorted({mark.hops for mark in world.marks if mark.hops > 0})
+    if hops is None and lengths:
+        hops = rng.choice(lengths)
+    handed_on = [mark for mark in world.marks if mark.hops == hops]
+    return _ask_fact(rng.choice(handed_on), rng, "chain") if hops and handed_on else None
+
+
+def _unanswerable(world: World, rng: random.Random, hops: int | None) -> Question | None:
+    """Nobody of that name, nothing said of somebody known, a broken bridge, or a foreign text."""
+    drawer = world.drawer
+    form = rng.random()
+    if form < 0.35 and drawer.people:
+        fact = drawer.about_person(rng.choice(drawer.people))
+        text = fact.question(rng.choice(fact.relation.questions))
+        naming = [p.fact for p in world.facts if p.fact.relation.description]
+        if naming and rng.random() < 0.3:
+            first = rng.choice(naming)
+            if _unsaid(world, first.value, fact):
+                text = fact.question(rng.choice(fact.relation.questions), first.description())
+    elif form < 0.5:
+        fact = _near_miss(world, rng) or rng.choice((drawer.naming_person, drawer.other))()
+        text = fact.question(rng.choice(fact.relation.questions))
+    elif form < 0.6:
+        fact = Fact(MARK, {"s": drawer.site(), "k": rng.choice(words.MARK_KINDS)}, "")
+        if not drawer.claim(fact):
+            return None
+        text = fact.question(rng.choice(MARK.questions))
+    elif form < 0.7:
+        fact = drawer.about_person(drawer.naming_person().description())
+        text = fact.question(rng.choice(fact.relation.questions))
+    else:
+        text = world.filler.foreign_question()
+    return Question(text, NO_ANSWER, "unanswerable")
+
+
+def _near_miss(world: World, rng: random.Random) -> Fact | None:
+    """A duty of somebody, but with another verb than any document has for it."""
+    duties = [p.fact for p in world.facts if p.fact.relation is DUTY]
+    if not duties or rng.random() < 0.3:
+        return None
+    verb, participle = rng.choice(words.DUTY_VERBS)
+    fact = Fact(DUTY, {"s": rng.choice(duties).slots["s"], "v": verb, "p": participle}, "")
+    return fact if world.drawer.claim(fact) else None
+
+
+def _unsaid(world: World, person: str, like: Fact) -> bool:
+    key = Fact(like.relation, {**like.slots, "s": person}, "").key
+    return like.relation in PERSON_ATTRIBUTES and all(p.fact.key != key for p in world.facts)
+
+
+_ASK: MappingProxyType[str, Callable[[World, random.Random, int | None], Question | None]] = (
+    MappingProxyType(
+        {
+            "lookup": _lookup,
+            "bridge": _bridge,
+            "chain": _chain,
+            "mark": _mark,
+            "unanswerable": _unanswerable,
+        }
+    )
+)
+
+TASKS: tuple[str, ...] = ("lookup", "bridge", "chain", "unanswerable")
+
+
+def ask(world: World, task: str, rng: random.Random, hops: int | None = None) -> Question | None:
+    """A question of this task about the world, or None if the world has none."""
+    return _ASK[task](world, rng, hops)
+
+
+def make_example(task: str, seed: int, num_documents: int = 6, hops: int | None = None) -> Example:
+    """The example of this seed: the same seed and arguments always give the same example.
+
+    `hops` is for `chain` only: through how many documents the value was handed on (1 to 3; left
+    out, drawn from the seed).
+    """
+    if task not in _ASK:
+        raise ValueError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
+    if hops is not None and task != "chain":
+        raise ValueError(f"hops belong to the task chain, not to {task}")
+    rng = random.Random(f"{task} {seed}")
+    if task == "chain" and hops is None:
+        hops = rng.randint(1, min(3, num_documents - 1))
+    config = WorldConfig(num_documents=num_documents, hops=hops)
+    for attempt in range(100):
+        # the golden-ratio stride keeps retries of one seed apart from other small seeds
+        world = make_world(seed if attempt == 0 else seed + attempt * 1_000_003, config)
+        question = ask(world, task, rng, hops)
+        if question is not None:
+            texts = tuple(document.text for document in world.documents)
+            return Example(texts, question.text, question.answer, question.task, question.hops)
+    raise ValueError(f"no {task} question fits {config}")
+
+
+def is_correct(answer: str, text: str) -> bool:
+    """Exact match with the expected answer, but for the spacing."""
+    return text.split() == answer.split()

@@ -1,0 +1,79 @@
+"""Int32 arrays at fixed addresses on a device, and the pinned memory of the host that they are
+written to."""
+
+from collections.abc import Mapping
+
+import torch
+
+from looseleaf.attention.plan.lists import IntArray, places, views
+from looseleaf.ops.fetch_numbers import BLOCK, fetch_numbers, fetch_turn, num_blocks
+
+
+class PinnedBuffer:
+    """Int32 arrays of fixed ``sizes``; ``tensors`` on the device are always the same objects.
+
+    A graph brings the numbers itself, by `fetch`; without a graph `send` copies them. With one
+    side of host memory a writer first waits until its numbers have been fetched. Two sides are used
+    in turn: the host writes to one while the device still reads the other. Of a side as much is
+    fetched as was written. `sent` reports a replay that fetches once; `unsent` reports a fetch that
+    was for no replay."""
+
+    def __init__(self, sizes: Mapping[str, int], device: torch.device, *, sides: int = 1) -> None:
+        self._starts, length = places(sizes)
+        # a side begins with the count of numbers to fetch, block by block
+        self._blocks = num_blocks(length) if sides > 1 else 0
+        on_gpu = device.type == "cuda"
+        self._flat = torch.zeros(length, dtype=torch.int32, device=device)
+        self._fetched = torch.zeros(1, dtype=torch.int64, device=device)
+        size = sides, self._blocks + length
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._numbers = self._host.numpy()
+        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(sides)]
+        self._side = 0
+        self.tensors = views(self._flat, sizes)
+
+    def load(self, arrays: Mapping[str, IntArray]) -> None:
+        """Write ``arrays``, none of which is longer than its size. With one side, numbers behind a
+        shorter array stay as they were; with two they may be anything."""
+        if (sent := self._sent[self._side]) is not None:
+            sent.synchronize()
+        numbers, used = self.numbers, [0] * self._blocks
+        for name, array in arrays.items():
+            start = self._starts[name]
+            end = start + len(array)
+            numbers[start:end] = array
+            if used and end > start:
+                last = (end - 1) // BLOCK
+                for block in range(start // BLOCK, last):
+                    used[block] = BLOCK
+                used[last] = max(used[last], end - last * BLOCK)
+        self._numbers[self._side, : self._blocks] = used
+
+    @property
+    def numbers(self) -> IntArray:
+        """All numbers of the side that is written next, in the host's memory."""
+        side: IntArray = self._numbers[self._side, self._blocks :]
+        return side
+
+    def fetch(self) -> None:
+        """Bring the written numbers to the device when it comes to this."""
+        if self._blocks:
+            fetch_turn(self._host, self._flat, self._fetched)
+        else:
+            fetch_numbers(self._host[0], self._flat)
+
+    def send(self) -> None:
+        """Copy the written numbers to the device, behind all work that it has; the next ones are
+        written to the other side."""
+        self._flat.copy_(self._host[self._side, self._blocks :], non_blocking=True)
+        self.sent()
+
+    def sent(self) -> None:
+        """A replay or a copy was asked for: the next one reads the other side."""
+        if (sent := self._sent[self._side]) is not None:
+            sent.record()
+        self._side = (self._side + 1) % len(self._sent)
+
+    def unsent(self) -> None:
+        """The last fetch was for no replay."""
+        self._fetched -= self._blocks

@@ -1,0 +1,200 @@
+"""Reads of hosted segments by decoding rows on a GPU: queries down, states up, within a stream.
+
+A layer is a copy, a word to a thread that waits for it, its answer and a copy back, on a stream
+beside the one that reads the pool; so the GPU's part and the CPU's run at once, the merge waits for
+both, and all of it can be captured in a graph. Prompts read the keys themselves, tile by tile
+(`looseleaf.attention.host.attend`).
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from looseleaf.attention.host.attend import HostedCounters, HostedRead
+from looseleaf.attention.host.window import WindowRow
+from looseleaf.attention.host.work import HostedWork, PlaceTables
+from looseleaf.errors import EngineFault
+from looseleaf.index.host_threads import Bell, Crew
+from looseleaf.kv.hosted import HostedSegment
+from looseleaf.rope import made_once
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+# threads, of which one is not missed
+_MANY = 8
+
+
+@dataclass(eq=False)
+class HostedDevice:
+    """The hosted reads of one model on one GPU, by ``threads`` threads of the host; of many one is
+    left to whoever plans the next step meanwhile.
+
+    ``heads`` are the query heads and their dim, ``dtype`` that of queries; ``sample`` is the share
+    of reads whose recall is measured. Threads and memory are taken when
+    something is first read."""
+
+    rotations: Sequence[Rotation]
+    rules: Sequence[ScoreRule]
+    heads: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+    sample: float = 1 / 8192
+    counters: HostedCounters = field(default_factory=HostedCounters)
+    _works: "dict[int, DeviceWork]" = field(default_factory=dict)
+    _number: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._side: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
+        self._busy: DeviceWork | None = None
+
+    def room(self, rows: int) -> "DeviceWork":
+        """Room for ``rows`` rows or more, always the same object."""
+        rows = 1 << (rows - 1).bit_length()
+        if rows not in self._works:
+            if self._side is None:
+                # all would wait for the one whose core plans
+                searching = self.threads - (self.threads >= _MANY)
+                self._crew, self._tables = Crew(searching), PlaceTables(self.heads[0])
+                # an engine that is let go may have a step on its way
+                self._bell = self._crew.listen(
+                    torch.zeros(16, dtype=torch.int64, pin_memory=True),
+                    partial(torch.cuda.synchronize, self.device),
+                )
+                # threads and device know nothing of Python's references: what they read and write
+                # stays until they have
+                weakref.finalize(self, _settled, self.device, self._works)
+                self._on_host = made_once(self.rotations, _on_host)
+                self._side = torch.cuda.Stream(self.device)
+            q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
+            work = HostedWork(self._crew, self._tables, self._on_host, self.rules, q)
+            self._works[rows] = DeviceWork(
+                work, self._side, self._bell, work.states.to(self.device)
+            )
+        return self._works[rows]
+
+    def load(
+        self,
+        rows: int,
+        positions: Sequence[int],
+        reads: Sequence[Sequence[HostedRead]],
+        windows: Sequence[WindowRow | None] = (),
+    ) -> "DeviceWork":
+        """What the rows of the next step read; waits until the step before has read.
+
+        ``rows`` is the room that is needed; rows past ``reads`` read nothing. Those in ``windows``
+        that are not the newest read what their newest row finds."""
+        work = self.room(rows)
+        self.settle()
+        past = sum(len(reads[n]) for n, at in enumerate(windows) if at is not None and at.age)
+        searches = len(self.rules) * self.heads[0] * (sum(map(len, reads)) - past)
+        sampled = None
+        before, self._number = self._number, self._number + self.sample * searches
+        if int(self._number) > int(before):
+            # another layer and head every time
+            sampled = (7 * int(self._number), 5 * int(self._number))
+        work.host.load(positions, reads, sampled, windows)
+        self._busy = work
+        return work
+
+    def forget(self, segment: HostedSegment) -> None:
+        """Let go of a segment, once the step that reads it has."""
+        for work in self._works.values():
+            if work.host.holds(segment):
+                self.settle()
+                work.host.load((), ())
+
+    @property
+    def seconds(self) -> float:
+        """What the host took for searching and attending so far, while the device waited or not."""
+        spent = sum(at.nanoseconds for work in self._works.values() for at in work.host.layers)
+        return float(spent) * 1e-9
+
+    def sent(self) -> None:
+        """The step that was loaded is on its way."""
+        if self._busy is None or self._done is not None:
+            return
+        # who waits for it sleeps: the threads that search need every core
+        self._done = torch.cuda.Event(blocking=True)
+        self._done.record(torch.cuda.current_stream(self.device))
+
+    def settle(self) -> None:
+        """Wait for the reads that are on their way, and count them."""
+        if self._busy is None or self._side is None:
+            return
+        if self._done is None:
+            # a step that failed half way may have left layers behind
+            self._side.synchronize()
+        else:
+            self._done.synchronize()
+        self._busy.host.collect(self.counters)
+        self._done = self._busy = None
+
+
+@dataclass(eq=False)
+class DeviceWork:
+    """`HostedWork` and its states on the device; ``side`` is the stream that carries both ways."""
+
+    host: HostedWork
+    side: torch.cuda.Stream
+    bell: Bell
+    states: Tensor
+    _sent: Tensor | None = None
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Send the queries of a layer, and have it read."""
+        current = torch.cuda.current_stream(q.device)
+        # it must not be written to anew before it is copied
+        self._sent = sent = q.contiguous()
+        self.side.wait_stream(current)
+        with torch.cuda.stream(self.side):
+            self.host.q[: len(q)].copy_(sent, non_blocking=True)
+            _ring(self.side, self.bell, self.host.layers[layer])
+            self.states.copy_(self.host.states, non_blocking=True)
+
+    def join(self) -> AttnState:
+        """The state of every row, once it is there."""
+        current = torch.cuda.current_stream(self.states.device)
+        current.wait_stream(self.side)
+        self._sent = None
+        return self.host.parts(self.states)
+
+
+def _on_host(rotation: Rotation) -> Rotation:
+    return Rotation(rotation.cos.cpu(), rotation.sin.cpu(), rotation.interleaved)
+
+
+def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:
+    """Let go of works, once the device has done what it was sent."""
+    # a device that failed asks for nothing any more
+    with suppress(RuntimeError):
+        torch.cuda.synchronize(device)
+    works.clear()
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _ring(stream: torch.cuda.Stream, bell: Bell, layer: ctypes.Structure) -> None:
+    """Have a layer done when the stream comes to it, and let the stream wait until it is.
+
+    A function of the host in its place would be called by a thread that sleeps."""
+    driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
+    rung, done = ctypes.c_uint64(bell.rung), ctypes.c_uint64(bell.done)
+    plain, equal = ctypes.c_uint(0), ctypes.c_uint(1)
+    address = ctypes.c_uint64(ctypes.addressof(layer))
+    failed = (
+        driver.cuStreamWriteValue64_v2(on, rung, address, plain)
+        or driver.cuStreamWaitValue32_v2(on, done, ctypes.c_uint32(1), equal)
+        or driver.cuStreamWriteValue32_v2(on, done, ctypes.c_uint32(0), plain)
+    )
+    if failed:
+        raise EngineFault(f"the CUDA driver writes no words of the host's memory (error {failed})")

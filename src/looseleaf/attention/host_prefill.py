@@ -1,0 +1,44 @@
+"""The rows of prompts that read hosted segments, and how what they read joins what they have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from looseleaf.attention.host.attend import HostedRead, merge_all, read_chunk
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+
+@dataclass(frozen=True)
+class HostedChunk:
+    """The rows of a chunk, as a slice of a step's rows, and what they read outside the pool."""
+
+    rows: slice
+    positions: Tensor
+    reads: tuple[HostedRead, ...]
+
+    def join(
+        self, layer: int, q: Tensor, state: AttnState, rule: ScoreRule, rotation: Rotation
+    ) -> None:
+        """Join what the chunk's rows read to the ``state`` of all new rows, in place."""
+        rows = self.rows
+        read = read_chunk(layer, q[rows], self.positions, self.reads, rule, rotation)
+        own = AttnState(state.out[rows], state.lse[rows])
+        state.out[rows] = merge_all([own, read]).out.to(state.out.dtype)
+
+
+def hosted_chunks(
+    chunks: Sequence[PrefillChunk], device: torch.device | None = None, start: int = 0
+) -> list[HostedChunk]:
+    """The chunks that read hosted segments; their rows are on ``device`` and begin at ``start``."""
+    found = []
+    for chunk in chunks:
+        rows = slice(start, start + len(chunk.positions))
+        if chunk.hosted:
+            found.append(
+                HostedChunk(rows, torch.tensor(list(chunk.positions), device=device), chunk.hosted)
+            )
+        start = rows.stop
+    return found

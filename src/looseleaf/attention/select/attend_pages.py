@@ -1,0 +1,181 @@
+"""Rows that choose pages, and attention over those: each row and KV head reads its own.
+
+Written with tensor operations that have the same shapes in every layer, on any device; no loop over
+rows, heads or pages. What it answers is one state a row, which joins the merge with what the row
+reads in any case.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from looseleaf.attention.host.attend import merge_all
+from looseleaf.attention.select.candidates import Candidates, Choice, PagePolicy
+from looseleaf.types import AttnState
+
+
+def attend_chosen(
+    layer: int,
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    choice: Choice,
+    candidates: Candidates,
+) -> AttnState:
+    """The state of each row over its chosen pages: fp32, ``(0, -inf)`` where it chose none."""
+    k_pages, v_pages = candidates.pool.layer(layer)
+    rule, heads = candidates.rules[layer], candidates.num_kv_heads
+    row = torch.arange(len(q), device=q.device)[:, None, None]
+    pages = candidates.table.pages[row, choice.ordinals]  # [rows, kv_heads, chosen]
+    spans = candidates.table.spans[row, choice.ordinals]
+    head = torch.arange(heads, device=q.device)[None, :, None]
+    keys = k_pages[pages, head].float()  # [rows, kv_heads, chosen, page_size, head_dim]
+    values = v_pages[pages, head].float()
+    turned = candidates.turned(layer, q)
+    turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
+    queries = turned[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
+    scores = queries @ keys.transpose(-1, -2) * rule.softmax_scale
+    if rule.soft_cap:
+        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    seen = _seen(layer, choice, candidates, spans)
+    scores = scores.masked_fill(~seen[:, :, :, None], -torch.inf)
+    # the chosen pages of a head are one run of keys
+    flat = scores.transpose(2, 3).flatten(3)  # [rows, kv_heads, group, keys]
+    lse = flat.logsumexp(-1)
+    weights = (flat - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    out = weights @ values.flatten(2, 3)
+    return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
+
+
+def _seen(
+    layer: int, choice: Choice, candidates: Candidates, spans: Int[Tensor, "rows kv_heads chosen"]
+) -> Bool[Tensor, "rows kv_heads chosen page_size"]:
+    """Which keys of the chosen pages their row sees."""
+    table, window = candidates.table, candidates.rules[layer].window
+    device = spans.device
+    row = torch.arange(len(spans), device=device)[:, None, None]
+    slots = torch.arange(candidates.pool.page_size, device=device)
+    places = table.starts[row, choice.ordinals][..., None] + slots
+    column = torch.arange(spans.shape[2], device=device)
+    seen = (column < choice.counts[..., None])[..., None] & (
+        places < table.span_bound[spans][..., None]
+    )
+    if window:
+        seen = seen & (candidates.span_positions[spans][..., None] - places < window)
+    if len(table.mask_words):
+        first = table.span_mask[spans][..., None]
+        word = (first + places // 32).clamp(0, len(table.mask_words) - 1)
+        hidden = (table.mask_words[word] >> places % 32) & 1
+        seen = seen & ~((first >= 0) & (hidden == 1))
+    return seen
+
+
+class RowReads(NamedTuple):
+    """What one row read in a step, summed over layers and KV heads: pages, of how many, and what it
+    looked at to choose them; and the share of the attention that they held, if measured."""
+
+    pages: int
+    of_pages: int
+    looked_bytes: int
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """The rows of one policy in one step, by their ``places`` in it.
+
+    ``tallies`` are their chosen pages, layer by layer, on the device or on the host; ``recalls``
+    and ``looked`` what was measured of each row, and the bytes of a candidate that were looked at.
+    """
+
+    policy: PagePolicy
+    places: Sequence[int]
+    candidates: Candidates
+    num_layers: int
+    tallies: list[Tensor] = field(default_factory=list)
+    recalls: list[Tensor] = field(default_factory=list)
+    looked: list[int] = field(default_factory=list)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The places, on the pool's device."""
+        return torch.tensor(self.places).to(self.candidates.pool.kv.device)
+
+    def reads(self) -> list[RowReads]:
+        """What each row read, once all layers are computed; waits for the device if it chose by
+        tensors."""
+        size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
+        dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
+        choosing = (self.num_layers - dense) * heads
+        recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
+        found, tallies = [], self._tallied()
+        for n, row in enumerate(self.candidates.rows):
+            others = row.num_other(size) + row.num_patches
+            held = row.num_candidates + others
+            others *= row.rest
+            pages = tallies[n] + choosing * others + dense * heads * held
+            looked = heads * row.num_candidates * sum(self.looked)
+            recall = recalls[n] if recalls and row.measured else None
+            found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
+        return found
+
+    def _tallied(self) -> list[int]:
+        """The pages of each row, counted on the host and on the device."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for tally in self.tallies:
+            by_device.setdefault(tally.device, []).append(tally)
+        sums = [torch.stack(some).sum(0).tolist() for some in by_device.values()]
+        return [sum(each) for each in zip(*sums, strict=True)]
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Nothing: what is chosen is read by `join`."""
+
+    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
+        """Write what the rows choose in ``layer`` as the last of their ``states``."""
+        queries = q[self.rows]
+        choice = self.policy.choose(layer, queries, self.candidates)
+        state = attend_chosen(layer, queries, choice, self.candidates)
+        self.count(choice.counts.sum(-1), choice.looked)
+        if choice.join is not None:
+            state = merge_all((state, choice.join()))
+        if any(row.measured for row in self.candidates.rows):
+            others = self._others(states, row_state_indptr)
+            everything = attend_chosen(
+                layer, queries, self.candidates.everything(), self.candidates
+            )
+            held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
+            self.recalls.append(held.exp().mean(-1))
+        if choice.done is not None:
+            rest = self._rest(states, row_state_indptr) if choice.told_all else None
+            choice.done(state if rest is None else merge_all((state, rest)))
+        place = row_state_indptr[self.rows + 1].long() - 1
+        states.out[place] = state.out
+        states.lse[place] = state.lse
+
+    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
+        """Count what the choice of some layers read together: ``pages`` of each row, and in each of
+        the keys of a candidate besides its summary so many numbers."""
+        self.tallies.append(pages)
+        pool, summary = self.candidates.pool, self.policy.summary
+        width = 0 if summary is None else summary.width * pool.kv.shape[5]
+        self.looked.append(layers * (width + looked) * pool.kv.element_size())
+
+    def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
+        """The lse of what each row reads in any case."""
+        bounds = row_state_indptr.tolist()
+        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
+        return torch.stack(lses)
+
+    def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
+        """The state of what each row reads in any case."""
+        lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
+        pivot = lse.masked_fill(lse == -torch.inf, 0.0)
+        outs = []
+        for n, whole in zip(self.places, pivot, strict=True):
+            mine = slice(bounds[n], bounds[n + 1] - 1)
+            weights = (states.lse[mine] - whole).exp()[..., None]
+            outs.append((weights * states.out[mine].float()).sum(0))
+        return AttnState(torch.stack(outs), lse)

@@ -1,0 +1,358 @@
+"""The hook by which a decoding row reads less than all: its policy, what it chooses from, its
+choice.
+
+Before every layer's attention the policy of a row is asked, for each KV head, which of the row's
+*candidates* to read: pages that are full and final, in order of position. What it can't choose is
+read in any case: pages of the tail that still change, and patches. A policy may also answer for a
+part of the keys itself, by a state that joins the merge, and may be told what came out.
+"""
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from looseleaf.attention.plan.groups import Bitmap, DecodeRow, ReadSpan, join_bitmaps
+from looseleaf.attention.plan.lists import IntArray, PageArray, int32
+from looseleaf.kv.pool import PagePool
+from looseleaf.kv.summaries import PageSummaries, Summary
+from looseleaf.ops.rotate import rotate
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+
+class Choice(NamedTuple):
+    """What the rows of one policy read of their candidates in one layer.
+
+    ``ordinals[row, head, :counts[row, head]]`` are candidates of the row, rising, each once; what
+    stands behind them is any number that indexes the table of candidates. ``join`` gives one state
+    a row ``[rows, qo_heads, head_dim]``, of keys that are not candidates or were not chosen; it is
+    called once, when the chosen pages are read. ``done`` is then called with the state of chosen
+    pages and joined state together, and of what is read in any case if it is ``told_all``.
+    ``looked`` is how many numbers of a candidate's keys, of one KV head, were looked at besides
+    summaries.
+    """
+
+    ordinals: Int[Tensor, "rows kv_heads most_chosen"]
+    counts: Int[Tensor, "rows kv_heads"]
+    join: Callable[[], AttnState] | None = None
+    done: Callable[[AttnState], None] | None = None
+    looked: int = 0
+    told_all: bool = False
+
+
+@runtime_checkable
+class PagePolicy(Protocol):
+    """Chooses pages for rows. Rows whose policies are equal are asked for together, in the order in
+    which they stand in the step."""
+
+    @property
+    def dense_layers(self) -> Container[int]:
+        """Layers whose rows read everything, and that `choose` is not called for."""
+        ...
+
+    @property
+    def summary(self) -> Summary | None:
+        """What must be known of every candidate, as `Candidates.summaries` then gives it."""
+        ...
+
+    def limit(self, num_candidates: int, num_other: int) -> int:
+        """The most candidates that are chosen for a KV head, of a row that reads ``num_other``
+        pages in any case, on average over layers; where that is all of them, the row reads
+        densely."""
+        ...
+
+    def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
+        """The most that are chosen in each layer, at least one; of dense layers any number."""
+        ...
+
+    def choose(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: "Candidates"
+    ) -> Choice:
+        """The choice of the rows of ``candidates``, whose unrotated queries are ``q``. No row has
+        more than its ``limits`` of the layer, whose own keys of this step are stored already."""
+        ...
+
+
+@runtime_checkable
+class LedByFirst(Protocol):
+    """A policy whose first rows choose for the others too, which have the same candidates."""
+
+    def num_leading(self, rows: Sequence["SelectingRow"]) -> int:
+        """How many rows choose."""
+        ...
+
+
+@dataclass(frozen=True)
+class SelectingRow(DecodeRow):
+    """A row with a policy. The first ``sealed`` pages of its tail are full and final.
+
+    Candidates are the pages of its settled spans but patches, and those ``sealed``. ``state`` is
+    the policy's own, of this row: it is only handed on. Of a ``measured`` row it is found out how
+    much of the attention its choice holds, which costs a dense read. One that does not read the
+    ``rest`` has read it before: where it chooses, pages that still change and its patch are not for
+    it.
+    """
+
+    policy: PagePolicy
+    sealed: int
+    state: object = None
+    measured: bool = False
+    rest: bool = True
+
+    @property
+    def spans(self) -> list[ReadSpan]:
+        """What it chooses from; spans without candidates are left out."""
+        spans = [span for span in self.settled if span.length and span.places is None]
+        return [*spans, self.tail] if self.sealed else spans
+
+    @property
+    def num_candidates(self) -> int:
+        """How many pages it chooses from."""
+        spans = [span for span in self.settled if span.length and span.places is None]
+        return sum(len(span.pages) for span in spans) + self.sealed
+
+    def num_other(self, page_size: int) -> int:
+        """Pages of the tail that it reads in any case."""
+        return -(-self.tail.length // page_size) - self.sealed
+
+    @property
+    def num_patches(self) -> int:
+        """Pages of its patch, which it reads too."""
+        return sum(len(span.pages) for span in self.settled if span.places is not None)
+
+
+class RowCandidates(NamedTuple):
+    """The candidates of one row on the host: ``columns`` ``[3, pages]`` of int32 are page, frame
+    position of its first slot, and which of the row's spans it is of; of every span its offset Δ
+    and the frame position before which keys stand, and its bitmap; of every layer its limit."""
+
+    columns: IntArray
+    spans: Sequence[tuple[int, int]]
+    bitmaps: Sequence[Bitmap | None]
+    limits: Sequence[int]
+    others: int
+
+
+class TableArrays(NamedTuple):
+    """The candidates of some rows on the host, int32.
+
+    ``columns`` ``[3, rows, most]``: page, frame position of its first slot, and which span it is
+    of; padded with the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
+    ``span_bound`` (frame positions before it are keys), ``span_mask`` (where its bitmap begins in
+    ``mask_words``, or -1). ``limits`` are ``[layers, rows]``; ``others`` the pages that a row reads
+    in any case.
+    """
+
+    columns: IntArray
+    num_pages: IntArray
+    limits: IntArray
+    others: IntArray
+    span_row: IntArray
+    span_offset: IntArray
+    span_bound: IntArray
+    span_mask: IntArray
+    mask_words: IntArray
+
+    @classmethod
+    def of(cls, rows: Sequence[RowCandidates]) -> "TableArrays":
+        """The candidates of ``rows``, side by side."""
+        counts = int32([row.columns.shape[1] for row in rows])
+        columns = np.zeros((3, len(rows), counts.max()), dtype=np.int32)
+        num_spans = int32([len(row.spans) for row in rows])
+        first_span = np.cumsum(num_spans) - num_spans
+        for index, row in enumerate(rows):
+            count = counts[index]
+            columns[:, index, :count] = row.columns
+            columns[:, index, count:] = row.columns[:, :1]
+        columns[2] += first_span[:, None].astype(np.int32)
+        masks, words = join_bitmaps([bitmap for row in rows for bitmap in row.bitmaps])
+        offsets, bounds = np.array([s for row in rows for s in row.spans], dtype=np.int32).T
+        limits = np.array([row.limits for row in rows], dtype=np.int32).T
+        others = int32([row.others for row in rows])
+        row_of = np.repeat(np.arange(len(rows), dtype=np.int32), num_spans)
+        return cls(columns, counts, limits, others, row_of, offsets, bounds, int32(masks), words)
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateTable:
+    """The candidates of some ``rows``, made anew when a page is sealed or the rows change: on the
+    ``host``, and as int64 tensors on the pool's ``device``. All of that is made when it is first
+    asked for, and a row's part once."""
+
+    rows: Sequence[RowCandidates]
+    device: torch.device
+
+    @cached_property
+    def host(self) -> TableArrays:
+        return TableArrays.of(self.rows)
+
+    @cached_property
+    def pages(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[0])
+
+    @cached_property
+    def starts(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[1])
+
+    @cached_property
+    def spans(self) -> Int[Tensor, "rows most"]:
+        return self._sent(self.host.columns[2])
+
+    @cached_property
+    def num_pages(self) -> Int[Tensor, " rows"]:
+        return self._sent(self.host.num_pages)
+
+    @cached_property
+    def limits(self) -> Int[Tensor, "layers rows"]:
+        return self._sent(self.host.limits)
+
+    @cached_property
+    def span_row(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_row)
+
+    @cached_property
+    def span_offset(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_offset)
+
+    @cached_property
+    def span_bound(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_bound)
+
+    @cached_property
+    def span_mask(self) -> Int[Tensor, " spans"]:
+        return self._sent(self.host.span_mask)
+
+    @cached_property
+    def mask_words(self) -> Int[Tensor, " words"]:
+        return self._sent(self.host.mask_words)
+
+    @property
+    def most_chosen(self) -> int:
+        return max(max(row.limits) for row in self.rows)
+
+    @property
+    def most_spans(self) -> int:
+        """The spans of the row that has the most."""
+        return max(len(row.spans) for row in self.rows)
+
+    def _sent(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What the rows of one policy choose from in one step. ``table_of`` makes or knows the table of
+    some of them. ``summaries`` are those that the policy asked for, None if it did not."""
+
+    rows: Sequence[SelectingRow]
+    policy: PagePolicy
+    table_of: Callable[[Sequence[SelectingRow]], CandidateTable]
+    pool: PagePool
+    rotations: Sequence[Rotation]
+    rules: Sequence[ScoreRule]
+    summaries: PageSummaries | None
+
+    @cached_property
+    def table(self) -> CandidateTable:
+        """That of all rows."""
+        return self.table_of(self.rows)
+
+    @cached_property
+    def leading(self) -> CandidateTable:
+        """That of the rows that choose: all, or the first ones."""
+        count = len(self.rows)
+        if isinstance(self.policy, LedByFirst):
+            count = self.policy.num_leading(self.rows)
+        return self.table if count == len(self.rows) else self.table_of(self.rows[:count])
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.pool.kv.shape[3]
+
+    @cached_property
+    def row_positions(self) -> Int[Tensor, " rows"]:
+        return torch.tensor([row.position for row in self.rows]).to(self.pool.kv.device)
+
+    @cached_property
+    def span_positions(self) -> Int[Tensor, " spans"]:
+        """Where a span's query stands in its frame."""
+        return self.row_positions[self.table.span_row] - self.table.span_offset
+
+    def first(self, count: int) -> "Candidates":
+        """Those of the first ``count`` rows."""
+        return replace(self, rows=self.rows[:count])
+
+    def turned(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"]
+    ) -> Float[Tensor, "spans qo_heads head_dim"]:
+        """Every span's query in a layer, in the frame of the span; fp32."""
+        return rotate(q[self.table.span_row].float(), self.span_positions, self.rotations[layer])
+
+    def forced(self, sink: int, recent: int) -> Bool[Tensor, "rows most"]:
+        """The first pages, and the last of those that are not read anyway."""
+        table = self.table
+        column = torch.arange(table.pages.shape[1], device=table.pages.device)
+        others = torch.tensor([row.num_other(self.pool.page_size) for row in self.rows])
+        last = table.num_pages - (recent - others.to(column.device)).clamp_min(0)
+        return (column < sink) | ((column >= last[:, None]) & (column < table.num_pages[:, None]))
+
+    def everything(self) -> Choice:
+        table = self.table
+        ordinals = torch.arange(table.pages.shape[1], device=table.pages.device)
+        rows, heads = len(table.pages), self.num_kv_heads
+        counts = table.num_pages[:, None].expand(rows, heads)
+        return Choice(ordinals.expand(rows, heads, -1), counts)
+
+    def visible(self, layer: int) -> Tensor:
+        """Which candidates exist and have a key in the layer's window: bool ``[rows, most]``."""
+        table, window = self.table, self.rules[layer].window
+        column = torch.arange(table.pages.shape[1], device=table.pages.device)
+        visible = column < table.num_pages[:, None]
+        if window:
+            last = table.starts + self.pool.page_size - 1
+            visible &= self.span_positions[table.spans] - last < window
+        return visible
+
+
+def row_candidates(
+    row: SelectingRow, page_size: int, num_layers: int, array_of: PageArray
+) -> RowCandidates:
+    """The candidates of a row, which has some."""
+    pages = [candidate_pages(row, span, array_of) for span in row.spans]
+    counts = [len(some) for some in pages]
+    starts = np.concatenate([np.arange(count) * page_size for count in counts])
+    columns = np.stack([np.concatenate(pages), starts, np.repeat(np.arange(len(pages)), counts)])
+    others, count = row.num_other(page_size), sum(counts)
+    return RowCandidates(
+        columns.astype(np.int32),
+        [(span.offset, span.bound) for span in row.spans],
+        [span.hidden for span in row.spans],
+        row.policy.layer_limits(count, others, num_layers),
+        others,
+    )
+
+
+def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> IntArray:
+    """The pages of one of the row's spans that are candidates."""
+    pages = array_of(span.pages)
+    return pages[: row.sealed] if span.pages is row.tail.pages else pages
+
+
+def summarised(
+    row: SelectingRow, page_size: int, array_of: PageArray
+) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    """The row's candidates and how many keys each of them holds."""
+    pages, counts = [], []
+    for span in row.spans:
+        pages.append(candidate_pages(row, span, array_of))
+        left = span.length - np.arange(len(pages[-1])) * page_size
+        counts.append(np.clip(left, 1, page_size))
+    if not pages:
+        return int32([]), np.zeros(0, np.int64)
+    return np.concatenate(pages), np.concatenate(counts)

@@ -1,0 +1,393 @@
+"""What rows choose on the device in one step: its numbers on the host, their place on the device,
+and the operators that a layer calls to fill the items of a work list.
+
+A choice is of one policy, whose pages are scored by products with what is kept of them, or by
+tensors of the policy's own. If earlier
+rows of its outputs are revised (RetroAttention), they read what is new to them of the pages of the
+newest row, together with it, and keep their states."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from looseleaf.attention.buffers.pinned_buffer import PinnedBuffer
+from looseleaf.attention.plan.lists import HostWork, IntArray, int32
+from looseleaf.attention.select.attend_pages import SelectedRows
+from looseleaf.attention.select.candidates import (
+    Candidates,
+    CandidateTable,
+    RowCandidates,
+    TableArrays,
+)
+from looseleaf.attention.select.layer_reads import Reading, StepReads
+from looseleaf.attention.select.worklist_fill import ChosenShape, may_join, power_of_two, with_room
+from looseleaf.attention.select.worklist_scores import (
+    Listed,
+    Scored,
+    choosing_on_device,
+    says_how_many,
+    worth_of,
+)
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.merge_states import KeptStates
+from looseleaf.ops.partial_attention.work_list import WorkList
+from looseleaf.ops.select_pages import (
+    CandidateList,
+    SeenPages,
+    best_run,
+    select_pages,
+)
+from looseleaf.ops.store_kv import NewRows
+
+# rooms and spans come in few sizes, since each has graphs of its own
+_ROOM_STEP = 16
+# numbers of 32 bits from one aligned address to the next
+_ALIGNED = 4
+
+
+@runtime_checkable
+class KeptOutputs(Protocol):
+    """What outputs keep from step to step, if their last rows are revised: see `RevisionStates`."""
+
+    registers: Tensor
+    booked: Tensor
+    out: Tensor
+    lse: Tensor
+
+    def make_room(self, num_pages: int) -> None:
+        """Registers for so many pages of an output."""
+        ...
+
+
+@runtime_checkable
+class WindowRow(Protocol):
+    """What is known of a row in a window; ``age`` is 0 for the newest row of the output that has
+    the ``slot``, whose states stand at ``place`` of it."""
+
+    slot: int
+    place: int
+    age: int
+    newly_sealed: int
+
+
+@runtime_checkable
+class OverWindows(Protocol):
+    """A policy that revises: its rows have a `WindowRow` as their state, newest rows first."""
+
+    @property
+    def states(self) -> KeptOutputs: ...
+
+    @property
+    def window(self) -> int:
+        """The most rows of an output."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostChoice:
+    """The choice of one step on the host. ``table`` has the candidates of the rows that
+    choose; ``numbers`` are the arrays of a `CandidateList` but for
+    its columns, and of `SeenPages` and `KeptStates` if states are ``kept``. ``told`` are the rows
+    that must be told how many pages they read, since only the device knows."""
+
+    shape: ChosenShape
+    how: "Scored"
+    table: CandidateTable
+    numbers: dict[str, IntArray]
+    kept: KeptOutputs | None
+    told: SelectedRows | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What launches of a layer depend on, but for numbers in buffers of fixed sizes."""
+        kept: tuple[object, ...] = ()
+        if self.kept is not None:
+            # outputs that need more room get other tensors
+            held = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
+            kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in held)
+        return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The length of every array of numbers."""
+        return {name: len(array) for name, array in self.numbers.items()}
+
+
+class ListedWork(NamedTuple):
+    """One work list of a step, and what fills it on the device, if anything does."""
+
+    work: HostWork
+    choice: HostChoice | None
+
+
+class HostStep(NamedTuple):
+    """The ``works`` of a step on the host, which of them each layer reads by, and how its rows
+    read together."""
+
+    works: tuple[ListedWork, ...]
+    layers: tuple[int, ...]
+    reads: StepReads
+
+
+def count_on_device(readings: Sequence[Reading]) -> None:
+    """Count what is chosen on the device, for all layers that read alike together."""
+    for reading in {id(reading): reading for reading in readings}.values():
+        _count(reading.selected, [n for n, other in enumerate(readings) if other is reading])
+
+
+def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
+    """Count for some layers what newest rows choose on the device, if they do: their limits, and
+    the pages that are taken over. What past rows read anew is among that."""
+    rows = choosing_on_device(selected)
+    if rows is not None:
+        candidates = rows.candidates
+        limits = candidates.leading.host.limits[layers].sum(0, dtype=np.int64)
+        pages = np.zeros(len(candidates.rows), np.int64)
+        if not says_how_many(rows.policy):
+            pages[: len(limits)] = limits
+        if isinstance(rows.policy, OverWindows):
+            windows = _windows(candidates)
+            new = [row.newly_sealed for row in windows[: len(limits)]]
+            pages[: len(limits)] += len(layers) * np.array(new, np.int64)
+        worth, kv = worth_of(rows.policy), candidates.pool.kv
+        looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
+        rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, len(layers))
+
+
+def choose_in(
+    work: HostWork, selected: SelectedRows, group: int, num_rows: int, *, padded: bool = False
+) -> tuple[HostWork, HostChoice]:
+    """``work`` with room for what is chosen of ``selected``, and the choice. A KV head has a
+    ``group`` of query heads. ``num_rows`` are the
+    rows that arrays of rows have room for; ``padded`` those of outputs too, for graphs."""
+    policy, candidates = selected.policy, selected.candidates
+    assert isinstance(policy, Listed) and policy.listed_budget is not None
+    sink, recent = policy.listed_budget
+    worth = worth_of(policy)
+    rows, kept, more, width = int32(selected.places)[:, None], None, 0, 1
+    if isinstance(policy, OverWindows):
+        width, kept = policy.window, policy.states
+        rows = _by_output(selected, width)
+        more = max(row.newly_sealed for row in _windows(candidates))
+    host = candidates.leading.host
+    outputs = power_of_two(len(rows)) if padded else len(rows)
+    room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
+    if says_how_many(policy):
+        # a limit that may be all pages grows with them
+        room = power_of_two(room)
+    shape = ChosenShape(
+        outputs, rows.shape[1], candidates.num_kv_heads, group,
+        most=max(1024, power_of_two(host.columns.shape[2])),
+        most_spans=power_of_two(candidates.leading.most_spans),
+        room=room, page_size=candidates.pool.page_size,
+    )  # fmt: skip
+    rows = np.concatenate([rows, np.full((outputs - len(rows), rows.shape[1]), -1, np.int32)])
+    numbers = _numbers(host, shape, recent)
+    numbers["row"] = rows[:, 0]
+    joined = may_join(work) and len(selected.places) == work.num_rows
+    words = work.num_mask_words
+    if len(host.mask_words):
+        both = np.concatenate([work.arrays["mask_words"], host.mask_words]).astype(np.int32)
+        work = HostWork({**work.arrays, "mask_words": both}, work.tiles)
+        numbers["span_mask"] += np.where(numbers["span_mask"] >= 0, words, 0).astype(np.int32)
+    work, chosen_from = with_room(work, rows, shape, joined=joined)
+    if kept is not None:
+        kept.make_room(shape.most)
+        sizes = outputs, width, num_rows
+        numbers |= _window_numbers(candidates, selected.places, chosen_from, sizes)
+    shown = candidates.summaries, candidates.rotations, candidates.rules, candidates.pool
+    told = selected if says_how_many(policy) else None
+    how = Scored(*shown, sink, policy, worth)
+    return work, HostChoice(shape, how, candidates.leading, numbers, kept, told)
+
+
+def _windows(candidates: Candidates) -> list[WindowRow]:
+    return [row.state for row in candidates.rows]  # type: ignore[misc]
+
+
+def _by_output(selected: SelectedRows, window: int) -> IntArray:
+    """The rows of the step by output and age, -1 where there is none."""
+    windows = _windows(selected.candidates)
+    order = {row.slot: n for n, row in enumerate(row for row in windows if row.age == 0)}
+    # each width has graphs of its own
+    width = min(window, power_of_two(1 + max(row.age for row in windows)))
+    rows = np.full((len(order), width), -1, np.int32)
+    for place, row in zip(selected.places, windows, strict=True):
+        rows[order[row.slot], row.age] = place
+    return rows
+
+
+def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, IntArray]:
+    """The small arrays of the candidates of newest rows."""
+    num_rows, outputs, most_spans = len(host.num_pages), shape.outputs, shape.most_spans
+
+    def padded(values: IntArray) -> IntArray:
+        return np.append(values, np.zeros(outputs - num_rows, np.int32)).astype(np.int32)
+
+    first = np.searchsorted(host.span_row, np.arange(num_rows))
+    nth = np.arange(len(host.span_row)) - first[host.span_row]
+
+    def of_spans(values: IntArray, other: int) -> IntArray:
+        table = np.full((outputs, most_spans), other, np.int32)
+        table[host.span_row, nth] = values
+        return table.reshape(-1)
+
+    return {
+        "num_rows": int32([num_rows]),
+        "num_pages": padded(host.num_pages),
+        "limit": _of_layers(host.limits, outputs).reshape(-1),
+        "first_recent": padded(host.num_pages - np.maximum(recent - host.others, 0)),
+        "span_offset": of_spans(host.span_offset, 0),
+        "span_bound": of_spans(host.span_bound, 0),
+        "span_mask": of_spans(host.span_mask, -1),
+    }
+
+
+def _of_layers(values: IntArray, outputs: int) -> IntArray:
+    """Numbers ``[layers, rows]`` with room for so many outputs, and a little more, so that those of
+    every layer begin where a launch finds an address aligned."""
+    width = -(-outputs // _ALIGNED) * _ALIGNED
+    table = np.zeros((len(values), width), np.int32)
+    table[:, : values.shape[1]] = values
+    return table
+
+
+def _window_numbers(
+    candidates: Candidates,
+    places: Sequence[int],
+    chosen_from: IntArray,
+    sizes: tuple[int, int, int],
+) -> dict[str, IntArray]:
+    """The small arrays of `SeenPages` and `KeptStates`, for so many outputs, each of which keeps so
+    many rows, and for rows of the step; rows that choose nothing keep nothing."""
+    windows = _windows(candidates)
+    outputs, width, num_rows = sizes
+    slot, newly_sealed = np.zeros((2, outputs), np.int32)
+    kept_at, fresh = np.full(num_rows, -1, np.int32), np.zeros(num_rows, np.int32)
+    newest = [row for row in windows if row.age == 0]
+    slot[: len(newest)] = [row.slot for row in newest]
+    newly_sealed[: len(newest)] = [row.newly_sealed for row in newest]
+    for place, row in zip(places, windows, strict=True):
+        kept_at[place] = row.slot * width + row.place
+        fresh[place] = row.age == 0
+    first = np.zeros(num_rows, np.int32)
+    first[: len(chosen_from)] = chosen_from
+    return {
+        "slot": slot,
+        "newly_sealed": newly_sealed,
+        "kept_from": first,
+        "kept_at": kept_at,
+        "kept_fresh": fresh,
+    }
+
+
+class ChoiceBuffer:
+    """The numbers of choices of one shape at fixed addresses, for the steps of a graph or one."""
+
+    def __init__(self, choice: HostChoice, device: torch.device) -> None:
+        self.shape = shape = choice.shape
+        self._numbers = PinnedBuffer(choice.sizes, device, sides=2)
+        self._columns = torch.zeros(3, shape.outputs, shape.most, dtype=torch.int32, device=device)
+        self._rows: list[RowCandidates] = []
+        spans = (shape.outputs, shape.most_spans)
+        given = dict(self._numbers.tensors)
+        of_windows = {name: given.pop(name) for name in _OF_WINDOWS if name in given}
+        of_spans = {name: given.pop(name).view(spans) for name in _OF_SPANS}
+        self._limits = given.pop("limit").unflatten(0, (len(choice.how.rules), -1))
+        given["limit"] = self._limits[0, : shape.outputs]
+        pages, starts, nth = self._columns
+        columns = {"pages": pages, "starts": starts, "spans": nth}
+        self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
+        self.windows = of_windows
+        if "kept_at" in of_windows:
+            # until numbers come there is no row
+            of_windows["kept_at"].fill_(-1)
+        room = shape.num_pages if choice.kept else 0
+        self.seen = torch.zeros(room, dtype=torch.int32, device=device)
+        # pages that are read, by layer and row of the choice, where only the device knows
+        counted = len(choice.how.rules) if choice.told is not None else 0
+        self.counts = torch.zeros(counted, shape.rows, dtype=torch.int64, device=device)
+
+    def of_layer(self, layer: int) -> CandidateList:
+        """The candidates with the limits of a layer."""
+        return replace(self.listed, limit=self._limits[layer, : self.shape.outputs])
+
+    def load(self, choice: HostChoice) -> None:
+        """Bring the numbers of a step to the device; the columns of those rows only that have
+        others."""
+        self._numbers.load(choice.numbers)
+        self._numbers.send()
+        rows, known = choice.table.rows, self._rows
+        others = [n for n, row in enumerate(rows) if n >= len(known) or known[n] is not row]
+        if not others:
+            return
+        self._rows = [*rows, *known[len(rows) :]]
+        widest = max(rows[n].columns.shape[1] for n in others)
+        columns = np.zeros((3, len(others), widest), np.int32)
+        for place, n in enumerate(others):
+            columns[:, place, : rows[n].columns.shape[1]] = rows[n].columns
+        sent = torch.from_numpy(columns)
+        index = torch.tensor(others)
+        if self._columns.is_cuda:
+            sent, index = sent.pin_memory(), index.pin_memory()
+        device = self._columns.device
+        index = index.to(device, non_blocking=True)
+        self._columns[:, index, :widest] = sent.to(device, non_blocking=True)
+
+
+_OF_SPANS = ("span_offset", "span_bound", "span_mask")
+_OF_WINDOWS = ("slot", "newly_sealed", "kept_from", "kept_at", "kept_fresh")
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What fills the items of ``work`` in every layer; ``states`` are those that rows keep."""
+
+    work: WorkList
+    buffer: ChoiceBuffer
+    how: Scored
+    states: KeptOutputs | None
+
+    @property
+    def filled(self) -> WorkList:
+        """The work list, with what earlier rows have seen."""
+        return self.work if self.states is None else replace(self.work, page_seen=self.buffer.seen)
+
+    def fill(
+        self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
+    ) -> None:
+        """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
+        listed, shape = self.buffer.of_layer(layer), self.buffer.shape
+        run = best_run(shape.most, shape.room)
+        where = listed, self.work.row_positions, run
+        scores = self.how.pages(layer, q, *where, new, implementation)
+        counts = self.buffer.counts
+        if len(counts):
+            chosen = (scores.each > -torch.inf).sum(-1).clamp_max(listed.limit[:, None]).sum(-1)
+            counts[layer, : len(chosen)] = chosen
+        select_pages(scores, listed, shape.chosen(self.work), self._seen(layer), implementation)
+
+    def tell(self, choice: HostChoice) -> None:
+        """Tell the rows of ``choice``, of the step that was just launched, what it counts."""
+        if choice.told is not None:
+            pages = self.buffer.counts.sum(0)
+            choice.told.tallies.append(pages[: len(choice.told.places)])
+
+    def kept(self, layer: int) -> KeptStates | None:
+        """What the merge of ``layer`` goes on from, and keeps."""
+        states, windows = self.states, self.buffer.windows
+        if states is None:
+            return None
+        places = windows["kept_at"], windows["kept_from"], windows["kept_fresh"]
+        return KeptStates(states.out[layer].flatten(0, 1), states.lse[layer].flatten(0, 1), *places)
+
+    def _seen(self, layer: int) -> SeenPages | None:
+        states, windows = self.states, self.buffer.windows
+        if states is None:
+            return None
+        read = states.registers[layer], states.booked[layer]
+        return SeenPages(*read, windows["slot"], windows["newly_sealed"], self.buffer.seen)

@@ -1,0 +1,316 @@
+"""How the rows of a step read, layer by layer: all of them densely, or some by choice.
+
+Policies have dense layers, so a step of selecting rows has a few ways of reading, each shared by
+some layers. In every one of them the work list covers what rows read in any case; what they choose
+joins as one more state.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from looseleaf.attention.host.attend import HostedAttention, HostedRead
+from looseleaf.attention.host.cpu_windows import HostedWindows, WindowedRows
+from looseleaf.attention.plan.groups import DecodeRow, Entry, Groups, Item
+from looseleaf.attention.plan.lists import PageArray
+from looseleaf.attention.select.attend_pages import SelectedRows
+from looseleaf.attention.select.candidates import (
+    Candidates,
+    CandidateTable,
+    PagePolicy,
+    RowCandidates,
+    SelectingRow,
+    row_candidates,
+    summarised,
+)
+from looseleaf.kv.pool import PagePool
+from looseleaf.kv.summaries import PageSummaries
+from looseleaf.types import AttnState, Rotation, ScoreRule
+
+# where the place of a row's joined state stands among its others: behind them all
+_LAST = 1 << 20
+# sets of policies whose rows are known from step to step
+_MOST_KNOWN = 8
+Grouping = Callable[[Sequence[DecodeRow]], Groups]
+
+
+@dataclass(eq=False)
+class HostedRows:
+    """The rows of one step, by their place in it, that read segments outside of the pool."""
+
+    rows: Tensor
+    positions: Sequence[int]
+    reads: Sequence[tuple[HostedRead, ...]]
+    attention: HostedAttention
+    rules: Sequence[ScoreRule]
+    _pending: "Future[AttnState] | None" = None
+
+    def begin(self, layer: int, q: Tensor) -> None:
+        """Begin the reads of ``layer`` on another thread, while the pool is read."""
+        asked = q[self.rows], self.positions, self.reads, self.rules[layer]
+        self._pending = self.attention.submit(self.attention.decode, layer, *asked)
+
+    def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
+        """Write what was read as the last of the rows' ``states``."""
+        assert self._pending is not None, "reads begin before they join"
+        state, self._pending = self._pending.result(), None
+        place = row_state_indptr[self.rows + 1].long() - 1
+        states.out[place] = state.out
+        states.lse[place] = state.lse
+
+
+Joining = SelectedRows | HostedRows | WindowedRows
+"""Rows of a step whose states get one more: by `begin`, then `join`."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way of reading: rows as the work list has them, and who chooses besides.
+
+    ``key`` says which rows of the step choose; it is empty if none does.
+    """
+
+    key: tuple[bool, ...]
+    rows: Sequence[DecodeRow]
+    groups: Groups
+    selected: tuple[Joining, ...] = ()
+
+
+class StepReads(NamedTuple):
+    """How the decode rows of a step read: the groups of its first layer, the same object while the
+    same rows go on, and the rows that choose, by policy."""
+
+    groups: Groups
+    selected: Sequence[SelectedRows] = ()
+
+
+_RowKey = tuple[PagePolicy, int, int, int, int]
+
+
+class _KnownRow(NamedTuple):
+    """A row's candidates, and what it is known by: numbers of objects that live on with it."""
+
+    names: tuple[object, object]
+    candidates: RowCandidates
+
+
+class _PlainRows(NamedTuple):
+    """The groups of rows that choose nothing, and the lists that identify the rows: settled spans
+    and the tail's pages of each."""
+
+    names: list[object]
+    groups: Groups
+
+
+@dataclass(eq=False)
+class _Kept:
+    """What holds from step to step while the same rows go on."""
+
+    groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
+    tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
+    # the candidates of rows by what they are known by, of the step before and of this one
+    rows: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+    rows_now: dict[_RowKey, _KnownRow] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Readings:
+    """Makes the readings of steps; groups, tables and summaries are kept while they hold, for each
+    of a few sets of policies, since rows of one step may be computed in turn.
+    What rows read of hosted segments joins their states where ``hosted`` is given, and ``windows``
+    for rows of windows; on a GPU it is carried to the merge."""
+
+    pool: PagePool
+    rotations: Sequence[Rotation]
+    rules: Sequence[ScoreRule]
+    group: Grouping
+    array_of: PageArray
+    hosted: HostedAttention | None = None
+    windows: HostedWindows | None = None
+    _plain: _PlainRows = field(default_factory=lambda: _PlainRows([], Groups([], [])))
+    _kept: _Kept = field(default_factory=_Kept)
+    _known: dict[frozenset[PagePolicy], _Kept] = field(default_factory=dict)
+    _summaries: dict[str, PageSummaries] = field(default_factory=dict)
+
+    def of(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
+        """The reading of every layer, and how rows read together; layers that read alike have the
+        same object."""
+        groups = self._plain_groups(rows)
+        if groups is not None:
+            return [Reading((), rows, groups)] * len(self.rules), StepReads(groups)
+        selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
+        hosted = self._hosted(rows)
+        self._turn_to(frozenset(row.policy for row in selecting.values()))
+        if not selecting:
+            reading = Reading((), rows, self._grouped((), rows, rows), hosted)
+            return [reading] * len(self.rules), StepReads(reading.groups)
+        chosen = self._selected(selecting)
+        made: dict[tuple[bool, ...], Reading] = {}
+        readings = []
+        for layer in range(len(self.rules)):
+            choosing = {i for i, row in selecting.items() if layer not in row.policy.dense_layers}
+            key = tuple(i in choosing for i in range(len(rows))) if choosing else ()
+            if key not in made:
+                parts = tuple(s for s in chosen if layer not in s.policy.dense_layers)
+                size = self.pool.page_size
+                others = [
+                    _others(selecting[i], size) if i in choosing else r for i, r in enumerate(rows)
+                ]
+                groups = self._grouped(key, rows, others)
+                made[key] = Reading(key, others, groups, parts + hosted)
+            readings.append(made[key])
+        known = self._kept.groups
+        self._kept.groups = {key: held for key, held in known.items() if key in made}
+        return readings, StepReads(readings[0].groups, chosen)
+
+    def _plain_groups(self, rows: Sequence[DecodeRow]) -> Groups | None:
+        """The groups of rows that read all they see in the pool, None if one does not."""
+        known, names = self._plain.names, list[object]()
+        same = 2 * len(rows) == len(known)
+        for n, row in enumerate(rows):
+            if row.hosted or isinstance(row, SelectingRow):
+                return None
+            pages = row.tail.pages
+            names += [row.settled, pages]
+            same = same and known[2 * n] is row.settled and known[2 * n + 1] is pages
+        if not same:
+            self._plain = _PlainRows(names, self.group(rows))
+        return self._plain.groups
+
+    def _turn_to(self, policies: frozenset[PagePolicy]) -> None:
+        """Go on with what is kept of rows of these policies."""
+        self._kept = self._known.pop(policies) if policies in self._known else _Kept()
+        self._known[policies] = self._kept
+        if len(self._known) > _MOST_KNOWN:
+            self._known.pop(next(iter(self._known)))
+
+    def summaries(self, policy: PagePolicy) -> PageSummaries | None:
+        """What is kept of pages for ``policy``; memory is taken when it is first asked for."""
+        summary = policy.summary
+        if summary is None:
+            return None
+        if summary.name not in self._summaries:
+            self._summaries[summary.name] = PageSummaries(self.pool, summary)
+        return self._summaries[summary.name]
+
+    def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[Joining, ...]:
+        reading = [index for index, row in enumerate(rows) if row.hosted]
+        if not reading or self.hosted is None:
+            return ()
+        found: list[Joining] = []
+        alone = [n for n in reading if rows[n].window is None]
+        if alone:
+            positions, reads = zip(
+                *((rows[n].position, rows[n].hosted) for n in alone), strict=True
+            )
+            own = torch.tensor(alone), positions, reads
+            found.append(HostedRows(*own, self.hosted, self.rules))
+        inside = [(n, window) for n in reading if (window := rows[n].window) is not None]
+        if inside:
+            assert self.windows is not None, "who reads hosted segments has room for windows"
+            windows = [window for _, window in inside]
+            positions, reads = zip(
+                *((rows[n].position, rows[n].hosted) for n, _ in inside), strict=True
+            )
+            work = self.windows.load(positions, reads, windows)
+            found.append(WindowedRows(torch.tensor([n for n, _ in inside]), self.windows, work))
+        return tuple(found)
+
+    def _selected(self, selecting: dict[int, SelectingRow]) -> list[SelectedRows]:
+        by_policy: dict[PagePolicy, list[int]] = {}
+        for index, row in selecting.items():
+            by_policy.setdefault(row.policy, []).append(index)
+        self._kept.rows, self._kept.rows_now = self._kept.rows_now, {}
+        chosen = []
+        for policy, places in by_policy.items():
+            rows = [selecting[place] for place in places]
+            how = self.pool, self.rotations, self.rules, self.summaries(policy)
+            candidates = Candidates(rows, policy, partial(self._table, policy), *how)
+            # what is kept of pages is made before anybody asks
+            _ = candidates.leading
+            chosen.append(SelectedRows(policy, places, candidates, len(self.rules)))
+        return chosen
+
+    def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
+        """The table of some rows of ``policy``: the same object while it holds, and of rows that go
+        on as they were the same parts."""
+        parts, new = [], []
+        for row in rows:
+            others = row.num_other(self.pool.page_size)
+            key = policy, id(row.settled), id(row.tail.pages), row.sealed, others
+            known = self._kept.rows_now.get(key) or self._kept.rows.get(key)
+            if known is None:
+                part = row_candidates(row, self.pool.page_size, len(self.rules), self.array_of)
+                known = _KnownRow((row.settled, row.tail.pages), part)
+                new.append(row)
+            self._kept.rows_now[key] = known
+            parts.append(known.candidates)
+        self._summarise(policy, new)
+        kept = self._kept.tables.get((policy, len(parts)))
+        if kept is None or any(one is not two for one, two in zip(kept.rows, parts, strict=True)):
+            kept = CandidateTable(parts, self.pool.kv.device)
+            self._kept.tables[policy, len(parts)] = kept
+        return kept
+
+    def _summarise(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> None:
+        """Make what ``policy`` must know of candidates of ``rows``, where it is missing."""
+        summaries = self.summaries(policy)
+        if summaries is None or not rows:
+            return
+        held = [summarised(row, self.pool.page_size, self.array_of) for row in rows]
+        pages, counts = (np.concatenate(columns) for columns in zip(*held, strict=True))
+        # rows of one document have its pages in common
+        pages, first = np.unique(pages, return_index=True)
+        summaries.write(pages, counts[first])
+
+    def _grouped(
+        self, key: tuple[bool, ...], rows: Sequence[DecodeRow], others: Sequence[DecodeRow]
+    ) -> Groups:
+        # a row is known by its lists; settled spans alone would not do, since all that are empty
+        # are one object
+        choosing = {
+            i: row
+            for i, row in enumerate(rows)
+            if any(key[i : i + 1]) and isinstance(row, SelectingRow)
+        }
+        names: list[object] = []
+        for index, row in enumerate(rows):
+            sealed = choosing[index].sealed if index in choosing else -1
+            names += [row.settled, row.tail.pages, sealed]
+        kept = self._kept.groups.get(key)
+        if kept is None or not _same(kept[0], names):
+            groups = self.group(others)
+            for index, row in choosing.items():
+                groups.tail_starts[index] = row.sealed
+                entry = Entry(index, row.position, 0)
+                groups.items.append(Item([], _LAST, [entry]))
+            for index, row in enumerate(rows):
+                if row.hosted and self.hosted is not None:
+                    assert index not in choosing, "a row chooses pages or reads by an index"
+                    groups.items.append(Item([], _LAST, [Entry(index, row.position, 0)]))
+            kept = names, groups
+            self._kept.groups = {**self._kept.groups, key: kept} if key else {key: kept}
+        return kept[1]
+
+
+def _others(row: SelectingRow, page_size: int) -> DecodeRow:
+    """A row that chooses, without what it chooses from; `Groups.tail_starts` says what else it
+    leaves out, or the length of its tail: all of it."""
+    if not row.rest:
+        tail = replace(row.tail, sharable=0, length=row.sealed * page_size)
+        return DecodeRow(row.position, (), tail)
+    patches = tuple(span for span in row.settled if span.places is not None)
+    return DecodeRow(row.position, patches, replace(row.tail, sharable=0))
+
+
+def _same(kept: Sequence[object], names: Sequence[object]) -> bool:
+    return len(kept) == len(names) and all(
+        old is new or (isinstance(new, int) and old == new)
+        for old, new in zip(kept, names, strict=True)
+    )

@@ -1,0 +1,187 @@
+"""A work list in which rows choose their pages on the device, layer by layer.
+
+What rows read in any case is planned on the host as ever. In front of it stand items without pages
+for what they choose: operators fill them in every layer, so that one launch reads all of it and a
+step has no host work between its layers. Earlier rows of an output are entries of the items of its
+newest row: they read its pages with it, less those that they have seen. Everything has a fixed
+length that `ChosenShape` tells, so that steps replay as graphs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from looseleaf.attention.plan.lists import HostWork, IntArray, indptr_of, int32, ramp
+from looseleaf.ops.partial_attention.work_list import Tile, WorkList
+from looseleaf.ops.select_pages import ChosenPages
+
+# keys of a tile: an item is one output's and one head's
+_TILE_KEYS = 64
+# parts of chosen pages for all rows and heads together: about one a processor of a GPU
+_PARTS = 132
+# items that rows read in any case join the launch of chosen ones if none is longer
+_SHORT_PAGES = 8
+
+
+@dataclass(frozen=True)
+class ChosenShape:
+    """How many ``outputs`` choose at most, each with a ``window`` of rows, for how many KV heads of
+    a ``group`` of query heads each, out of ``most`` candidates of ``most_spans`` spans; ``room``
+    pages for each output and head."""
+
+    outputs: int
+    window: int
+    kv_heads: int
+    group: int
+    most: int
+    most_spans: int
+    room: int
+    page_size: int
+
+    @property
+    def places(self) -> int:
+        """Outputs times KV heads: each has items of its own."""
+        return self.outputs * self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        """All rows of outputs that choose."""
+        return self.outputs * self.window
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of what is chosen at a place."""
+        most = -(-self.room // self._least_pages)
+        return max(1, min(most, _PARTS // max(1, self.places)))
+
+    @property
+    def items_of_place(self) -> int:
+        """Items of a place that have entries."""
+        return self.num_parts + self.most_spans - 1
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in front of the list."""
+        return self.places * self.room
+
+    @property
+    def tile(self) -> Tile:
+        """What reads the items: all rows of an output in one tile."""
+        rows = max(16, power_of_two(self.window * self.group))
+        # with few programs a third stage made each read slower, with many all of them faster
+        stages = 2 if self.places * self.items_of_place <= 2 * _PARTS else 3
+        return Tile(rows, _TILE_KEYS, 4, stages, 3, chosen=True)
+
+    def chosen(self, work: WorkList) -> ChosenPages:
+        """Where `select_pages` writes in a list that `with_room` made."""
+        sizes = self.room, self.num_parts, self.items_of_place, self._least_pages, self.window
+        return ChosenPages(work, *sizes)
+
+    @property
+    def _least_pages(self) -> int:
+        return max(1, _TILE_KEYS // self.page_size)
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (count - 1).bit_length()
+
+
+def with_room(
+    work: HostWork, rows: IntArray, shape: ChosenShape, *, joined: bool
+) -> tuple[HostWork, IntArray]:
+    """``work`` with items in front of it for what rows choose, and for every row of the step where
+    its states of these begin: behind its others.
+
+    ``rows`` ``[outputs, window]`` are rows of the step, the newest of each output first, -1 for
+    none. With ``joined`` the other items are read in the same launch, each for one head.
+    """
+    if joined:
+        work = _for_each_head(work, shape.kv_heads)
+    old, num = work.arrays, shape.items_of_place
+    counts = np.diff(old["row_state_indptr"])
+    more = counts.copy()
+    more[rows[rows >= 0]] += num
+    states = indptr_of(more)
+    chosen_from = states[:-1] + counts
+    entry_row, entry_state = _entries(rows, num, chosen_from, shape.kv_heads)
+    # entries of rows that there are not have states that nobody reads
+    nobody = entry_state < 0
+    entry_state[nobody] = states[-1] + np.arange(nobody.sum())
+    heads = np.tile(np.repeat(np.arange(shape.kv_heads, dtype=np.int32), num + 1), shape.outputs)
+    # the last item of a place has no entries; all are empty, each where its place begins
+    num_entries = np.tile(np.append(np.full(num, shape.window), 0), shape.places)
+    places = np.repeat(np.arange(shape.places, dtype=np.int32), num + 1)
+    shift = states[:-1] - old["row_state_indptr"][:-1]
+
+    def behind(name: str, first: IntArray) -> IntArray:
+        return np.concatenate([first, old[name]]).astype(np.int32)
+
+    empty, none = np.zeros(shape.num_pages, np.int32), np.zeros_like(entry_row)
+    arrays = {
+        **old,
+        "num_items": old["num_items"] + len(heads),
+        "item_page_indptr": np.concatenate(
+            [places * shape.room, old["item_page_indptr"] + shape.num_pages]
+        ).astype(np.int32),
+        "item_entry_indptr": np.concatenate(
+            [indptr_of(num_entries)[:-1], old["item_entry_indptr"] + len(entry_row)]
+        ).astype(np.int32),
+        "item_kv_head": behind("item_kv_head", heads),
+        "item_explicit": behind("item_explicit", np.zeros_like(heads)),
+        "page_indices": behind("page_indices", empty),
+        "page_positions": behind("page_positions", empty),
+        "entry_row": behind("entry_row", entry_row),
+        "entry_offset": behind("entry_offset", none),
+        "entry_bound": behind("entry_bound", none),
+        "entry_mask": behind("entry_mask", none - 1),
+        "entry_state": np.concatenate(
+            [entry_state, old["entry_state"] + shift[old["entry_row"]]]
+        ).astype(np.int32),
+        "row_state_indptr": states,
+    }
+    total = len(arrays["item_kv_head"])
+    if joined:
+        return HostWork({**arrays, "tile_indptr": int32([0, total])}, (shape.tile,)), chosen_from
+    arrays["tile_indptr"] = np.append(int32([0]), old["tile_indptr"] + np.int32(len(heads)))
+    return HostWork(arrays, (shape.tile, *work.tiles)), chosen_from
+
+
+def may_join(work: HostWork) -> bool:
+    """Whether the items of ``work`` had better be read in the launch of chosen ones: all short."""
+    return bool(np.diff(work.arrays["item_page_indptr"]).max(initial=0) <= _SHORT_PAGES)
+
+
+def _entries(
+    rows: IntArray, num: int, chosen_from: IntArray, kv_heads: int
+) -> tuple[IntArray, IntArray]:
+    """Rows and states of the entries of every output, KV head, item and age: -1 where there is no
+    row."""
+    there = np.maximum(rows, 0)  # [outputs, window]
+    nth = np.arange(num, dtype=np.int32)[:, None]
+    state = np.where(rows >= 0, chosen_from[there], -num)[:, None, None] + nth
+    row = np.repeat(there[:, None, None], num, axis=2)
+    # copies, which may be written to, of one KV head as well
+    entry_row, entry_state = (np.repeat(each, kv_heads, axis=1).ravel() for each in (row, state))
+    return int32(entry_row), int32(entry_state)
+
+
+def _for_each_head(work: HostWork, kv_heads: int) -> HostWork:
+    """``work`` with every item once for each KV head, and no tiles."""
+    old = work.arrays
+    again = np.repeat(np.arange(work.num_items, dtype=np.int32), kv_heads)
+    pages, first_page = np.diff(old["item_page_indptr"])[again], old["item_page_indptr"][again]
+    entries, first_entry = np.diff(old["item_entry_indptr"])[again], old["item_entry_indptr"][again]
+    page = np.repeat(first_page, pages) + ramp(pages)
+    entry = np.repeat(first_entry, entries) + ramp(entries)
+    heads = np.tile(np.arange(kv_heads, dtype=np.int32), work.num_items)
+    arrays = {
+        **old,
+        "num_items": int32([len(again)]),
+        "item_page_indptr": indptr_of(pages),
+        "item_entry_indptr": indptr_of(entries),
+        "item_kv_head": heads,
+        "item_explicit": old["item_explicit"][again],
+        **{name: old[name][page] for name in ("page_indices", "page_positions")},
+        **{name: values[entry] for name, values in old.items() if name.startswith("entry_")},
+    }
+    return HostWork(arrays, ())

@@ -1,0 +1,117 @@
+"""One registered document: its text, what computes or hosts it, what is counted and told of it."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from looseleaf.engine.documents.host_prefill import HostingJob
+from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.reports.outputs import DocumentSource
+from looseleaf.engine.sequence import Sequence
+from looseleaf.errors import LooseleafError, as_looseleaf_error
+from looseleaf.kv.keys import KeySpace, SegmentKey
+from looseleaf.prompt.request import Document, PromptParts
+
+DocumentState = Literal["computing", "ready", "evicted"]
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """A registered document at one moment.
+
+    ``tokens_done`` of its ``num_tokens`` are in the cache, for the context that has fewest. Pages
+    and bytes are those held now. ``hits`` counts requests that found it there or on its way,
+    ``computed`` how often it had to be computed. ``created`` is in seconds since 1970; ``seconds``
+    is how long it took the last time it was computed ahead, None before; of a ``hosted`` one, which
+    has no pages, until its index was there. ``stored`` is whether a tier that outlives the process
+    had it for all contexts when it became ready; None without such a tier, and until that is known.
+    """
+
+    id: str
+    name: str | None
+    num_tokens: int
+    tokens_done: int
+    state: DocumentState
+    num_pages: int
+    num_bytes: int
+    pinned: bool
+    references: int
+    hits: int
+    computed: int
+    created: float
+    seconds: float | None
+    hosted: bool = False
+    stored: bool | None = None
+
+
+@dataclass(eq=False)
+class Registered:
+    """A registered document with the segments it has, by key: one for each context.
+
+    ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
+    ``error`` why the latest of these failed, if it did; ``hostings`` what hosts it outside of the
+    pool, the latest last. ``stored`` is, by context, whether a tier has it.
+    """
+
+    id: str
+    salt: str
+    document: Document
+    content: SegmentKey
+    pinned: bool = False
+    hits: int = 0
+    computed: int = 0
+    created: float = field(default_factory=time.time)
+    seconds: float | None = None
+    error: LooseleafError | None = None
+    hostings: dict[SegmentKey, HostingJob] = field(default_factory=dict)
+    ahead: dict[SegmentKey, PromptParts] = field(default_factory=dict)
+    others: set[SegmentKey] = field(default_factory=set)
+    warming: dict[SegmentKey, RequestProgress] = field(default_factory=dict)
+    stored: dict[SegmentKey, bool] = field(default_factory=dict)
+
+    @property
+    def hosting(self) -> HostingJob | None:
+        """The latest of what hosts it, None if it is not hosted."""
+        return next(reversed(self.hostings.values()), None)
+
+    def host(self, job: HostingJob) -> None:
+        """Have ``job`` host it; one before it that had the same context has been counted then."""
+        known = self.hostings.pop(job.segment.key, None)
+        if known is not None and known is not job and known.seconds is not None:
+            self.computed, self.seconds = self.computed + 1, known.seconds
+        self.hostings[job.segment.key] = job
+
+    def is_stored(self, hostings: Iterable[HostingJob]) -> bool | None:
+        """Whether a tier has all contexts, and the disk these hosted ones; None if that is not
+        known of any of them, or there are none."""
+        stored = [*map(self.stored.get, self.ahead), *(job.stored for job in hostings)]
+        return None if None in stored or not stored else all(stored)
+
+    @property
+    def failure(self) -> LooseleafError | None:
+        """Why the latest computation ahead failed, None if it did not."""
+        if self.hosting is not None and self.hosting.error is not None:
+            return as_looseleaf_error(self.hosting.error)
+        return self.error
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.document.token_ids or ()
+
+
+def content_key(keys: KeySpace, tokens: tuple[int, ...] | npt.NDArray[np.int32]) -> SegmentKey:
+    """What a document is apart from its contexts."""
+    return keys.document(keys.root, tokens)
+
+
+def count_source(entries: Iterable[Registered], sequence: Sequence, source: DocumentSource) -> None:
+    """Count where a document came from under every id that it has."""
+    for entry in entries:
+        if source == "computed":
+            entry.computed += 1
+        elif not sequence.warms:
+            entry.hits += 1

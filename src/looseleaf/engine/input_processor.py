@@ -1,0 +1,210 @@
+"""From a request to the outputs it asks for; what can never be served is refused here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from looseleaf.config import Fuse, ModelConfig, Select
+from looseleaf.engine.admission import Admission
+from looseleaf.engine.features import Features
+from looseleaf.engine.progress import OutputProgress, RequestProgress
+from looseleaf.engine.reports.load_report import Arrivals
+from looseleaf.engine.reports.outputs import SelectReport
+from looseleaf.engine.sampling import SamplingState, StopChecker
+from looseleaf.engine.sampling.grammar import GrammarCompiler
+from looseleaf.engine.sequence import FindHosted, Sequence
+from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
+from looseleaf.kv.keys import SegmentKey
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.prompt.positions import require_apart
+from looseleaf.prompt.request import Request
+from looseleaf.sparse import BreakEven, make_policy
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Makes sequences, samplers and stop checkers of requests, for one model and pool."""
+
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+    admission: Admission
+    max_model_len: int
+    model: ModelConfig
+    features: Features
+    break_even: BreakEven | None = None
+    find_hosted: FindHosted = lambda key: None
+    is_coming: Callable[[SegmentKey], bool] = lambda key: False
+
+    def take(self, request: Request, seed: int) -> RequestProgress:
+        """The request with its outputs, none of them begun; ``seed`` is for one that names none.
+
+        Raises InvalidRequest (and its kin) if it can never be served."""
+        room = self.max_model_len - request.num_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt has {request.num_tokens} tokens, but the context holds "
+                f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
+                "or raise max_model_len",
+                "max_model_len",
+            )
+        fuse, num_layers = request.fuse, self.model.num_layers
+        if fuse:
+            require_apart(request, self.model)
+        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= num_layers:
+            raise InvalidOption(
+                f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
+                f"0 to {num_layers - 1}: leave out those it does not have",
+                "check_layers",
+            )
+        select = request.select
+        if select:
+            request = self._settled(request, select)
+            self._check_retrieval(request)
+            _check_layers(select, num_layers)
+            self.features.evictions.check(request)
+        balanced = self._balance(request)
+        if balanced is not None:
+            request = replace(request, fuse=balanced[0])
+        progress = RequestProgress(request, seed)
+        if select and select.policy != "all":
+            progress.select = SelectReport(select)
+        for index in range(request.params.n):
+            output = self._output(progress, index, room, seed)
+            if balanced is not None:
+                output.sequence.arrivals = Arrivals(ratio=balanced[1])
+            progress.outputs.append(output)
+        return progress
+
+    def _settled(self, request: Request, select: Select) -> Request:
+        """The request, with what it leaves to the engine of how it reads."""
+        policy = make_policy(select, self.admission.page_size)
+        if policy is None or select.dense_below is not None:
+            return request
+        below, window = 0, 1 if request.revise is None else request.revise.window
+        if self.break_even is not None:
+            below = self.break_even.tokens(select, policy, window)
+        return replace(request, select=replace(select, dense_below=below))
+
+    def _balance(self, request: Request) -> tuple[Fuse, float] | None:
+        """The budget of a balanced policy, or of one whose budget is a time, by what is known now,
+        and its share of the tokens."""
+        if request.fuse is None or not (request.fuse.balanced or request.fuse.seconds):
+            return None
+        plain, admission = replace(request, fuse=None), self.admission
+        sequence = Sequence(plain, 0, admission.keys, admission.page_size, self.find_hosted)
+        return admission.tiering.balance(request.fuse, sequence)
+
+    def _check_retrieval(self, request: Request) -> None:
+        """Raise InvalidRequest where ``select`` is ``retrieval`` and that has no meaning."""
+        if request.select is None or request.select.policy != "retrieval":
+            return
+        if request.fuse is not None and request.fuse.selector != "none":
+            raise InvalidRequest(
+                "fuse can't be combined with select='retrieval': tokens that are computed again "
+                "would have to be hidden from the document's index; leave one of them out",
+                "fuse",
+                "select",
+            )
+        keys, page_size = self.admission.keys, self.admission.page_size
+        sequence = Sequence(request, 0, keys, page_size, self.find_hosted)
+        if sequence.hosted:
+            return
+        coming = [use.part.name for use in sequence.documents if self.is_coming(use.key)]
+        if coming:
+            raise InvalidRequest(
+                f"select='retrieval' reads hosted documents by their index, and document "
+                f"{coming[0]!r} is still being hosted: ask again when it is ready, or leave select "
+                "out",
+                "select",
+            )
+        raise InvalidRequest(
+            "select='retrieval' reads hosted documents by their index, and none of this "
+            "request's documents is hosted (under its salt, behind this beginning): host it "
+            "first, or leave select out. A document is hosted behind the beginning of a chat, its "
+            "system text included, so ask about it in a chat that begins so (llm.chat; or host "
+            "Document(text, context='alone'), which is the same in every prompt)",
+            "select",
+        )
+
+    def _output(
+        self, progress: RequestProgress, index: int, room: int, seed: int
+    ) -> OutputProgress:
+        """Output ``index`` of a request for whose answers the context has ``room`` tokens."""
+        request, params = progress.request, progress.request.params
+        eos_token_ids = self.tokenizer.eos_token_ids
+        sequence = Sequence(
+            request, index, self.admission.keys, self.admission.page_size, self.find_hosted
+        )
+        if request.select or request.revise or request.fuse:
+            self.features.register(sequence, request)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
+        given = params.grammar
+        grammar = None if given is None else self.grammars.start(given, request.salt)
+        sampling = SamplingState(
+            params,
+            # of thousands of tokens each is somewhere else in memory: who needs none touches none
+            request.token_ids if params.has_penalties else (),
+            vocab_size=self.grammars.vocab_size,
+            eos_token_ids=() if params.ignore_eos else eos_token_ids,
+            child=index,
+            seed=seed,
+            grammar=grammar,
+        )
+        stop = StopChecker(params, max_tokens=limit, eos_token_ids=eos_token_ids)
+        stream = self.tokenizer.stream(params.skip_special_tokens)
+        if not request.opens_answer:
+            stream.follow(chain.from_iterable(part.tokens for part in request.parts))
+        return OutputProgress(progress, sequence, sampling, stop, stream)
+
+    def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
+        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
+        few.
+        """
+        pool = self.admission.store.pool.num_pages
+        pinned = self.admission.pinned_pages_beside(sequence)
+        total = pool - pinned
+        least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
+        most = self.admission.pages_needed(sequence, max_tokens)
+        wanted = most if explicit and not sequence.warms else least
+        if wanted > total:
+            page_size = self.admission.page_size
+            # of pinned pages not how many there are: they may be of others
+            hosted = any(self.find_hosted(use.key) for use in sequence.documents)
+            raise PoolTooSmall(
+                f"the request needs {wanted} pages of {page_size} tokens for "
+                f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
+                f"{pool}{', less those of pinned documents' if pinned else ''}: "
+                "enlarge the cache (num_pages), shorten the documents or lower max_tokens"
+                + ("; or ask with select='retrieval', since one is hosted" if hosted else ""),
+                *("num_pages", "max_tokens", "select"),
+            )
+        if most <= total:
+            return max_tokens
+        tail = sequence.tail.num_tokens
+        others = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
+        return (total - others) * self.admission.page_size - tail
+
+
+def _check_layers(select: Select, num_layers: int) -> None:
+    """Raise InvalidOption for a policy that the model has not the layers for."""
+    if set(range(num_layers)) <= set(select.layers_read_densely):
+        raise InvalidOption(
+            f"select would leave all {num_layers} layers of the model dense: give "
+            "dense_layers with fewer of them, or leave select out",
+            "select",
+            "dense_layers",
+        )
+    if any(layer >= num_layers for layer in select.dense_layers or ()):
+        raise InvalidOption(
+            f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
+            f"0 to {num_layers - 1}: leave out those it does not have",
+            "dense_layers",
+        )
+    weights = select.layer_budgets
+    if isinstance(weights, tuple) and len(weights) != num_layers:
+        raise InvalidOption(
+            f"layer_budgets have {len(weights)} weights, but the model {num_layers} layers: give "
+            "one for each, also for those that are dense",
+            "layer_budgets",
+        )

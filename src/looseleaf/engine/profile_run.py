@@ -1,0 +1,103 @@
+"""The tiering of an engine, with what must be known of it measured first: tiers and model."""
+
+import time
+
+import numpy as np
+import torch
+
+from looseleaf.attention.paged import StepRows
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.tiering.compute_time import ComputePace, count_keys, count_read
+from looseleaf.engine.tiering.load_controller import LoadingController
+from looseleaf.engine.tiering.tiering import Tiering
+from looseleaf.kv.store import SegmentStore
+from looseleaf.tiers import Tiers
+
+# the longest pass that is timed: on a GPU short ones take as long as they take the host
+_MOST_TOKENS, _MOST_TOKENS_GPU = 1024, 8192
+# about how long passes may take that are counted, in seconds; one that was begun is finished. What
+# kernels take that are compiled for it is not counted: some request would wait for them
+_LONGEST = 0.5
+
+
+def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
+    """The tiering of an engine that runs nothing yet; measures now, if there are tiers."""
+    pace = runner.pace or ComputePace()
+
+    def measured() -> ComputePace:
+        # without tiers nobody needs to know, until a budget is a time
+        if pace.predict(1, 1) is None:
+            measure_pace(runner, pace)
+        return pace
+
+    if tiers is None:
+        return Tiering(store, measured_pace=measured)
+    tiers.measure()
+    controller = LoadingController(
+        tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
+    )
+    return Tiering(store, tiers, controller, measured)
+
+
+@torch.inference_mode()
+def measure_pace(runner: Runner, pace: ComputePace) -> None:
+    """Time passes of several lengths over pages that nobody uses, each after one that is not
+    counted; the last one computes every fourth token again."""
+    pool = runner.pool
+    positions = runner.attention.num_positions
+    most = _MOST_TOKENS_GPU if runner.model.device.type == "cuda" else _MOST_TOKENS
+    # a quarter more, for what is computed again
+    most = min(most, pool.num_free * pool.page_size * 3 // 4, positions)
+    pages = pool.allocate(-(-most // pool.page_size)) or []
+    patch = pool.allocate(-(-most // (4 * pool.page_size))) or []
+    # a short pass takes a GPU as long as it takes the host to launch
+    first = range(most if runner.runs_ahead else most // 16)
+    taken = 0.0
+    try:
+        for positions_read in (first, range(most // 4), range(most - most // 4, most)):
+            if not positions_read or taken > _LONGEST:
+                return
+            spans = (ReadSpan(pages, 0, positions_read.stop, 0),)
+            seconds = _time_pass(runner, pages, PrefillChunk(positions_read, spans))
+            pace.observe(len(positions_read), count_keys(positions_read), seconds)
+            taken += seconds
+        blended = _blended(pages, patch, most)
+        pool.place(patch, blended.positions)
+        seconds = _time_pass(runner, patch, blended)
+        pace.observe(len(blended.positions), count_read(blended), seconds, blends=True)
+    finally:
+        pool.free([*pages, *patch])
+
+
+def _blended(pages: list[int], patch: list[int], most: int) -> PrefillChunk:
+    """Every fourth of so many tokens, computed again."""
+    again = np.arange(3, most, 4)
+    hidden = np.zeros(-(-most // 32) * 32, dtype=np.bool_)
+    hidden[again] = True
+    bitmap = np.packbits(hidden, bitorder="little").view("<i4")
+    kept = ReadSpan(pages, 0, most, 0, bitmap)
+    return PrefillChunk(again, (kept, ReadSpan(patch, 0, len(again), 0, places=again)))
+
+
+def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
+    """Seconds of a pass whose new keys go to ``pages``, the second time."""
+    model, pool, device = runner.model, runner.pool, runner.model.device
+    rows, own = len(chunk.positions), chunk.spans[-1]
+    at = torch.as_tensor(np.asarray(chunk.positions), device=device)
+    nth = at if own.places is None else torch.arange(rows, device=device)
+    slots = torch.tensor(pages, device=device)[nth // pool.page_size] * pool.page_size
+    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1])
+    tokens, wanted = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
+    for _ in range(2):
+        _wait_for(device)
+        begun = time.perf_counter()
+        model.logits(model.forward(tokens, runner.attention.step(step), asked=wanted))
+        _wait_for(device)
+    return time.perf_counter() - begun
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

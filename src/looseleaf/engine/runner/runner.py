@@ -1,0 +1,375 @@
+"""Runs a step on the device: from scheduled work to tensors, through the model, to logits.
+
+The only part of the engine that touches tensors besides the sampler. Host work is done once a step;
+the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan.calibration import OnLaunch, Shape, costs_of
+from looseleaf.attention.plan.chunks import is_patched
+from looseleaf.attention.plan.cost_model import CostModel
+from looseleaf.attention.plan.groups import DecodeRow
+from looseleaf.attention.plan.probe import DeviceProbe
+from looseleaf.blend.fusion import Fusion
+from looseleaf.blend.token_scoring import Evidence
+from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.engine.runner.microbatches import (
+    join_reads,
+    logit_places,
+    parted,
+    places_in_turns,
+    turn_of,
+    turns_of,
+)
+from looseleaf.engine.runner.pass_timer import PassTimer
+from looseleaf.engine.runner.step import Step, prepare_step
+from looseleaf.engine.runner.warmup import warming
+from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.errors import InvalidOption
+from looseleaf.graphs.decode import StepGraphs
+from looseleaf.graphs.late_rows import enter_late
+from looseleaf.graphs.layerwise import Following
+from looseleaf.graphs.prefill import MAX_ROWS, PassGraphs
+from looseleaf.graphs.rows import arrived_tokens, to_device
+from looseleaf.graphs.step_result import StepResult
+from looseleaf.kv.pool import PagePool
+from looseleaf.machine.limits import available_memory
+from looseleaf.models import Decoder
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.page_dtypes import FP8
+from looseleaf.rope.frames import layer_rotations, softmax_scale
+from looseleaf.sparse import BreakEven
+from looseleaf.types import Attend, ScoreRule
+
+OnProgress = Callable[[str, int, int], None]
+"""Hears the stage of a long job, how much of it is done, and of how much."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model with its pool and attention on one device.
+
+    ``graphs`` and ``passes`` are None where steps do not replay. With ``runs_ahead`` a step may be
+    run before the tokens of the last one have arrived. ``pace`` hears how long steps take that
+    prefill or blend.
+    """
+
+    model: Decoder
+    pool: PagePool
+    attention: PagedAttention
+    graphs: StepGraphs | None = None
+    passes: PassGraphs | None = None
+    runs_ahead: bool = False
+    pace: ComputePace | None = None
+
+    @classmethod
+    def create(
+        cls,
+        model: Decoder,
+        config: EngineConfig,
+        max_model_len: int,
+        implementation: Implementation = "auto",
+        on_progress: OnProgress = lambda stage, done, total: None,
+    ) -> "Runner":
+        """A runner whose pool has the size that ``config.cache`` asks for, or what fits the
+        device. ``on_progress`` hears how far measuring costs is, if that is asked for.
+        """
+        shape = model.config
+        # before the pool takes what memory there is
+        costs = None
+        if config.attention_costs == "measured":
+            costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
+        pool = PagePool(
+            num_pages=_pool_pages(config.cache, config.scheduler, model, max_model_len),
+            page_size=config.cache.page_size,
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=pool_dtype(model, config.cache),
+            device=model.device,
+        )
+        attention = PagedAttention(
+            pool=pool,
+            rotations=layer_rotations(shape, max_model_len, model.device),
+            rules=_score_rules(shape),
+            num_qo_heads=shape.num_qo_heads,
+            grouping=config.scheduler.grouping,
+            batch_invariant=config.scheduler.batch_invariant,
+            implementation=implementation,
+            costs=costs,
+            row_dtype=model.dtype,
+        )
+        on_gpu = model.device.type == "cuda"
+        graphs = passes = None
+        if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
+            graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
+            # a padded pass may have other bits
+            passes = None if attention.batch_invariant else PassGraphs(model, attention)
+        pace = ComputePace() if config.tiers.any else None
+        return cls(model, pool, attention, graphs, passes, runs_ahead=on_gpu, pace=pace)
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """From how many tokens on choosing pages is faster; None on a CPU, where nothing is read
+        whole unless it is asked for."""
+        if not self.runs_ahead:
+            return None
+        costs, pool = self.attention.planner.costs, self.pool
+        return BreakEven.of(costs, pool.kv.shape[3], pool.page_size)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return sum(held.num_captured for held in (self.graphs, self.passes) if held is not None)
+
+    @property
+    def replayed_rows(self) -> int | None:
+        """Up to how many rows passes behind loads replay; None where nothing is launched."""
+        if not self.runs_ahead:
+            return None
+        return 0 if self.passes is None else MAX_ROWS
+
+    def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
+        """Compile all kernels and capture the graphs of usual steps; ``on_progress`` hears how much
+        is done, of how much.
+
+        Otherwise each is made ready when it is first needed. On a CPU there is nothing to do.
+        """
+        if self.graphs is None:
+            return
+        jobs = warming(self.model, self.attention, self.graphs, self.passes)
+        for done, job in enumerate(jobs):
+            on_progress("graphs", done, len(jobs))
+            job()
+        on_progress("graphs", len(jobs), len(jobs))
+
+    @torch.inference_mode()
+    def run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None) -> StepResult:
+        """Compute a step.
+
+        ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
+        before the step is computed, and a later call may overwrite the logits; not so if it has
+        sequences that choose tokens, which waits for the device. Where its rows read documents that
+        are still arriving, each layer waits for its keys and values, and the call raises what that
+        does; then the step is as if it had not been run.
+        """
+        if not work.choosing:
+            return self._run(work, previous)
+        launched, result = self._choose(work), self._run(work, previous)
+        return replace(result, launched=launched or result.launched)
+
+    def _run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None) -> StepResult:
+        """`run` of a step whose sequences know their tokens."""
+        if work.chunks and self.graphs is not None and self.passes is not None:
+            parts = parted(work)
+            if parts is not None:
+                return self._run_both(work, parts, previous)
+        if not work.decode and not work.chunks:
+            device = self.model.device
+            return StepResult.of_chunks(torch.empty(0, self.model.config.vocab_size, device=device))
+        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks) if work.chunks else 0
+        each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
+        if self.graphs is not None and any(sequence.features for sequence in work.decode):
+            turns = turns_of(each)
+            if len(turns) > 1:
+                return self._run_in_turn(work, each, turns, previous)
+        return self._compute(work, each, previous)
+
+    def _compute(
+        self,
+        work: StepWork,
+        each: Sequence[Sequence[DecodeRow]],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> StepResult:
+        """`run` of all that is replayed or launched together; ``each`` has the rows of every output
+        that decodes."""
+        step = prepare_step(work, each, self.pool.page_size)
+        late = bool(step.fusions) and self.passes is not None and self.passes.has_units
+        if step.fusions and not late:
+            self._place(step.fusions)
+        result = None
+        if step.replays and (self.graphs is not None or self.passes is not None):
+            result = self._replay(step, previous)
+        if late:
+            self._place(step.fusions)
+        if result is None:
+            result = self._launch(step, previous)
+        for feature, rows in step.features:
+            if isinstance(rows.read, DecodeRow):
+                feature.launched()
+        return result
+
+    def _launch(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult:
+        """Compute a step kernel by kernel: wrap its attention, pass the layers, observe."""
+        device, rows, asked = self.model.device, step.rows, None
+        tokens, slots, places = rows.to(device)
+        if previous is not None:
+            tokens = arrived_tokens(tokens, previous)
+        if rows.wanted is not None and not step.sees_queries:
+            asked = rows.asked
+        paged = self.attention.step(StepRows(step.decode, step.chunks, slots, places, asked))
+        attend: Attend = paged
+        for feature, its_rows in step.features:
+            attend = feature.wrap(attend, its_rows, asked)
+        # rows that only decode take another way, in a fraction of the time of as many new ones
+        timer = None
+        if self.pace is not None and step.chunks:
+            timer = PassTimer(self.pace, device)
+        following = None
+        if step.awaited:
+            following = Following(attend, step.awaited, self.runs_ahead and self.pace is not None)
+            attend = following
+        hook, hooked = None, None
+        if step.entering:
+            hook, hooked = enter_late(step.entering, slots), [e.layer for e in step.entering]
+        index = None if asked is None else rows.asked_on(device)
+        launched = time.perf_counter()
+        hidden = self.model.forward(tokens, attend, hook, index, hooked)
+        if step.features and any(row.hosted for row in step.decode):
+            self.attention.sent()
+        if rows.wanted is not None:
+            if asked is None:
+                hidden = hidden.index_select(0, rows.asked_on(device))
+            hidden = rows.without_past(hidden)
+        logits = self.model.logits(hidden)
+        if timer is not None:
+            timer.end(step, following)
+        return StepResult(logits, *paged.reads, launched)
+
+    def _run_both(
+        self,
+        work: StepWork,
+        parts: tuple[StepWork, StepWork],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> StepResult:
+        """Compute a step in its two parts; only the first has rows that decode."""
+        rest = self._run(parts[0], previous)
+        # the second part may replay as a step too, and graphs of steps share their memory
+        kept = rest.logits.clone()
+        both = torch.cat([kept, self._run(parts[1], None).logits])
+        return replace(rest, logits=_ordered(both, logit_places(work)))
+
+    def _run_in_turn(
+        self,
+        work: StepWork,
+        each: Sequence[Sequence[DecodeRow]],
+        turns: Sequence[Sequence[int]],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> StepResult:
+        """Compute a step whose outputs choose by several policies, those of each in turn."""
+        logits, results = list[Tensor](), list[tuple[Sequence[int], StepResult]]()
+        for turn in turns:
+            part, rows = turn_of(work, turn, first=not logits), [each[place] for place in turn]
+            result = self._compute(part, rows, previous)
+            # the next turn may replay the same graph
+            logits.append(result.logits.clone())
+            results.append((turn, result))
+        ending = sum(chunk.ends_prompt for chunk in work.chunks)
+        return join_reads(results, _ordered(torch.cat(logits), places_in_turns(turns, ending)))
+
+    def _place(self, fusions: Sequence[Fusion]) -> None:
+        """Say where the keys of patches stand that are begun. A list in units says itself how much
+        of a patch each row sees: only who decodes behind it asks."""
+        for fusion in fusions:
+            assert fusion.positions is not None, "a pass begins when they are chosen"
+            self.pool.place(fusion.pages, fusion.positions)
+
+    def _choose(self, work: StepWork) -> float | None:
+        """Have the sequences that choose tokens know them; returns when that was launched."""
+        awaited = [arriving for s in work.choosing for arriving in s.arriving()]
+        fusions = [s.fusion for s in work.choosing if s.fusion is not None]
+        return Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
+
+    def _replay(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult | None:
+        """The result of a step for which there are graphs, else None."""
+        chunks, in_parts = step.chunks, False
+        if self.passes is not None and not step.decode:
+            in_parts = self.passes.sooner(chunks)
+        patched = bool(chunks) and is_patched(chunks)
+        if self.graphs is not None and not (step.awaited or step.entering or in_parts or patched):
+            result = self.graphs.run(step.rows, step.decode, chunks, previous)
+            if result is not None:
+                return result
+        if self.passes is None or step.decode or not (step.awaited or patched or in_parts):
+            return None
+        timer = None
+        if patched and not step.awaited and self.pace is not None:
+            timer = PassTimer(self.pace, self.model.device)
+        result = self.passes.run(step.rows, chunks, step.awaited, step.entering)
+        if result is not None and timer is not None:
+            timer.end_replay(step)
+        return result
+
+
+def _ordered(logits: Tensor, places: Sequence[int]) -> Tensor:
+    """The logits at ``places``."""
+    return logits.index_select(0, to_device(torch.tensor(places), logits.device))
+
+
+def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:
+    """The dtype that keys and values of ``model`` are stored in."""
+    return FP8 if cache.kv_dtype == "fp8" else model.dtype
+
+
+def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -> CostModel:
+    """What attention costs on the model's device; built-in costs, and a warning, where that can't
+    be measured.
+    """
+    shape, dtype = model.config, pool_dtype(model, config.cache)
+    heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
+    wanted = Shape(*heads, config.cache.page_size, model.dtype, dtype)
+    return costs_of(model.device, wanted, make_probe=DeviceProbe, on_launch=on_launch).model
+
+
+def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
+    return tuple(
+        ScoreRule(
+            softmax_scale(shape, layer),
+            soft_cap=shape.soft_cap,
+            window=shape.window(layer),
+        )
+        for layer in range(shape.num_layers)
+    )
+
+
+def _pool_pages(
+    cache: CacheConfig, scheduler: SchedulerConfig, model: Decoder, max_model_len: int
+) -> int:
+    if cache.num_pages is not None:
+        return cache.num_pages
+    shape = model.config
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
+    if cache.memory_gib is not None:
+        pages = int(cache.memory_gib * _GIB) // per_page
+        if pages == 0:
+            raise InvalidOption(
+                f"memory_gib={cache.memory_gib} does not hold a page of {per_page} bytes: raise it",
+                "memory_gib",
+            )
+        return pages
+    # never more than all sequences at full length could use, twice over for idle documents
+    most = 2 * scheduler.max_num_seqs * -(-max_model_len // cache.page_size)
+    return max(1, min(most, _spare_bytes(model.device) // per_page))
+
+
+def _spare_bytes(device: torch.device) -> int:
+    """What a pool may take when nobody said: most of a GPU's free memory, a quarter of the
+    machine's, or of what a container may have.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85)
+    return int(available_memory() * 0.25)

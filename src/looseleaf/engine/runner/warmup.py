@@ -1,0 +1,180 @@
+"""What a runner makes ready before it serves: graphs of usual steps, and all kernels that steps,
+passes and policies of blending launch.
+
+A kernel is compiled when it is launched for the first time, seconds in which all requests wait; a
+graph is captured in a tenth of a second. Nothing is read or written meanwhile: the rows of a
+capture are padding, and those of the pass that is launched go to pages that nobody has."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from looseleaf.attention.paged import PagedAttention, StepRows
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import Bitmap, ReadSpan
+from looseleaf.attention.watched import ChunkStep, Watch
+from looseleaf.blend import Budget, Question
+from looseleaf.config import Fuse
+from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
+from looseleaf.graphs.prefill import PassGraphs, PassKey
+from looseleaf.models import Decoder
+from looseleaf.models.layers import apply_gated
+from looseleaf.ops.dense.likeliest import likeliest
+from looseleaf.ops.rotate import rotate
+
+# rows of a pass that is too long for a graph; and those of passes that are not
+_LONG, _SHORT = 1040, (96, 160, 512)
+# and those for which products have a kernel of their own each
+_OF_PRODUCTS = (128, 144, 160, 192)
+# a tile has 128 rows and heads at most, and somewhat fewer where heads come in threes
+_ROWS_OF_A_PROCESSOR = 160
+_DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
+# tokens in front of new rows, and these: both say in how many parts they are read
+_CACHED, _NEW = (0, 1024, 4096, 16384), range(8, MAX_ROWS + 1, 8)
+
+Job = Callable[[], None]
+
+
+def warming(
+    model: Decoder,
+    attention: PagedAttention,
+    graphs: StepGraphs,
+    passes: PassGraphs | None,
+) -> list[Job]:
+    """What is to be done, in order; each takes about as long as the others once kernels are
+    compiled."""
+    jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
+    jobs += [partial(_launch_passes, model, attention), partial(_launch_products, model)]
+    if passes is not None:
+        jobs += _passes(model, passes, attention.pool.page_size)
+    return jobs
+
+
+@torch.inference_mode()
+def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
+    """Passes that are not replayed, as those of long prompts, around replaced tokens too; and what
+    compares keys with stored ones.
+
+    They fill the device: fewer rows are read in parts, by a variant of the kernel that leaves
+    states."""
+    pool, device = attention.pool, model.device
+    on_gpu, cuda = device.type == "cuda", torch.cuda
+    processors = cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+    filling = -(-_ROWS_OF_A_PROCESSOR * processors // model.config.num_qo_heads)
+    longest = pool.num_free * pool.page_size, attention.num_positions
+    pages = pool.allocate(min(max(_LONG, filling), *longest) // pool.page_size) or []
+    rows = len(pages) * pool.page_size
+    if not rows:
+        return
+    try:
+        at = torch.arange(rows, device=device)
+        slots = torch.tensor(pages, device=device)[at // pool.page_size] * pool.page_size
+        whole, again = ReadSpan(pages, 0, rows, 0), np.arange(1, rows, 2)
+        patch = ReadSpan(pages[: -(-len(again) // pool.page_size)], 0, len(again), 0, places=again)
+        pool.place(patch.pages, again)
+        asked, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
+        slots += at % pool.page_size
+        replaced = replace(whole, hidden=_bitmap(again, rows)), patch
+        for spans in ((whole,), replaced):
+            chunk = PrefillChunk(range(rows), spans)
+            step = StepRows([], [chunk], slots, at, [rows - 1])
+            likeliest(model.logits(model.forward(tokens, attention.step(step), asked=asked)))
+        if on_gpu:
+            _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
+        shape = model.config.num_kv_heads, model.config.head_dim
+        keys = torch.zeros(rows, *shape, dtype=model.dtype, device=device)
+        rotate(keys, at, attention.rotations[0])
+    finally:
+        pool.free(pages)
+
+
+@torch.inference_mode()
+def _launch_products(model: Decoder) -> None:
+    """What passes of other lengths launch of what rows alone decide on."""
+    gate_up = model.weights.layers[0].gate_up
+    for rows in _OF_PRODUCTS if model.device.type == "cuda" else ():
+        normed = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        apply_gated(normed, gate_up, model.config)
+
+
+def _launch_spans(
+    attention: PagedAttention,
+    numbers: Sequence[int],
+    variants: Sequence[tuple[ReadSpan, ...]],
+    slots: torch.Tensor,
+) -> None:
+    """What reads spans in place, by one group and by two, and gathered, whole and in parts: which
+    of them a pass takes is chosen by its size."""
+    planner, kv, total = attention.planner, attention.pool.kv, len(slots)
+    ways = [(False, 2), (True, 2)] if planner.gathering else [(False, 2)]
+    ways += [(False, 1)] if planner.costs.one_group and not planner.batch_invariant else []
+    like = kv.new_empty(0, dtype=attention.row_dtype or kv.dtype)
+    for rows in numbers:
+        q = like.new_zeros((rows, attention.num_qo_heads, kv.shape[5]))
+        k = like.new_zeros((rows, kv.shape[3], kv.shape[5]))
+        at = torch.arange(total - rows, total, device=kv.device)
+        for spans in variants:
+            chunk = PrefillChunk(range(total - rows, total), spans)
+            for gather, groups in ways:
+                listed = planner.span_list([chunk], gather=gather, groups=groups)
+                ChunkStep(attention, listed, slots[-rows:], at).state(0, q, k, k)
+
+
+def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
+    """Passes that blend, follow documents, read cached text, and are watched."""
+    depth = model.config.num_layers
+    question = _pass(0, page_size)
+    spans = question.spans[:_DOCUMENTS]
+    starts = [_DOCUMENTS * _DOCUMENT_TOKENS] * _QUESTION
+    usual = Question(Budget(ratio=0.0), Fuse("question", ratio=0.0).watched_share)
+    layers = [layer for layer in range(depth) if usual.watches(layer, depth)]
+    watch = Watch([spans], layers, torch.ones(_QUESTION), starts)
+    blending = [[_pass(n - _QUESTION, page_size)] for n in _SHORT]
+    keys = [passes.key_of(chunks) for chunks in ([question], *blending)] + usual_passes(
+        passes, page_size
+    )
+    return [
+        *(partial(passes.prepare, key) for key in dict.fromkeys(keys)),
+        partial(passes.prepare_watched, [question], watch, depth),
+    ]
+
+
+def usual_passes(passes: PassGraphs, page_size: int) -> list[PassKey]:
+    """What passes of few new rows behind cached text are replayed by."""
+    behind = [[_behind(cached, rows, page_size)] for rows in _NEW for cached in _CACHED]
+    return list(dict.fromkeys(passes.key_of(some) for some in behind if passes.sooner(some)))
+
+
+def _behind(cached: int, rows: int, page_size: int) -> PrefillChunk:
+    """So many new rows behind so many tokens."""
+    count = cached // page_size
+    own = range(count, count - (-rows // page_size))
+    before = (ReadSpan(range(count), 0, cached, count),) if cached else ()
+    return PrefillChunk(range(cached, cached + rows), (*before, ReadSpan(own, cached, rows, 0)))
+
+
+def _pass(num_again: int, page_size: int) -> PrefillChunk:
+    """A question behind some documents, of which so many tokens are computed again."""
+    length, pages = _DOCUMENT_TOKENS, _DOCUMENT_TOKENS // page_size
+    total = _DOCUMENTS * length
+    again = np.linspace(0, total - 1, num_again).astype(np.int64)
+    spans = []
+    for start in range(0, total, length):
+        places = again[(again >= start) & (again < start + length)] - start
+        bitmap = _bitmap(places, length) if num_again else None
+        spans.append(ReadSpan(range(pages), start, length, pages, bitmap))
+    spans.append(ReadSpan(range(-(-_QUESTION // page_size)), total, _QUESTION, 0))
+    if num_again:
+        spans.append(ReadSpan(range(-(-num_again // page_size)), 0, num_again, 0, places=again))
+    own = np.arange(total, total + _QUESTION)
+    return PrefillChunk(np.concatenate([again, own]), tuple(spans))
+
+
+def _bitmap(places: npt.NDArray[np.int64], length: int) -> Bitmap:
+    hidden = np.zeros(-(-length // 32) * 32, dtype=np.bool_)
+    hidden[places] = True
+    return np.packbits(hidden, bitorder="little").view("<i4")

@@ -1,5 +1,0 @@
-"""Tables, plots and one static page from the rows in ``results/``; runs no model."""
-
-from looseleaf.evals.report.page import write_report
-
-__all__ = ["write_report"]

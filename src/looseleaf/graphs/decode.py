@@ -1,0 +1,335 @@
+"""Steps of few rows as CUDA graphs: the whole forward, embedding to logits, in one launch.
+
+A graph is captured for a padded number of rows and the capacities of its work list, and serves
+every step that fits. What differs from step to step (tokens, slots, positions, the work list) is
+in the host's memory, from where the graph fetches it. Rows that pad a step have no slot, so they
+write nothing, and no states, so they read nothing.
+"""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from looseleaf.attention.buffers.work_buffer import WorkBuffer, WorkCapacity
+from looseleaf.attention.host.gpu import DeviceWork
+from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.plan.lists import HostWork, IntArray
+from looseleaf.attention.select.device_topk import ChoiceBuffer, DeviceChoice, HostChoice, HostStep
+from looseleaf.graphs.rows import RowInputs, arrived_tokens
+from looseleaf.graphs.step_result import StepResult
+from looseleaf.models import Decoder
+from looseleaf.ops.partial_attention.work_list import Tile
+
+# past this a step computes long enough to hide its launches
+MAX_ROWS = 512
+_FINE, _COARSE = 16, 64
+# room for entries at least: of few rows, and of more
+_ENTRIES, _FEW_LISTED = (1024, 8192), 64
+# of each row of a step, and of each whose logits are wanted
+_ROW_NUMBERS = ("tokens", "slots", "places", "wanted")
+# so many rows at once that read around replaced tokens are usual
+_USUALLY_PATCHED = 8
+
+Kind = Literal["alone", "alone, in parts", "behind one", "behind one, long", "patched"]
+"""What decode rows read: nothing that others read, at once or in parts; one long segment, and
+behind it a token of their own, or hundreds; around tokens that are replaced."""
+
+
+class WorkKey(NamedTuple):
+    """What the launches over one work list depend on: not on how full its capacity is. ``choice``
+    is the `HostChoice.key` of one whose rows choose."""
+
+    capacity: WorkCapacity
+    tiles: tuple[Tile, ...]
+    choice: tuple[object, ...] = ()
+
+
+class GraphKey(NamedTuple):
+    """What a graph is made for: some work lists, and which of them each layer reads by. Rows of a
+    ``hosted`` one may read segments in the host's memory."""
+
+    works: tuple[WorkKey, ...]
+    layers: tuple[int, ...]
+    hosted: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The rows of a step."""
+        return self.works[0].capacity.rows
+
+
+class _Lists(NamedTuple):
+    """One work list of a captured step, and the numbers of what is chosen in it."""
+
+    work: WorkBuffer
+    choice: ChoiceBuffer | None
+    device: DeviceChoice | None
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """What was captured once and runs again over what stands in its tensors then."""
+
+    def replay(self) -> None:
+        """Run."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured step: its lists, which are rewritten, and the logits that a replay writes."""
+
+    graph: Replayable
+    lists: Sequence[_Lists]
+    logits: Tensor
+
+    def load(self, step: HostStep, rows: Mapping[str, IntArray]) -> None:
+        """Bring the numbers of a step to the lists, those of its rows to the first."""
+        for nth, (lists, (work, choice)) in enumerate(zip(self.lists, step.works, strict=True)):
+            lists.work.load(work, {} if nth else rows)
+            if lists.choice is not None and choice is not None:
+                lists.choice.load(choice)
+
+    def replay(self) -> None:
+        """Run what was loaded last."""
+        self.graph.replay()
+        for lists in self.lists:
+            lists.work.sent()
+
+    def tell(self, step: HostStep) -> None:
+        """Tell the rows of a step that was replayed what only the device counts."""
+        for lists, (_, choice) in zip(self.lists, step.works, strict=True):
+            if lists.device is not None and choice is not None:
+                lists.device.tell(choice)
+
+
+@dataclass(eq=False)
+class StepGraphs:
+    """The graphs of one model over one pool, captured when they are first needed."""
+
+    model: Decoder
+    attention: PagedAttention
+    max_num_seqs: int
+    replays: int = 0
+    _graphs: dict[GraphKey, _Graph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device = self.model.device
+        self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def num_captured(self) -> int:
+        """Steps captured so far."""
+        return len(self._graphs)
+
+    def run(
+        self,
+        rows: RowInputs,
+        decode: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        previous: Int[Tensor, " sampled"] | None,
+    ) -> StepResult | None:
+        """The result of a step, or None if it has too many rows for a graph."""
+        if rows.num_rows > MAX_ROWS or (previous is not None and len(previous) > MAX_ROWS):
+            return None
+        step = self.attention.host_step(decode, chunks, padded_rows(rows.num_rows))
+        if step is None:
+            return None
+        reads_hosted = any(row.hosted for row in decode)
+        graph = self._graph_for(rows.num_rows, step, reads_hosted)
+        if previous is not None:
+            self._previous[: len(previous)].copy_(previous)
+        graph.load(step, _row_numbers(rows, padded_rows(rows.num_rows)))
+        if reads_hosted:
+            # last of all: it waits until the step before has read
+            self.attention.load_hosted(decode, padded_rows(rows.num_rows))
+        launched = time.perf_counter()
+        graph.replay()
+        graph.tell(step)
+        if reads_hosted:
+            self.attention.sent()
+        self.replays += 1
+        logits = graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
+        return StepResult(logits, step.reads.groups, step.reads.selected, launched)
+
+    def usual(self) -> list[GraphKey]:
+        """What usual steps are replayed by: every number of rows, for short and for long work
+        lists, with rows that read alone and with rows that read one segment together; and few rows
+        that read around tokens that are replaced. More rows than sequences are those of
+        questions."""
+        most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
+        keys = []
+        for rows in reversed(padded_sizes()):
+            kinds: tuple[Kind, ...] = ("alone", "alone, in parts", "behind one, long")
+            kinds += ("behind one",) if rows <= most else ()
+            kinds += ("patched",) if rows <= _USUALLY_PATCHED else ()
+            for kind in kinds:
+                keys += [self._usual_key(rows, kind, entries) for entries in _ENTRIES]
+        return list(dict.fromkeys(key for key in keys if key is not None))
+
+    def prepare(self, key: GraphKey) -> None:
+        """Capture steps like that, unless they are."""
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key, [None])
+
+    def _usual_key(self, num_rows: int, kind: Kind, entries: int) -> GraphKey | None:
+        """What steps of such rows with a list for so many entries are replayed by, if any are."""
+        rows = _example_rows(num_rows, kind, self.attention.pool.page_size)
+        step = self.attention.host_step(rows, (), num_rows)
+        assert step is not None, "a step of decode rows only is all work list"
+        key = _key_of(num_rows, *step.works[0])
+        whole = any(tile.whole for tile in key.tiles)
+        # rows of one state have no more of them in any step
+        if key.capacity.entries > entries or (whole and key.capacity.entries < entries):
+            return None
+        capacity = replace(key.capacity, entries=entries)
+        return GraphKey((key._replace(capacity=capacity),), step.layers)
+
+    def _graph_for(self, num_rows: int, step: HostStep, hosted: bool) -> _Graph:
+        works = tuple(_key_of(num_rows, *listed) for listed in step.works)
+        key = GraphKey(works, step.layers, hosted)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key, [choice for _, choice in step.works])
+        return self._graphs[key]
+
+    def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
+        device = self.model.device
+        lists = _lists(key, choices, device)
+        hosted = self.attention.hosted_room(key.rows) if key.hosted else None
+        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._forward(key, lists, hosted)
+            for some in lists:
+                some.work.unsent()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # threads of the tiers may wait for the device meanwhile
+        with undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
+            logits = self._forward(key, lists, hosted)
+        return _Graph(graph, lists, logits)
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        return torch.cuda.Stream(self.model.device)
+
+    def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
+        for some in lists:
+            some.work.fetch()
+        tokens, slots, places, wanted = _rows_of(lists[0].work)
+        works = [(some.work.work, some.device) for some in lists]
+        attend = self.attention.over(works, key.layers, slots, places, hosted)
+        hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
+        return self.model.logits(hidden.index_select(0, wanted))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nothing is collected meanwhile: a graph that nobody holds any more must not be freed in the
+    middle of a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey:
+    capacity = WorkCapacity(
+        padded_rows(num_rows),
+        room_for(work.num_items, 512, 8),
+        room_for(work.num_entries, _ENTRIES[padded_rows(num_rows) > _FEW_LISTED], 8),
+        room_for(work.num_pages, 8192, 4),
+        room_for(work.num_mask_words, 1024, 8) if work.num_mask_words else 0,
+    )
+    return WorkKey(capacity, work.tiles, () if choice is None else choice.key)
+
+
+def _lists(
+    key: GraphKey, choices: Sequence[HostChoice | None], device: torch.device
+) -> list[_Lists]:
+    """The lists of a graph, the first with room for the numbers of its rows; so far it has none."""
+    made: list[_Lists] = []
+    for work_key, choice in zip(key.works, choices, strict=True):
+        # 64 bits each
+        more = {} if made else dict.fromkeys(_ROW_NUMBERS, 2 * key.rows)
+        work = WorkBuffer(work_key.capacity, work_key.tiles, device, more)
+        if choice is None:
+            made.append(_Lists(work, None, None))
+            continue
+        buffer = ChoiceBuffer(choice, device)
+        chosen = DeviceChoice(work.work, buffer, choice.how, choice.kept)
+        made.append(_Lists(work, buffer, chosen))
+    _, slots, _, _ = _rows_of(made[0].work)
+    slots.fill_(-1)
+    return made
+
+
+def _rows_of(work: WorkBuffer) -> list[Tensor]:
+    """Tokens, slots and places of the rows of a step on the device, and whose logits are wanted."""
+    return [work.numbers[name].view(torch.int64) for name in _ROW_NUMBERS]
+
+
+def _row_numbers(rows: RowInputs, padded: int) -> dict[str, IntArray]:
+    """The same on the host, as `_rows_of` finds them; rows that pad have slot -1."""
+    told = np.zeros((len(_ROW_NUMBERS), padded), dtype=np.int64)
+    told[1] = -1
+    told[:3, : rows.num_rows] = rows.table
+    wanted = range(rows.num_rows) if rows.wanted is None else rows.wanted
+    told[3, : len(wanted)] = wanted
+    return dict(zip(_ROW_NUMBERS, told.view(np.int32), strict=True))
+
+
+def padded_sizes() -> list[int]:
+    """The numbers of rows that graphs are captured for."""
+    fine = range(_FINE, 8 * _FINE, _FINE)
+    return [1, 2, 4, 8, *fine, *range(8 * _FINE, MAX_ROWS + 1, _COARSE)]
+
+
+def padded_rows(num_rows: int) -> int:
+    """The smallest number of rows with a graph that holds ``num_rows``."""
+    return next(size for size in padded_sizes() if size >= num_rows)
+
+
+def room_for(count: int, least: int, factor: int) -> int:
+    """A capacity that holds ``count``: one of few, since each has graphs of its own."""
+    capacity = least
+    while capacity < count:
+        capacity *= factor
+    return capacity
+
+
+def _example_rows(num_rows: int, kind: Kind, page_size: int) -> list[DecodeRow]:
+    """Decode rows such as usual steps have; their pages are never read."""
+
+    def span(first: int, offset: int, length: int, **other: Any) -> ReadSpan:
+        return ReadSpan(range(first, first - (-length // page_size)), offset, length, **other)
+
+    common = span(0, 0, 4096, sharable=4096 // page_size)
+    settled: tuple[ReadSpan, ...] = (common,) if kind.startswith("behind") else ()
+    if kind == "patched":
+        hidden = np.ones(16, dtype=np.int32)
+        patch = span(600, 0, 16, sharable=0, places=range(16))
+        settled = (span(0, 0, 512, sharable=0, hidden=hidden), patch)
+    own = 500 if kind == "behind one, long" else 1
+    tails = (span(1000 + row, 4096, own, sharable=0) for row in range(num_rows))
+    before = [settled] * num_rows
+    if kind == "alone, in parts":
+        before = [(span(2000 + row, 0, page_size, sharable=0),) for row in range(num_rows)]
+    return [DecodeRow(4095 + own, read, tail) for read, tail in zip(before, tails, strict=True)]

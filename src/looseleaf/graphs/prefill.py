@@ -1,0 +1,367 @@
+"""Passes of few new rows as CUDA graphs: those that blend, those whose documents are still
+arriving, and where the device reads spans in parts all that nothing decodes beside.
+
+A graph is a stretch of layers (`looseleaf.graphs.piecewise`). As in `StepGraphs`, what differs from
+pass to pass is data, which the first graph fetches."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.buffers.span_buffer import SpanBuffer, SpanCapacity
+from looseleaf.attention.paged import PagedAttention
+from looseleaf.attention.plan.chunks import PrefillChunk, host_spans
+from looseleaf.attention.plan.host_spans import HostSpans
+from looseleaf.attention.plan.lists import IntArray
+from looseleaf.attention.watched import (
+    WATCHED_ROWS,
+    ChunkStep,
+    Watch,
+    WatchedStep,
+    watched_chunks,
+)
+from looseleaf.graphs.decode import Replayable, room_for, undisturbed
+from looseleaf.graphs.late_rows import Entering
+from looseleaf.graphs.layerwise import follow
+from looseleaf.graphs.piecewise import Cutting, stretches
+from looseleaf.graphs.row_buffer import RowBuffer
+from looseleaf.graphs.rows import RowInputs, to_device
+from looseleaf.graphs.step_result import StepResult
+from looseleaf.kv.store import Arriving
+from looseleaf.models import Decoder
+from looseleaf.ops.hopper import attention as hopper_attention
+from looseleaf.types import Attend
+
+# the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 480
+_FEW = (16, 32, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512)
+_MANY = (576, 640, 768, 896, 1024)
+_PADDED = (*_FEW, *_MANY)
+# past this the layers compute for longer than their launches take
+MAX_ROWS = _PADDED[-1]
+Within = Callable[[Attend], Attend]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A captured pass: ``graphs`` to run in order, each once the documents' keys of the layer that
+    ``stops`` names have come."""
+
+    graphs: Sequence[Replayable]
+    stops: Sequence[int]
+    buffer: SpanBuffer
+    logits: Tensor
+
+
+class PassKey(NamedTuple):
+    """What the graphs of a pass are made for: rows and what they read, and the layer that some of
+    its rows enter at, if any do."""
+
+    rows: SpanCapacity
+    enters: int | None
+
+
+@dataclass(frozen=True)
+class _WatchKey:
+    """What the graphs of a watched pass are made for: rows and what they read, what is watched of
+    it in which layers, and how many layers they pass."""
+
+    rows: SpanCapacity
+    watched: SpanCapacity
+    keys: int
+    layers: tuple[int, ...]
+    depth: int
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A captured watched pass, with its numbers; ``received`` is what its graphs write."""
+
+    graphs: Sequence[Replayable]
+    stops: Sequence[int]
+    buffer: SpanBuffer
+    watched: SpanBuffer
+    weight: Tensor
+    before: Tensor
+    received: Tensor
+
+
+@dataclass(eq=False)
+class PassGraphs:
+    """The graphs of one model over one pool, captured when they are first needed."""
+
+    model: Decoder
+    attention: PagedAttention
+    replays: int = 0
+    _passes: dict[PassKey, _Pass] = field(default_factory=dict)
+    _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
+    # when the latest pass has fetched its numbers: those of the next are written behind it
+    _fetched: torch.cuda.Event | None = None
+
+    def __post_init__(self) -> None:
+        self._rows = RowBuffer(MAX_ROWS, self.model.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._fetched = torch.cuda.Event()
+
+    @property
+    def num_captured(self) -> int:
+        """Passes captured so far."""
+        return len(self._passes) + len(self._watching)
+
+    def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether a step of ``chunks`` only, which blend nothing and follow nothing, is a pass
+        rather than a step that replays by work list: spans take the host half of the time to list,
+        and the device up to half of the time to read (docs/log.md)."""
+        return self.has_units and self.attention.planner.by_work_list(chunks)
+
+    def run(
+        self,
+        rows: RowInputs,
+        chunks: Sequence[PrefillChunk],
+        awaited: Sequence[Arriving],
+        entering: Sequence[Entering] = (),
+    ) -> StepResult | None:
+        """The result of a step of these chunks only, or None if it is not for a
+        graph. Rows that are ``entering`` do so at one layer. Each layer comes behind that layer of
+        the documents ``awaited``, and the call raises what waiting for them raises."""
+        layers = list(dict.fromkeys(some.layer for some in entering))
+        if len(layers) > 1:
+            return None
+        if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
+            return None
+        spans = self.attention.planner.host_spans(chunks)
+        capacity = capacity_for(spans, _padded(rows.num_rows))
+        if not capacity.holds(spans):
+            return None
+        captured = self._pass_for(PassKey(capacity, layers[0] if layers else None))
+        self._await_fetch()
+        self._load(rows.table, rows.wanted, entering)
+        captured.buffer.load(spans)
+        launched = self._replay(captured, awaited)
+        return StepResult.of_chunks(captured.logits[: len(rows.wanted)], launched)
+
+    def received(
+        self,
+        table: IntArray,
+        chunks: Sequence[PrefillChunk],
+        watch: Watch,
+        depth: int,
+        awaited: Sequence[Arriving],
+    ) -> tuple[Float[Tensor, " keys"], float] | None:
+        """What keys get in a watched pass of the rows of ``chunks`` through the first ``depth``
+        layers, and when it was launched, or None if it is not for a graph; ``table`` is that of
+        `RowInputs`. Raises as `run` does."""
+        if table.shape[1] > MAX_ROWS:
+            return None
+        key, spans, watched = self._watch_key(chunks, watch, depth)
+        if not key.rows.holds(spans) or not key.watched.holds(watched):
+            return None
+        captured = self._watched_for(key)
+        self._await_fetch()
+        self._load(table, ())
+        captured.buffer.load(spans)
+        # blocks of keys are dealt span by span: those that are not there have none
+        lengths = np.zeros(key.watched.spans, dtype=np.int32)
+        lengths[: watched.num_spans] = watched.arrays["span_length"]
+        captured.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
+        numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
+        told = to_device(numbers, self.model.device)
+        captured.weight[: told.shape[1]].copy_(told[0])
+        captured.before[: told.shape[1]].copy_(told[1])
+        launched = self._replay(captured, awaited)
+        return captured.received[: watch.num_keys], launched
+
+    def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
+        """What the graphs are made for of a pass of ``chunks``, all of which enter at the first
+        layer."""
+        num_rows = sum(len(chunk.positions) for chunk in chunks)
+        spans = self.attention.planner.host_spans(chunks)
+        return PassKey(capacity_for(spans, _padded(num_rows)), None)
+
+    def prepare(self, key: PassKey) -> None:
+        """Capture passes like that, unless they are."""
+        self._pass_for(key)
+
+    def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
+        """The same of watched passes."""
+        self._watched_for(self._watch_key(chunks, watch, depth)[0])
+
+    def _pass_for(self, key: PassKey) -> _Pass:
+        if key not in self._passes:
+            self._passes[key] = self._capture(key)
+        return self._passes[key]
+
+    def _watched_for(self, key: _WatchKey) -> _Watched:
+        if key not in self._watching:
+            self._watching[key] = self._capture_watched(key)
+        return self._watching[key]
+
+    def _watch_key(
+        self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int
+    ) -> tuple[_WatchKey, HostSpans, HostSpans]:
+        """What a watched pass is made for, and its lists."""
+        spans = self.attention.planner.host_spans(chunks)
+        watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
+        rows = capacity_for(spans, _padded(sum(len(chunk.positions) for chunk in chunks)))
+        key = _WatchKey(
+            rows,
+            capacity_for(watched, rows.rows),
+            room_for(watch.num_keys, 4096, 2),
+            tuple(layer for layer in range(depth) if layer in watch.layers),
+            depth,
+        )
+        return key, spans, watched
+
+    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> float:
+        """Run a pass; returns when its launches began, on the clock `time.perf_counter`."""
+        launched = time.perf_counter()
+        for graph, stop in zip(captured.graphs, captured.stops, strict=True):
+            follow(awaited, stop)
+            graph.replay()
+            if graph is captured.graphs[0] and self._fetched is not None:
+                self._fetched.record()
+        self.replays += 1
+        return launched
+
+    def _await_fetch(self) -> None:
+        if self._fetched is not None:
+            self._fetched.synchronize()
+
+    def _load(
+        self, table: IntArray, wanted: Sequence[int], entering: Sequence[Entering] = ()
+    ) -> None:
+        """Write the numbers of the rows, and bring the states of those that enter late."""
+        self._rows.load(table, wanted, [some.rows for some in entering])
+        for some in entering:
+            rows = to_device(torch.from_numpy(some.rows), self.model.device)
+            self._entering[rows] = some.hidden
+
+    @cached_property
+    def has_units(self) -> bool:
+        """Whether the device reads span lists by their units, in every layer."""
+        k_pages = self.attention.pool.layer(0)[0]
+        return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        return torch.cuda.Stream(self.model.device)
+
+    @cached_property
+    def _entering(self) -> Tensor:
+        """The hidden states of rows that enter behind the first layer; of others, anything."""
+        size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
+        return torch.zeros(size, dtype=model.dtype, device=model.device)
+
+    def _capture(self, key: PassKey) -> _Pass:
+        buffer = SpanBuffer(key.rows, self.model.device)
+
+        def run(within: Within) -> Tensor:
+            self._rows.fetch()
+            buffer.fetch()
+            return self._forward(buffer, key.enters, within)
+
+        logits, graphs, stops = self._cut(run, self.model.config.num_layers)
+        return _Pass(graphs, stops, buffer, logits)
+
+    def _capture_watched(self, key: _WatchKey) -> _Watched:
+        device = self.model.device
+        buffers = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
+        weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
+        before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
+
+        def run(within: Within) -> Tensor:
+            for numbers in (self._rows, *buffers):
+                numbers.fetch()
+            return self._watch(key, buffers, (weight, before), within)
+
+        received, graphs, stops = self._cut(run, key.depth)
+        return _Watched(graphs, stops, *buffers, weight, before, received)
+
+    def _cut(
+        self, run: Callable[[Within], Tensor], depth: int
+    ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
+        """Capture ``run``, a pass through the first ``depth`` layers, in stretches."""
+        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        self._await_fetch()
+        self._rows.clear()
+        starts, side = stretches(depth), self._side
+        cutting = Cutting(starts[1:], self._pool)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(lambda attend: attend)
+            torch.cuda.synchronize(self.model.device)
+            with undisturbed():
+                cutting.begin()
+                try:
+                    result = run(cutting.within)
+                finally:  # a stream that still captures would take nothing else
+                    cutting.end()
+        torch.cuda.current_stream().wait_stream(side)
+        return result, cutting.graphs, [start - 1 for start in starts[1:]] + [depth - 1]
+
+    def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
+        tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
+        wanted = self._rows.numbers[4, : buffer.capacity.requests]
+        if enters is None:
+            attend = self.attention.over_spans(buffer.spans, slots, places)
+            hidden = self.model.forward(tokens, within(attend))
+            return self.model.logits(hidden.index_select(0, wanted))
+        kept = before.clone()
+
+        def enter(layer: int, hidden: Tensor) -> Tensor:
+            kept.copy_(slots)
+            return torch.where((before < 0)[:, None], self._entering[: len(hidden)], hidden)
+
+        attend = self.attention.over_spans(buffer.spans, kept, places)
+        hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))
+        return self.model.logits(hidden.index_select(0, wanted))
+
+    def _watch(
+        self,
+        key: _WatchKey,
+        buffers: tuple[SpanBuffer, SpanBuffer],
+        numbers: tuple[Tensor, Tensor],
+        within: Within,
+    ) -> Tensor:
+        tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
+        rows, watched = buffers
+        step = ChunkStep(self.attention, rows.spans, slots, places)
+        received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
+        seen = WatchedStep(step, watched.spans, key.layers, *numbers, received)
+        hook = None if key.depth == self.model.config.num_layers else no_rows
+        self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
+        return seen.received
+
+
+def no_rows(layer: int, hidden: Tensor) -> Tensor:
+    """The hook that lets no row pass."""
+    return hidden[:0]
+
+
+def _padded(num_rows: int) -> int:
+    return next(size for size in _PADDED if size >= num_rows)
+
+
+def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
+    """One of few capacities that hold ``spans``, since each has graphs of its own."""
+    words = spans.num_mask_words
+    return SpanCapacity(
+        rows,
+        room_for(spans.num_tiles, 4, 2),
+        room_for(spans.num_requests, 2, 4),
+        room_for(spans.num_spans, 16, 4),
+        room_for(spans.num_pages, 2048, 4),
+        room_for(words, 1024, 4) if words else 0,
+        spans.parts,
+        room_for(spans.num_units, 16, 2) if spans.num_units else 0,
+        room_for(spans.num_states, 1024, 2) if spans.num_states else 0,
+        room_for(spans.num_gathered, 4096, 2) if spans.num_gathered else 0,
+        spans.groups,
+    )

@@ -1,0 +1,253 @@
+"""From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
+
+import gc
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import looseleaf.assets
+from looseleaf.assets import REFERENCE_MODELS, checkpoint_of, folder_of
+from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, RopeConfig
+from looseleaf.engine.engine import Engine, EngineParts
+from looseleaf.engine.runner.runner import OnProgress, Runner, pool_dtype
+from looseleaf.errors import CheckpointNotFound, InvalidOption
+from looseleaf.kv.keys import KeySpace
+from looseleaf.machine.limits import available_memory
+from looseleaf.machine.threads import ThreadChoice, fit_threads
+from looseleaf.models import (
+    Decoder,
+    Tokenizer,
+    find_checkpoint,
+    load_weights,
+    model_fingerprint,
+    names_of_advice,
+    read_config,
+)
+from looseleaf.models.checkpoint.checkpoint import list_tensors
+from looseleaf.models.checkpoint.file_state import folder_state, require_unchanged
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.rope.frames import model_rope_fingerprint
+from looseleaf.tiers import Tiers
+
+_log = logging.getLogger(__name__)
+
+# some times the longest context of any model; more are a slip, or written to fill the memory
+_MOST_POSITIONS = 1 << 24
+
+_CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
+    "auto": "auto",
+    "native": "native",
+    "torch": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint on its device, and all that does not change from engine to engine over it.
+
+    ``shape`` has the RoPE law frozen at ``max_model_len``.
+    """
+
+    folder: Path
+    shape: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer
+    fingerprint: bytes
+    max_model_len: int
+    threads: ThreadChoice | None = None
+
+
+def load_engine(
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+    implementation: Implementation = "auto",
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Engine:
+    """An engine over the checkpoint ``model``, which is as `find_model` has it.
+
+    ``on_progress`` hears how far it is with what takes long. Raises ModelError (CheckpointNotFound,
+    CorruptCheckpoint, UnsupportedModel) or InvalidOption.
+    """
+    config = config or EngineConfig()
+    return make_engine(load_model(model, config), config, implementation, on_progress)
+
+
+def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
+    """The checkpoint ``model`` on the device, in the dtype and for the length that ``config`` asks
+    for; its fingerprint is one for the tiers that ``config`` has. Raises as `load_engine` does.
+    """
+    folder = find_model(model)
+    device = pick_device(config.device)
+    files = folder_state(folder)
+    shape = read_config(folder)
+    max_model_len = _pick_length(config.max_model_len, shape, folder)
+    shape = shape.frozen_at(max_model_len)
+    # before the weights, which take minutes: what is wrong with the small files is told at once
+    tokenizer = Tokenizer(folder)
+    if tokenizer.last_token_id >= shape.vocab_size:
+        name = tokenizer.written(tokenizer.last_token_id)
+        _log.warning(
+            "the tokenizer has tokens that the model does not have, such as %r: the model has %d; "
+            "texts with one of them are refused", name, shape.vocab_size,
+        )  # fmt: skip
+    if advice := names_of_advice(folder):
+        _log.info(
+            "generation_config.json has %s: SamplingParams don't take that by themselves",
+            ", ".join(advice),
+        )
+    dtype = _pick_dtype(config, shape, device)
+    if device.type == "cpu":
+        _compare_with_memory(folder, dtype)
+    make_room(device)
+    threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
+    weights = load_weights(folder, shape, dtype, device)
+    fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
+    require_unchanged(folder, files)
+    return LoadedModel(
+        folder, shape, Decoder(shape, weights), tokenizer, fingerprint, max_model_len, threads
+    )
+
+
+def make_room(device: torch.device) -> None:
+    """Let go of what engines that nobody holds any more have on a GPU: they stay until Python looks
+    for objects that hold each other, and what PyTorch lacks it does not look for there."""
+    if device.type != "cpu":
+        gc.collect()
+
+
+def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
+    """Say it if the weights take more than is free: a system that swaps is slow, another one ends
+    the process without a word."""
+    numbers = sum(math.prod(entry.shape) for entry in list_tensors(folder).values())
+    needed, free = numbers * dtype.itemsize, available_memory()
+    if needed > free:
+        _log.warning(
+            "the weights take %.1f GiB and %.1f GiB of memory are free, so loading may fail or end "
+            "the process: close other programs, raise the container's limit, or take a smaller "
+            "model%s", needed / 2**30, free / 2**30,
+            "" if dtype.itemsize == 2 else " or dtype='bfloat16'",
+        )  # fmt: skip
+
+
+def make_engine(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    implementation: Implementation = "auto",
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Engine:
+    """An engine with a pool of its own over a loaded model, which several may share."""
+    decoder, max_model_len = loaded.decoder, loaded.max_model_len
+    stored = pool_dtype(decoder, config.cache)
+    # what is stored in eight bits was rounded before, in the dtype that computed it
+    precision = str(stored) if stored == decoder.dtype else f"{stored} of {decoder.dtype}"
+    keys = KeySpace.create(
+        model=loaded.fingerprint,
+        rope=model_rope_fingerprint(loaded.shape),
+        kv_dtype=precision,
+        salt=config.salt,
+        page_size=config.cache.page_size,
+    )
+    if implementation == "auto" and decoder.device.type == "cpu":
+        implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
+    runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
+    tiers = Tiers.create(config.tiers, runner.pool)
+    about = max_model_len, tiers, loaded.threads
+    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, *about))
+
+
+def find_model(model: str | Path | None) -> Path:
+    """The folder of a checkpoint: a folder, a hub id, or a reference model:
+    ``looseleaf-reference``, which None stands for, or ``looseleaf-reference-causal``. A folder that
+    exists wins.
+
+    Raises CheckpointNotFound."""
+    if model is None:
+        return reference_model()
+    if not isinstance(model, str | os.PathLike):
+        raise CheckpointNotFound(
+            f"a model is a folder, a hub id or a name, not {type(model).__name__}: write it as in "
+            "LLM('folder')"
+        )
+    name = folder_of(str(model))
+    return find_checkpoint(model) if name is None or Path(model).exists() else reference_model(name)
+
+
+def reference_model(name: str = "block") -> Path:
+    """The path of a reference model, by its name or its folder's: ``block`` or ``causal``."""
+    folder = checkpoint_of(name)
+    if folder not in REFERENCE_MODELS.values():
+        raise CheckpointNotFound(
+            f"no reference model {name!r}: there are {', '.join(REFERENCE_MODELS)}"
+        )
+    return Path(looseleaf.assets.__path__[0]) / folder
+
+
+def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:
+    limit = longest_context(shape)
+    if asked is not None and limit is not None and asked > limit:
+        raise InvalidOption(
+            f"max_model_len={asked} is more than the {limit} tokens that this model can read: "
+            "lower it, or leave it out",
+            "max_model_len",
+        )
+    if asked is None and shape.max_position_embeddings > _MOST_POSITIONS:
+        raise InvalidOption(
+            f"{folder / 'config.json'} says {shape.max_position_embeddings} positions, whose table "
+            "takes gigabytes: give max_model_len",
+            "max_model_len",
+        )
+    return asked or shape.max_position_embeddings
+
+
+def longest_context(shape: ModelConfig) -> int | None:
+    """The most tokens that a model's positions reach, by its configuration; None if the RoPE laws
+    of all layers stretch to any length.
+    """
+    reaches = (_reach(rope, shape.max_position_embeddings) for rope in shape.ropes)
+    return min((reach for reach in reaches if reach is not None), default=None)
+
+
+def _reach(rope: RopeConfig, stated: int) -> int | None:
+    if rope.law in ("none", "dynamic"):
+        return None
+    # these stretch what the model was trained on, and not every configuration counts that in
+    if rope.law == "linear":
+        return int(stated * max(rope.factor, 1.0))
+    if rope.law == "yarn":
+        return max(stated, int((rope.original_max_position_embeddings or stated) * rope.factor))
+    return stated
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, ``auto`` for a GPU if there is one.
+
+    Raises InvalidOption if it is unknown or not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda", "device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidOption(
+            f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto",
+            "device",
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda", "device")
+    return device
+
+
+def _pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device) -> torch.dtype:
+    asked = shape.torch_dtype if config.dtype == "auto" else config.dtype
+    dtype: torch.dtype = getattr(torch, asked)
+    if config.dtype == "auto" and device.type == "cpu" and dtype is not torch.float32:
+        # half precision is slower than fp32 on CPUs that have no instructions for it
+        fast = dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+        return dtype if fast else torch.float32
+    return dtype

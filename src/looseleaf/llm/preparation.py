@@ -1,0 +1,76 @@
+"""What a request needs before the engine's thread sees it: its prompt's tokens and its grammar.
+
+Both are made in threads that salts take in fair turns, so that a salt's slow work delays no other.
+"""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from looseleaf.engine.engine import Engine
+from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.errors import DeadlineExceeded
+from looseleaf.models.tokenizer.tokenizer import LONG_TEXT
+from looseleaf.prompt.builder import num_characters
+from looseleaf.sampling_params import Grammar
+from looseleaf.sandbox import Turns
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_GRAMMAR_THREADS = 3
+# as many processes may run, each with a tokenizer
+_SANDBOX_THREADS = 4
+# that many messages in short texts take as long as one long text
+_MANY_MESSAGES = 100
+
+
+class Preparation:
+    """The threads of one engine that make prompts, and those that compile grammars."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._grammars, self._sandboxes = engine.grammars, engine.sandboxes
+        self._is_bounded = engine.tokenizer.is_bounded
+        threads = min(32, (os.cpu_count() or 1) + 4) if self._is_bounded else _SANDBOX_THREADS
+        self._prompt_turns = Turns(threads, "looseleaf-prompts")
+        self._grammar_turns = Turns(_GRAMMAR_THREADS, "looseleaf-grammars")
+
+    def is_quick(self, given: object) -> bool:
+        """Whether a prompt or a conversation becomes tokens within a millisecond."""
+        many = isinstance(given, list | tuple) and len(given) > _MANY_MESSAGES
+        return self._is_bounded and not many and num_characters(given) < LONG_TEXT
+
+    async def make(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """What ``make`` returns, such as a prompt. Raises EngineClosed."""
+        return await self._prompt_turns.run(salt, make, *args, **named)
+
+    async def compile(
+        self, grammar: Grammar | None, salt: str, limit: float | None
+    ) -> CompiledGrammar | None:
+        """``grammar``, compiled; None for none. Raises DeadlineExceeded after ``limit`` seconds,
+        EngineClosed, and what `GrammarCompiler.compile` raises."""
+        if grammar is None:
+            return None
+        grammars = self._grammars
+        compiled = grammars.find(grammar, salt)
+        if compiled is not None:
+            return compiled
+        due = math.inf if limit is None else time.monotonic() + limit
+        try:
+            async with asyncio.timeout(limit):
+                return await self._grammar_turns.run(salt, grammars.compile, grammar, salt, due)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the grammar was not compiled within the request's deadline of {limit:g} s: "
+                "simplify it, or ask again in a while"
+            ) from error
+
+    def close(self) -> None:
+        """Refuse what waits, and end the processes that are at work."""
+        self._prompt_turns.close()
+        self._grammar_turns.close()
+        for sandbox in self._sandboxes:
+            sandbox.close()

@@ -1,0 +1,1 @@
+"""The limits of the machine that runs this process: memory, cores and threads."""

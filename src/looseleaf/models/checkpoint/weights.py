@@ -1,0 +1,291 @@
+"""Weights of a decoder from safetensors files, fused as the decoder reads them.
+
+What checkpoints keep apart (q, k and v; gate and up) becomes one matrix, filled part by part in its
+final dtype and on its final device, so that decode runs one product each and loading never holds
+two copies.
+"""
+
+import logging
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Lock, local
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
+from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, some
+from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.linear import Projection, pack
+
+_log = logging.getLogger(__name__)
+
+# with more, threads wait for the memory and for each other
+_MOST_THREADS = 8
+# rows that are compared at a time
+_COMPARED_ROWS = 4096
+_FUSED_GATES = ("phi3", "glm", "glm4")
+# buffers that old checkpoints carry and that are computed here
+_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
+
+
+class _NormNames(NamedTuple):
+    """What a family calls the norms in front of attention and MLP and behind them."""
+
+    input: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    output: str = "post_attention_layernorm"
+    down: str = "post_feedforward_layernorm"
+
+
+_NORM_NAMES = {
+    "gemma2": _NormNames(mlp="pre_feedforward_layernorm"),
+    "gemma3_text": _NormNames(mlp="pre_feedforward_layernorm"),
+    "glm4": _NormNames(output="post_self_attn_layernorm", down="post_mlp_layernorm"),
+}
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    packed: bool = True,
+    threads: int | None = None,
+) -> DecoderWeights:
+    """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
+
+    ``packed`` lets matrices take the layout that this machine multiplies by fastest, if it has one.
+    Layers are read by ``threads`` threads at a time, by default as many as the machine has cores,
+    eight at most: reading and converting are faster so, and as much memory is used but for that of
+    the layers that are being packed.
+    Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off, all of
+    it before the first one is read.
+    """
+    entries = by_canonical_name(folder, list_tensors(folder))
+    checker = _Checker(folder, entries)
+    _assemble(checker, config, threads=1)
+    checker.check_all_used(config)
+    with _Reader(folder, entries, (dtype, torch.device(device)), packed) as reader:
+        return _assemble(reader, config, threads or min(_MOST_THREADS, os.cpu_count() or 1))
+
+
+def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
+    final = "model.final_layernorm" if config.family == "phi" else "model.norm"
+    embedding, lm_head = _ends(reader, config)
+    with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
+        names = [f"model.layers.{index}." for index in range(config.num_layers)]
+        layers = tuple(pool.map(lambda name: _layer(reader, config, name), names))
+    return DecoderWeights(
+        embedding, layers, reader.norm(final, config.hidden_size, config), lm_head
+    )
+
+
+def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor, Projection]:
+    """Embedding and head: one matrix where they are tied, unless two that differ are stored."""
+    vocab, shapes = config.vocab_size, [(config.vocab_size, config.hidden_size)]
+    tied = config.tie_word_embeddings
+    # Transformers ties either to the other, whichever is stored
+    source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
+    embedding = reader.fused([source], [*shapes])
+    if tied and (source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, shapes[0])):
+        head = embedding
+    else:
+        head = reader.fused([HEAD], [*shapes])
+    bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
+    return embedding, reader.settle(Projection(head, bias))
+
+
+def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
+    norms = _NORM_NAMES.get(config.family, _NormNames())
+    q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
+    qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
+    if config.family in _FUSED_GATES:
+        up_names, up_sizes = ["gate_up_proj"], [2 * inner]
+    elif not config.gated_mlp:
+        up_names, up_sizes = ["fc1"], [inner]
+    output_name = "dense" if config.family == "phi" else "o_proj"
+    down_name = "down_proj" if config.gated_mlp else "fc2"
+
+    def norm(name: str, is_there: bool) -> Norm | None:
+        return reader.norm(prefix + name, hidden, config) if is_there else None
+
+    def head_norm(name: str, size: int) -> Tensor | None:
+        size = size if config.joint_qk_norm else config.head_dim
+        return reader.norm(attention + name, size, config).weight if config.qk_norm else None
+
+    return LayerWeights(
+        input_norm=norm(norms.input, config.pre_norms),
+        qkv=reader.projection(
+            [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
+        ),
+        output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
+        mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
+        gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
+        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
+        q_norm=head_norm("q_norm", q_size),
+        k_norm=head_norm("k_norm", kv_size),
+        output_norm=norm(norms.output, config.post_norms),
+        down_norm=norm(norms.down, config.post_norms),
+    )
+
+
+class _Checker:
+    """What a decoder asks for by name, held against what the files have; nothing is read.
+
+    Its tensors have shapes and no memory.
+    """
+
+    def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
+        self._folder, self._entries = folder, entries
+        self._used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
+        weight = self.fused(
+            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
+        )
+        offset = [name + ".bias" for name in names]
+        shapes = [(size,) for size in sizes]
+        return self.settle(Projection(weight, self.fused(offset, [*shapes]) if bias else None))
+
+    def settle(self, projection: Projection) -> Projection:
+        """``projection`` in the layout it will be read in."""
+        return projection
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
+        if config.norm_offset:
+            # Transformers adds the offset in fp32, whatever the model is in, and rounds the norm's
+            # result only: a weight near 1 in bf16 would have lost what training put into it
+            return Norm(self.fused([name + ".weight"], [(size,)], wide=True) + config.norm_offset)
+        weight = self.fused([name + ".weight"], [(size,)])
+        if config.norm == "rms":
+            return Norm(weight)
+        return Norm(weight, self.fused([name + ".bias"], [(size,)]))
+
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
+        missing = [name for name in names if name not in self._entries]
+        if missing:
+            raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; {misfit(self._folder)}")
+        for name, shape in zip(names, shapes, strict=True):
+            self._check(self._entries[name], shape)
+        self._used.update(names)
+        return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
+
+    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
+        """Whether two matrices have the same values in the dtype that they are read in."""
+        self.fused([one, other], [shape, shape])
+        return True
+
+    def check_all_used(self, config: ModelConfig) -> None:
+        ignored = {name for name in self._entries if _IGNORED.match(name)}
+        left = set(self._entries) - self._used - ignored
+        unknown = sorted(self._entries[name].name for name in left)
+        if unknown:
+            raise CorruptCheckpoint(
+                f"{self._folder} holds tensors that a {config.family} model of this shape has "
+                f"no place for: {some(unknown)}; config.json and the weights do not fit together"
+            )
+
+    def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+        if entry.dtype not in FLOATS:
+            raise UnsupportedModel(
+                f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]}; quantised "
+                "checkpoints are not supported, use one in float32, float16 or bfloat16"
+            )
+        if entry.shape != shape:
+            raise CorruptCheckpoint(
+                f"{self._folder}: {entry.name} has shape {list(entry.shape)}, config.json asks "
+                f"for {list(shape)}; config.json and the weights do not fit together"
+            )
+
+
+class _Reader(_Checker):
+    """Reads tensors by name into fused ones.
+
+    Several threads may read at a time, each through files of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        entries: dict[str, TensorEntry],
+        place: tuple[torch.dtype, torch.device],
+        packed: bool,
+    ) -> None:
+        super().__init__(folder, entries)
+        self._packed = packed
+        self._dtype, self._device = place
+        self._stack, self._local, self._lock = ExitStack(), local(), Lock()
+
+    def __enter__(self) -> "_Reader":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def settle(self, projection: Projection) -> Projection:
+        """``projection`` in the layout it will be read in; a packed one is a copy."""
+        return pack(projection) if self._packed else projection
+
+    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
+        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
+        size = (_rows(shapes), *shapes[0][1:])
+        dtype = torch.float32 if wide else self._dtype
+        whole = torch.empty(size, dtype=dtype, device=self._device)
+        for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
+            part.copy_(self._read(name))
+        return whole
+
+    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
+        for start in range(0, shape[0], _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            first, second = (self._read(name, rows).to(self._dtype) for name in (one, other))
+            if not torch.equal(first, second):
+                _log.warning(
+                    "%s: tie_word_embeddings is true, and the values of %s and %s differ: the "
+                    "model runs with both, as in Transformers; set tie_word_embeddings to false "
+                    "in config.json", self._folder, one, other,
+                )  # fmt: skip
+                return False
+        return True
+
+    def _read(self, name: str, rows: slice | None = None) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        entry = self._entries[name]
+        try:
+            files: dict[Path, Any] = self._local.__dict__.setdefault("files", {})
+            if entry.path not in files:
+                file = safe_open(str(entry.path), framework="pt")
+                with self._lock:
+                    files[entry.path] = self._stack.enter_context(file)
+            file = files[entry.path]
+            # a whole tensor is not copied
+            whole = rows is None
+            tensor: Tensor = (
+                file.get_tensor(entry.name) if whole else file.get_slice(entry.name)[rows]
+            )
+        except (SafetensorError, OSError) as error:
+            raise CorruptCheckpoint(
+                f"{entry.path} can't be read ({error}); download it again"
+            ) from error
+        return tensor
+
+
+def _rows(shapes: list[tuple[int, ...]]) -> int:
+    return sum(shape[0] for shape in shapes)

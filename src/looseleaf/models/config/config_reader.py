@@ -1,0 +1,87 @@
+"""From a checkpoint's ``config.json`` to a ``ModelConfig``.
+
+What Looseleaf does not implement is refused by name; nothing is skipped silently that would change
+a logit.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from looseleaf.config import ModelConfig
+from looseleaf.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidOption,
+    ModelError,
+    UnsupportedModel,
+)
+from looseleaf.models.checkpoint.checkpoint import list_tensors, refuse_other_formats
+from looseleaf.models.checkpoint.fields import Json, shown, switch
+from looseleaf.models.checkpoint.files import read_json
+from looseleaf.models.config.families import FAMILIES
+from looseleaf.models.config.rope_reader import require_frequencies
+
+_STORED = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of the checkpoint in ``folder``."""
+    refuse_other_formats(folder)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointNotFound(
+            f"{folder} holds no config.json; give the folder of a Hugging Face checkpoint"
+        )
+    config = parse_config(read_json(path), str(path))
+    if config.torch_dtype != "auto":
+        return config
+    return dataclasses.replace(config, torch_dtype=_dtype_of_tensors(folder))
+
+
+def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
+    """The configuration that the JSON object ``raw`` describes; ``source`` names it in errors.
+
+    ``torch_dtype`` is ``auto`` where it is left to the tensors.
+    """
+    family = raw.get("model_type")
+    build = FAMILIES.get(str(family))
+    if build is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedModel(
+            f"{source}: model family {shown(family)} is not supported; supported: {known}"
+        )
+    try:
+        _refuse_others(raw)
+        config = build(raw)
+        for rope in config.ropes:
+            require_frequencies(rope)
+        return config
+    except KeyError as error:
+        raise CorruptCheckpoint(f"{source} lacks {error.args[0]!r}; download it again") from error
+    except ModelError as error:
+        raise type(error)(f"{source}: {error}") from error
+    except InvalidOption as error:
+        raise CorruptCheckpoint(f"{source}: {error}; correct it") from error
+
+
+def _refuse_others(raw: Json) -> None:
+    """Refuse what makes another model of the same tensors."""
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else ""
+        raise UnsupportedModel(
+            f"quantization_config asks for the method {shown(method)}; quantised checkpoints are "
+            "not supported, use the one in float32, float16 or bfloat16 that it was made from"
+        )
+    if not switch(raw, "is_causal", True):
+        raise UnsupportedModel(
+            "is_causal is false: this model reads in both directions, to embed texts, and "
+            "Looseleaf only continues them; use a causal language model"
+        )
+
+
+def _dtype_of_tensors(folder: Path) -> str:
+    """That of the first tensor of floats, as Transformers has it for ``auto``."""
+    stored = (_STORED.get(entry.dtype) for entry in list_tensors(folder).values())
+    return next((dtype for dtype in stored if dtype), "float32")

@@ -1,1 +1,0 @@
-"""`looseleaf.ops.gated_linear` for 65 to 192 rows on Hopper: they read the matrix once."""

@@ -1,1 +1,0 @@
-"""Device functions of `looseleaf.ops.hopper_attention`; no operator of its own."""

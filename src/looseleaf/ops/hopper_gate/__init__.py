@@ -1,1 +1,0 @@
-"""Device functions of the gated products on Hopper; see `looseleaf.ops.gated_linear`."""

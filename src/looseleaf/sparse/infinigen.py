@@ -1,0 +1,56 @@
+"""Scores by a few dims of every key, after InfiniGen (arXiv 2406.19707), which guesses attention
+from some columns of queries and keys.
+
+InfiniGen skews the model's weights so that the columns can be fixed when the prompt is read, and
+guesses for the next layer. Here nothing is fixed: the dims are those in which the row's own query
+is largest, in the frame of the span, summed over the heads of the group, and the layer is the
+row's own. Keys are read for it, in these dims only; nothing is kept of a page."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.select.candidates import Candidates
+from looseleaf.kv.summaries import Summary
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Scores a page by its best key in a quarter of the dims."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """None: the keys themselves are read."""
+        return None
+
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """Some dims of every key."""
+        return page_size * self._num_dims(head_dim)
+
+    def scores(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Float[Tensor, "rows kv_heads group most"]:
+        """The largest partial product of any key of the page, scaled."""
+        pool, table, heads = candidates.pool, candidates.table, candidates.num_kv_heads
+        turned = candidates.turned(layer, q)
+        turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
+        num_dims = self._num_dims(turned.shape[-1])
+        dims = turned.abs().sum(2).topk(num_dims, -1).indices  # [spans, kv_heads, few]
+        few = turned.gather(3, dims[:, :, None].expand(-1, -1, turned.shape[2], -1))
+        k_pages, _ = pool.layer(layer)
+        head = torch.arange(heads, device=q.device)[:, None, None, None]
+        slot = torch.arange(pool.page_size, device=q.device)[:, None]
+        pages = table.pages[:, None, :, None, None]  # [rows, 1, most, 1, 1]
+        of_span = dims[table.spans].transpose(1, 2)[:, :, :, None]  # [rows, kv_heads, most, 1, few]
+        keys = k_pages[pages, head, slot, of_span].float()  # [rows, kv_heads, most, slots, few]
+        queries = few[table.spans].transpose(1, 2)  # [rows, kv_heads, most, group, few]
+        products = queries @ keys.transpose(-1, -2)
+        unused = table.starts[..., None] + slot[:, 0] >= table.span_bound[table.spans][..., None]
+        products = products.masked_fill(unused[:, None, :, None], -torch.inf)
+        best: Tensor = products.amax(-1).transpose(2, 3)
+        return best * candidates.rules[layer].softmax_scale
+
+    def _num_dims(self, head_dim: int) -> int:
+        return max(1, round(head_dim / 4))

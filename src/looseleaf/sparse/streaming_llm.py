@@ -1,0 +1,35 @@
+"""The newest pages and the first few (StreamingLLM, arXiv 2309.17453): looks at no key.
+
+Keys keep their true positions; the paper moves them together, which frames make unnecessary."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.attention.select.candidates import Candidates
+from looseleaf.kv.summaries import Summary
+
+
+@dataclass(frozen=True)
+class Window:
+    """The later a page, the more it is wanted."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """None: no key counts."""
+        return None
+
+    def looked(self, page_size: int, head_dim: int) -> int:
+        """0: it looks at no key itself."""
+        return 0
+
+    def scores(
+        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
+    ) -> Float[Tensor, "rows kv_heads group most"]:
+        """The ordinal of the page."""
+        rows, most = candidates.table.pages.shape
+        heads = candidates.num_kv_heads
+        ordinal = torch.arange(most, device=q.device, dtype=torch.float32)
+        return ordinal.expand(rows, heads, q.shape[1] // heads, most)
