@@ -3,8 +3,8 @@
 A copy costs its asking, some microseconds, and Python's lock: while a thread of Python asks for the
 copies of a request, none can plan its step. So an `Order` is handed over in one call, and
 `copy_engine.c` asks for its parcels. What is packed (`looseleaf.ops.packed_pages`) goes through a
-ring of memory on the device: bytes are copied as they are on one stream and unpacked on another, so one
-hides behind the other. Of a link that gives 50 GB/s and a memory that gives 4,000 the unpacking
+ring of memory on the device: bytes are copied as they are on one stream and unpacked on another, so
+one hides behind the other. Of a link that gives 50 GB/s and a memory that gives 4,000 the unpacking
 takes little."""
 
 import ctypes
