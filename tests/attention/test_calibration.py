@@ -195,7 +195,7 @@ def test_other_tiles_fit_the_shared_memory(card: torch.device) -> None:
         assert tile not in others
         for one in others:
             taken = (one.block_m + 2 * one.num_stages * one.block_n) * 256 * itemsize
-            assert taken * one.programs_per_processor <= 227 * 1024
+            assert taken * one.programs_per_sm <= 227 * 1024
 
 
 def test_the_probe_launches_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_merges_of_many_rows_have_the_bits_of_merges_of_few(
         monkeypatch.setattr(kernel, "_MANY", many)
         into = torch.full((300, 32, 128), torch.nan, dtype=dtype, device="cuda")
         with poisoned():
-            found.append(merge_states(AttnState(out, lse), indptr, out=into, at_once=at_once))
+            found.append(merge_states(AttnState(out, lse), indptr, out=into, few_states=at_once))
     if not at_once:
         assert torch.equal(found[0].out, found[1].out)
         assert torch.equal(found[0].lse, found[1].lse)

@@ -6,7 +6,7 @@ import torch
 from looseleaf import LLM, Document, SamplingParams, Select
 from looseleaf.config import Revise
 from looseleaf.ops.page_bounds import page_bounds
-from looseleaf.ops.page_scores import page_scores
+from looseleaf.ops.page_scores import LayerRules, page_scores
 from looseleaf.ops.select_pages import PageScores, select_pages
 from looseleaf.prompt.request import Request
 from looseleaf.types import ScoreRule
@@ -94,11 +94,11 @@ def test_the_kernel_scores_as_the_reference_does(dtype: torch.dtype, two: bool, 
     frequencies = 1.0 / 100 ** (torch.arange(0, dim, 2, device="cuda") / dim)
     rotation = rotation_table(frequencies.double(), 12000, False)
     positions = torch.tensor([9000, 11000, 8100], dtype=torch.int32, device="cuda")
-    how = rotation, ScoreRule(dim**-0.5), 16
+    rules = LayerRules(rotation, ScoreRule(dim**-0.5), 16)
     exact = page_scores(
-        q.double(), vectors.double(), candidates, positions, how, implementation="reference"
+        q.double(), vectors.double(), candidates, positions, rules, implementation="reference"
     ).each
-    mine = page_scores(q, vectors, candidates, positions, how, 8, implementation="triton").each
+    mine = page_scores(q, vectors, candidates, positions, rules, 8, implementation="triton").each
     # the turned query is rounded to the dtype of the vectors, once a dim
     error = torch.finfo(dtype).eps * 4 * dim**0.5 + 1e-3
     for row in range(int(candidates.num_rows)):

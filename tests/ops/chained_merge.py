@@ -21,7 +21,7 @@ _OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
 _ABSENT = ("carried_out", "carried_lse", "kept_at", "kept_first", "kept_fresh")
 
 for sent in (True, False):
-    constants = {**_CONSTANTS, "SENT": sent} | dict.fromkeys(_ABSENT)
+    constants = {**_CONSTANTS, "INDPTR_READY": sent} | dict.fromkeys(_ABSENT)
     names = [parameter.name for parameter in _merge_states_kernel.params]
     signature = {n: "constexpr" if n in constants else _POINTERS.get(n, "i32") for n in names}
     source = ASTSource(_merge_states_kernel, signature, constexprs=constants)

@@ -17,7 +17,7 @@ from looseleaf.ops.attention_received.kernel import (
 from looseleaf.ops.dense.gated_linear.kernel import _gated_linear_kernel, gated_linear_gluon
 from looseleaf.ops.dense.gated_many.kernel import _gated_many_kernel, gated_linear_many
 from looseleaf.ops.dense.gated_several.kernel import _gated_several_kernel, gated_linear_several
-from looseleaf.ops.dense.likeliest.kernel import _row_kernel, _stretches_kernel, likeliest_triton
+from looseleaf.ops.dense.likeliest.kernel import _blocks_kernel, _row_kernel, likeliest_triton
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
@@ -47,6 +47,7 @@ from looseleaf.ops.packed_pages.kernel import (
 )
 from looseleaf.ops.page_bounds.kernel import _page_bounds_kernel, page_bounds_triton
 from looseleaf.ops.page_dtypes import FP8, to_pages
+from looseleaf.ops.page_scores import LayerRules
 from looseleaf.ops.page_scores.kernel import _page_scores_kernel, page_scores_triton
 from looseleaf.ops.partial_attention.kernel import (
     _partial_attention_kernel,
@@ -105,7 +106,7 @@ KERNELS = (
     _silu_mul_kernel,
     _split_linear_kernel,
     _store_kv_kernel,
-    _stretches_kernel,
+    _blocks_kernel,
     _unpack_pages_kernel,
 )
 
@@ -163,11 +164,11 @@ def _compile_selection(shape: Shape) -> None:
     candidates = candidate_list(0, 2, 300)
     width = 2 * shape.head_dim
     vectors = torch.zeros(64, NUM_KV_HEADS, width, dtype=shape.dtype)
-    how = scene.rotation, scene.rule, shape.page_size
     page_bounds_triton(scene.k_pages[None], torch.ones(len(scene.k_pages), dtype=torch.int64))
     k, places = scene.q[:, :NUM_KV_HEADS], torch.arange(len(scene.q))
     new = NewRows(k, k, places, places, scene.k_pages, scene.v_pages)
-    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, how, 4, new)
+    rules = LayerRules(scene.rotation, scene.rule, shape.page_size)
+    scores = page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, rules, 4, new)
     select_pages_triton(scores, candidates, room_for(candidates, 64, 8), None)
     select_pages_triton(scores, candidates, *room_for_windows(candidates, 64, 8, 3))
     work = work_list(scene)

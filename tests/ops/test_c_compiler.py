@@ -15,7 +15,7 @@ import torch
 
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.native import c_compiler, native_build
-from looseleaf.ops.native.c_compiler import find_compiler, vector_lanes, way_of
+from looseleaf.ops.native.c_compiler import best_options, find_compiler, vector_lanes
 from looseleaf.ops.native.native_build import cache_folder, load_library, read_source
 
 ANSWER = "int answer(void) { return ANSWER; }"
@@ -27,7 +27,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was compiled before, and what is said is said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     native_build._process_folder.cache_clear()
-    way_of.cache_clear()
+    best_options.cache_clear()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_who_has_no_home_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_has_the_lanes_of_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """An emulated one sees what the processor of its host can do."""
-    monkeypatch.setattr(c_compiler, "processor", lambda: "flags : avx2 avx512f")
+    monkeypatch.setattr(c_compiler, "processor_features", lambda: "flags : avx2 avx512f")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert vector_lanes() == 16
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -164,7 +164,7 @@ def test_apples_clang_is_told_of_the_openmp_of_pytorch(
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    told = next(way for way in c_compiler.ways() if "-Xclang" in way.flags)
+    told = next(way for way in c_compiler.option_candidates() if "-Xclang" in way.flags)
     assert told.flags == ("-Xclang", "-fopenmp", "-mcpu=native")
     assert told.libraries == (
         str(tmp_path / "lib" / "libomp.dylib"),

@@ -198,10 +198,10 @@ def test_what_a_row_keeps_is_the_merge_of_its_last_states_and_goes_into_its_answ
         assert torch.equal(kept.out[place], before.out[place])
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("few_states", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_several_heads_a_program_change_no_bit(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, few_states: bool
 ) -> None:
     """Rows of no, one, several and many states, and of states that are empty and hold anything;
     those that are read at once may have other bits on a device."""
@@ -216,9 +216,11 @@ def test_several_heads_a_program_change_no_bit(
         with poisoned():
             states = AttnState(out, lse)
             found.append(
-                merge_states(states, indptr, out=into, implementation="triton", at_once=at_once)
+                merge_states(
+                    states, indptr, out=into, implementation="triton", few_states=few_states
+                )
             )
-    same = torch.equal if not at_once else partial(torch.allclose, atol=1e-3, rtol=1e-3)
+    same = torch.equal if not few_states else partial(torch.allclose, atol=1e-3, rtol=1e-3)
     assert same(found[0].out, found[1].out)
     assert same(found[0].lse, found[1].lse)
     assert not found[0].out[2, 5].any()

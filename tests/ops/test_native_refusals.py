@@ -33,17 +33,17 @@ def attend(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"page_indices": int32(1, -1)}, "a page that the pool does not have"),
-        ({"page_indices": int32(1, 4)}, "a page that the pool does not have"),
-        ({"row_positions": int32(40, 100)}, "a position behind the end of the rotation table"),
-        ({"entry_row": int32(0, 2)}, "a row that has no query or no position"),
-        ({"entry_row": int32(0, -1)}, "a row that has no query or no position"),
-        ({"entry_state": int32(0, 2)}, "a state behind the last one"),
-        ({"entry_state": int32(-1, 1)}, "a state behind the last one"),
-        ({"num_items": int32(2)}, "name more than the lists hold"),
-        ({"item_page_indptr": int32(0, 3)}, "name more than the lists hold"),
-        ({"item_page_indptr": int32(-1, 2)}, "name more than the lists hold"),
-        ({"item_entry_indptr": int32(0, 3)}, "name more than the lists hold"),
+        ({"page_indices": int32(1, -1)}, "a page is not in the pool"),
+        ({"page_indices": int32(1, 4)}, "a page is not in the pool"),
+        ({"row_positions": int32(40, 100)}, "a position is outside the rotation table"),
+        ({"entry_row": int32(0, 2)}, "a row has no query or no position"),
+        ({"entry_row": int32(0, -1)}, "a row has no query or no position"),
+        ({"entry_state": int32(0, 2)}, "a state is not below the number of states"),
+        ({"entry_state": int32(-1, 1)}, "a state is not below the number of states"),
+        ({"num_items": int32(2)}, "exceed the length of the lists"),
+        ({"item_page_indptr": int32(0, 3)}, "exceed the length of the lists"),
+        ({"item_page_indptr": int32(-1, 2)}, "exceed the length of the lists"),
+        ({"item_entry_indptr": int32(0, 3)}, "exceed the length of the lists"),
     ],
 )
 def test_a_list_that_names_what_is_not_there_is_refused(
@@ -124,7 +124,7 @@ def test_rows_are_those_that_the_kernels_were_made_for(spoil: Callable[[Tensor],
     plan, out, kv = plan_of(), torch.empty(2, 4, DIM), torch.ones(2, HEADS, DIM)
     plan.point_rows(torch.tensor([3, 20]), torch.tensor([0, 1]))
     plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, Q, (kv, kv), out)
-    with pytest.raises(InvalidOption, match=r"q, must be|no query"):
+    with pytest.raises(InvalidOption, match=r"q, must have|no query"):
         plan.run(Phase.PARTIAL, spoil(Q))
     for pair in ((spoil(kv), kv), (kv, spoil(kv))):
         with pytest.raises(InvalidOption, match="k and v, 2 rows"):
@@ -153,9 +153,9 @@ def test_pages_are_those_that_the_kernels_were_made_for(spoil: Callable[[Tensor]
 @pytest.mark.parametrize(
     ("slot", "position", "sentence"),
     [
-        (4 * 16, 0, "a page that the pool does not have"),
-        (3, 100, "a position behind the end of the rotation table"),
-        (3, -1, "a position behind the end of the rotation table"),
+        (4 * 16, 0, "a page is not in the pool"),
+        (3, 100, "a position is outside the rotation table"),
+        (3, -1, "a position is outside the rotation table"),
     ],
 )
 def test_a_key_that_has_no_slot_or_no_angle_is_not_stored(
@@ -174,7 +174,7 @@ def test_rows_are_pointed_to_by_int64() -> None:
 
 def test_a_merge_of_states_that_are_not_there_is_refused() -> None:
     plan = plan_of(replace(WORK, row_state_indptr=int32(0, 1, 3)))
-    with pytest.raises(InvalidOption, match="a state behind the last one"):
+    with pytest.raises(InvalidOption, match="a state is not below the number of states"):
         plan.run(Phase.PARTIAL | Phase.MERGE, Q, out=torch.empty(2, 4, DIM))
 
 

@@ -93,5 +93,5 @@ def test_a_position_that_the_table_does_not_have_is_refused(positions: list[int]
 
 def test_what_pages_hold_is_not_turned() -> None:
     narrow = to_pages(torch.randn(3, 2, 64), FP8)
-    with pytest.raises(InvalidOption, match="turn a vector before it is stored"):
+    with pytest.raises(InvalidOption, match="rotate a vector before it is stored"):
         rotate(narrow, torch.arange(3), rotation_table(frequencies(64), 50, False))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.ops.page_scores import page_scores
+from looseleaf.ops.page_scores import LayerRules, page_scores
 from looseleaf.ops.partial_attention import WorkList
 from looseleaf.ops.select_pages import CandidateList, ChosenPages, PageScores, select_pages
 from looseleaf.ops.store_kv import NewRows
@@ -159,13 +159,13 @@ def test_the_kernel_scores_as_the_reference_does(two: bool, spans: int, window: 
     frequencies = 1.0 / 100 ** (torch.arange(0, dim, 2) / dim)
     rotation = rotation_table(frequencies.double(), 1200, False)
     positions = torch.tensor([900, 1100, 40], dtype=torch.int32)
-    how = rotation, ScoreRule(0.3, window=window), 16
+    rules = LayerRules(rotation, ScoreRule(0.3, window=window), 16)
     # rows of the step are stored on the way; one of them pads
     k, v = torch.randn(2, 5, NUM_KV_HEADS, dim, generator=generator)
     slots, pages = torch.tensor([3, 64, -1, 17, 40]), torch.zeros(2, 2, 5, NUM_KV_HEADS, 16, dim)
     mine, other = (
         page_scores(
-            q, vectors, candidates, positions, how, 8,
+            q, vectors, candidates, positions, rules, 8,
             NewRows(k, v, torch.tensor([5, 900, 0, 7, 31]), slots, *pages[n]), implementation,
         )
         for n, implementation in enumerate(("triton", "reference"))

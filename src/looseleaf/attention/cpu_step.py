@@ -21,9 +21,9 @@ from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
-from looseleaf.ops.partial_attention.native import NativePlan, PagesAt, Phase
+from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
-from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
+from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.rope import made_once
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -55,7 +55,7 @@ class CpuAttention:
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
         self.alike = _first_alike(self.rotations, self.rules)
-        self.tables = made_once(self.rotations, TurnTable.create)
+        self.tables = made_once(self.rotations, AngleTable.create)
         self.memory = [
             (page_memory(k), page_memory(v))
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
@@ -64,7 +64,7 @@ class CpuAttention:
         self._storing: dict[int, NativePlan] = {}
         self._layer_plans: list[NativePlan] = []
         # the pool stays where it is
-        self.pages_at: list[PagesAt] = []
+        self.pages_at: list[PageAddresses] = []
         if self.native:
             self._storing = {n: self._native_plan(n, None) for n in set(self.alike)}
             first, layers = self._storing[0], range(len(self.rules))
@@ -268,7 +268,7 @@ class _TorchDecode:
     """The decode rows of a step under one score rule; ``turn`` has the angles of every state."""
 
     prepared: PreparedWork
-    turn: Turn
+    turn: Angles
     row_state_indptr: Tensor
 
     def run(
@@ -299,14 +299,14 @@ class _TorchStep:
     decode: list[_TorchDecode | None]
     readings: Sequence[Reading]
     slots: Tensor
-    turns: Sequence[Turn]
+    turns: Sequence[Angles]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
         index = (page, owner.heads, (self.slots % size)[:, None])
-        k_pages.index_put_(index, to_pages(turn_heads(k, self.turns[layer]), k_pages.dtype))
+        k_pages.index_put_(index, to_pages(rotate_heads(k, self.turns[layer]), k_pages.dtype))
         v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)

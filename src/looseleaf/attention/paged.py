@@ -364,7 +364,9 @@ class _OpsStep:
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
                 # a row starts from one state: first from what it has kept
-                states = merge_states(states, indptr, kept=kept, implementation=chosen, sent=True)
+                states = merge_states(
+                    states, indptr, kept=kept, implementation=chosen, indptr_ready=True
+                )
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
@@ -374,7 +376,7 @@ class _OpsStep:
                 lse = finish_rows(states, *mine, implementation=chosen).lse
             else:
                 joined = indptr, carried, out[:split], kept, chosen
-                lse = merge_states(states, *joined, sent=True).lse
+                lse = merge_states(states, *joined, indptr_ready=True).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:

@@ -1,8 +1,6 @@
-"""Operators on tensors: contract, CPU reference, CPU path where the reference is slow, Triton
-kernel.
+"""Operators on tensors: each has a contract, a CPU reference and a Triton kernel.
 
-``ops/<op>/__init__.py`` states the contract and picks an implementation by device; ``reference.py``
-reads like the equation and defines what is right; ``kernel.py`` is the only kind of file that
-imports triton. An implementation that is asked for by name runs or raises: there is no silent
-fall-back. By ``cpu`` the CPU's own is asked for, which is the reference where that is fast enough
-(`looseleaf.ops.dispatch`)."""
+``ops/<op>/__init__.py`` states the contract and selects an implementation by device.
+``reference.py`` follows the equation and defines the correct result. ``cpu.py`` is a faster CPU
+path of an operator with a slow reference. Only ``kernel.py`` imports triton. An implementation
+named by the caller runs or raises; no other replaces it (`looseleaf.ops.dispatch`)."""

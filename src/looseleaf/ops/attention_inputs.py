@@ -1,7 +1,7 @@
-"""What every attention operator asks of queries and pages, said in sentences.
+"""Checks of queries and pages that every attention operator makes.
 
-Only what costs nothing to look at: dtypes, shapes and strides. What lists name is looked at by
-those who read them."""
+The checks read dtypes, shapes and strides only. Each operator checks the contents of its own lists.
+"""
 
 from torch import Tensor
 
@@ -10,13 +10,16 @@ from looseleaf.types import ScoreRule
 
 
 def require_attention(q: Tensor, pages: tuple[Tensor, Tensor], rule: ScoreRule) -> None:
-    """Raises InvalidOption for pages of K and V that differ, heads of another size than those of
-    ``q``, query heads that KV heads can't share, and slopes that are not one a query head."""
+    """Checks the shapes and dtypes of an attention call.
+
+    Raises InvalidOption in four cases: K and V pages differ in shape or dtype; the head size of
+    ``q`` and pages differ; KV heads do not divide query heads; ``alibi_slopes`` is not
+    ``[qo_heads]``."""
     k_pages, v_pages = pages
     shape = _, num_kv_heads, _, head_dim = k_pages.shape
     if v_pages.shape != shape or v_pages.dtype is not k_pages.dtype:
         raise InvalidOption(
-            f"pages of K are {k_pages.dtype} {[*shape]} and those of V {v_pages.dtype} "
+            f"pages of K are {k_pages.dtype} {[*shape]}, pages of V {v_pages.dtype} "
             f"{[*v_pages.shape]}: make them alike"
         )
     _, num_qo_heads, q_dim = q.shape
@@ -30,5 +33,5 @@ def require_attention(q: Tensor, pages: tuple[Tensor, Tensor], rule: ScoreRule) 
     slopes = rule.alibi_slopes
     if slopes is not None and slopes.shape != (num_qo_heads,):
         raise InvalidOption(
-            f"alibi_slopes are {[*slopes.shape]}: make them {num_qo_heads}, one a query head"
+            f"alibi_slopes are {[*slopes.shape]}: make them [{num_qo_heads}], one per query head"
         )

@@ -1,7 +1,7 @@
-"""How many GPU kernels this process has made ready so far.
+"""Counts the GPU kernels that this process has compiled or loaded.
 
-A kernel is compiled, or found on disk, when it is first launched with arguments of a kind: seconds
-in which a step waits."""
+The first launch with new argument types compiles a kernel or loads it from disk. That takes
+seconds, during which the step waits."""
 
 import sys
 from functools import lru_cache
@@ -9,26 +9,26 @@ from typing import Any
 
 
 def num_compiled() -> int:
-    """Kernels of `looseleaf.ops` that were compiled or loaded in this process, counted once for
-    every kind of arguments and device; 0 where none was launched."""
+    """Kernels of `looseleaf.ops` compiled or loaded so far, per kind of arguments and device."""
     return sum(
-        len(held[0])
+        len(cache[0])
         for kernel in _kernels(len(sys.modules))
-        for held in list(kernel.device_caches.values())
+        for cache in list(kernel.device_caches.values())
     )
 
 
 @lru_cache(maxsize=1)
 def _kernels(num_modules: int) -> tuple[Any, ...]:
-    """All kernels of the modules that are loaded, while these are so many: to look through
-    thousands takes a tenth of a millisecond, and an engine counts at every step."""
-    found = {}
-    # a copy is made in one piece, where a list of pairs is not: other threads import meanwhile
+    """All kernels of the loaded modules, cached per number of modules.
+
+    The engine counts at every step, and a scan of thousands of modules takes 0.1 ms."""
+    kernels = {}
+    # a copy of the dict is atomic; a list of its items is not while other threads import
     for name, module in sys.modules.copy().items():
         if not (name.startswith("looseleaf.ops.") and name.endswith(".kernel")):
             continue
         for value in vars(module).values():
-            # what triton keeps for a kernel, by device: first of all the compiled ones
+            # triton's cache of a kernel, by device; its first element is the compiled kernels
             if getattr(value, "device_caches", None) is not None:
-                found[id(value)] = value
-    return tuple(found.values())
+                kernels[id(value)] = value
+    return tuple(kernels.values())

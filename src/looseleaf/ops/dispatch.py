@@ -1,8 +1,8 @@
-"""Which implementation of an operator runs: the one asked for, or the device's own.
+"""Selects the implementation of an operator from the caller's name or the device.
 
-``reference`` reads like the equation and runs anywhere; ``triton`` is the kernel for a GPU;
-``native`` are C kernels, of attention over a work list alone. ``cpu`` is what ``auto`` takes on a
-CPU: the path that an operator has for it where the reference is slow, else the reference."""
+``reference`` follows the equation and runs on any device. ``triton`` is the GPU kernel. ``native``
+is C code, which only work-list attention has. ``cpu`` is the default on a CPU: the operator's CPU
+path, or its reference."""
 
 import os
 from typing import Literal
@@ -15,38 +15,37 @@ Implementation = Literal["auto", "reference", "cpu", "native", "triton"]
 
 
 def choose(
-    asked: Implementation,
+    implementation: Implementation,
     tensor: Tensor,
     *,
     cpu: Implementation = "reference",
     native: bool = False,
 ) -> str:
-    """The implementation to run: ``asked``, or for ``auto`` Triton on a GPU and ``cpu`` elsewhere;
-    an operator without a path of its own for CPUs has its reference there.
+    """The implementation to run: ``implementation``, or for ``auto`` the default of the device.
 
-    Raises InvalidOption for a name that is not an implementation, for ``native`` where there is
-    none, and for one that can't read tensors where they are.
-    """
-    if asked == "auto":
+    ``auto`` means ``triton`` on a GPU, and the implementation in the argument ``cpu`` elsewhere.
+    Raises InvalidOption for an unknown name, for ``native`` without ``native=True``, and for an
+    implementation that cannot read the tensor's device."""
+    if implementation == "auto":
         return "triton" if tensor.is_cuda else cpu
-    if asked not in ("reference", "cpu", "native", "triton"):
+    if implementation not in ("reference", "cpu", "native", "triton"):
         raise InvalidOption(
-            f"unknown implementation {asked!r}: use auto, reference, cpu, native or triton"
+            f"unknown implementation {implementation!r}: use auto, reference, cpu, native or triton"
         )
-    if asked == "native" and not native:
+    if implementation == "native" and not native:
         raise InvalidOption("this operator has no C kernel: use implementation='cpu'")
-    if asked in ("cpu", "native") and tensor.is_cuda:
+    if implementation in ("cpu", "native") and tensor.is_cuda:
         raise InvalidOption(
-            f"implementation={asked!r} reads tensors on the CPU, and these are on a GPU: use "
-            "implementation='triton' or 'reference'"
+            f"implementation={implementation!r} reads tensors on the CPU, and these are on a GPU: "
+            "use implementation='triton' or 'reference'"
         )
-    if asked == "triton" and tensor.device.type == "cpu" and not _is_interpreted():
+    if implementation == "triton" and tensor.device.type == "cpu" and not _is_interpreted():
         raise InvalidOption(
             "Triton's kernels read tensors on a GPU, and these are on the CPU: move them, or use "
-            "implementation='cpu' (TRITON_INTERPRET=1, set before triton is imported, runs kernels "
-            "on a CPU, for tests)"
+            "implementation='cpu' (for tests, TRITON_INTERPRET=1 before the import of triton runs "
+            "kernels on a CPU)"
         )
-    return cpu if asked == "cpu" else asked
+    return cpu if implementation == "cpu" else implementation
 
 
 def _is_interpreted() -> bool:

@@ -1,9 +1,8 @@
-"""The dtypes that pages may hold, and how numbers get into them.
+"""Dtypes of pages, and conversions to and from them.
 
-Besides the dtypes of models there is e4m3, eight bits with a sign, four of exponent and three of
-mantissa: 448 at most, three bits of precision from 2^-6 on, steps of 2^-9 below. What is larger is
-stored as 448, since a page holds finite numbers only; what is read is widened before it is used.
-"""
+Besides the model dtypes, pages may hold e4m3: one sign, four exponent and three mantissa bits. Its
+largest number is 448 and its smallest step 2^-9. Larger numbers saturate, since pages hold finite
+numbers only."""
 
 import torch
 from torch import Tensor
@@ -13,13 +12,13 @@ FP8_LARGEST = 448.0
 
 
 def to_pages(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` as pages of ``dtype`` hold it."""
+    """``x`` in the page dtype ``dtype``; e4m3 saturates."""
     if dtype is FP8:
-        # whether a cast saturates depends on the version of PyTorch
+        # PyTorch versions differ in whether the cast saturates
         return x.clamp(-FP8_LARGEST, FP8_LARGEST).to(dtype)
     return x.to(dtype)
 
 
-def widened(pages: Tensor) -> Tensor:
-    """What was read of pages as fp32; fp64 stays."""
+def widen(pages: Tensor) -> Tensor:
+    """``pages`` in fp32; fp64 stays fp64."""
     return pages if pages.dtype is torch.float64 else pages.float()

@@ -196,7 +196,7 @@ class Bench:
                 pages = k_pages, v_pages
                 finish_rows(states, q[rows], pages, plan.work, rotation, self.rule, out[rows])
             else:
-                merge_states(states, plan.work.row_state_indptr, out=out[rows], sent=True)
+                merge_states(states, plan.work.row_state_indptr, out=out[rows], indptr_ready=True)
         if plan.spans is not None:
             rows = slice(plan.num_work_rows, None)
             spans = plan.spans

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.plan.groups import ReadSpan
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation, ScoreRule
 from looseleaf_lab.bench.attention_cases import Case
 from looseleaf_lab.errors import BenchmarkRefused
@@ -83,7 +83,7 @@ def _attend(
             continue
         k, v = pages[:, list(span.pages)].transpose(1, 2).flatten(2, 3)[:, :, :seen].to(dtype)
         at = torch.tensor([position - span.offset], device=q.device)
-        turned = turn(q[None], at, truth_of.rotation)[0].to(dtype)
+        turned = rotate_wide(q[None], at, truth_of.rotation)[0].to(dtype)
         turned = turned[:, dims].unflatten(0, (-1, group))
         product = torch.einsum("hgd,hnd->hgn", turned, k[..., dims])
         scores.append(product.to(torch.promote_types(dtype, torch.float32)))

@@ -214,7 +214,7 @@ def default_cost_model(
         narrow_costs, wide_costs = (2.0, 0.049, 0.0143), (8.0, 0.03, 0.03)
 
     def cost(tile: Tile, start: float, per_key: float, alone: float) -> TileCost:
-        programs = tile.programs_per_processor * num_processors
+        programs = tile.programs_per_sm * num_processors
         return TileCost(tile, programs, start, per_key * scale, alone * scale)
 
     gather = None
@@ -246,7 +246,7 @@ def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) 
         for block_n in (tile.block_n // 2, tile.block_n, 2 * tile.block_n)
         for stages in (2, 3)
     ]
-    room = _SHARED_BYTES // tile.programs_per_processor
+    room = _SHARED_BYTES // tile.programs_per_sm
 
     def fits(one: Tile) -> bool:
         tiles = one.block_m + 2 * one.num_stages * one.block_n

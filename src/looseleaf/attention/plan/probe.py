@@ -69,7 +69,7 @@ class DeviceProbe:
 
         def launch() -> None:
             for _ in range(_LAUNCHES):
-                merge_states(state, indptr, out=out, implementation="triton", sent=True)
+                merge_states(state, indptr, out=out, implementation="triton", indptr_ready=True)
 
         return self._microseconds(launch)
 

@@ -13,7 +13,7 @@ from looseleaf.attention.select.worklist_candidates import ListedCandidates, Wor
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.ops.page_scores import page_scores
+from looseleaf.ops.page_scores import LayerRules, page_scores
 from looseleaf.ops.select_pages import CandidateList, PageScores
 from looseleaf.ops.store_kv import NewRows, store_kv
 from looseleaf.types import Rotation, ScoreRule
@@ -56,9 +56,9 @@ class Scored(NamedTuple):
         """The scores of a layer, whose unrotated queries are ``q``; stores ``new`` rows."""
         if self.worth is None:
             assert self.summaries is not None, "pages are scored by what is kept of them"
-            rule = self.rotations[layer], self.rules[layer], self.pool.page_size
+            rules = LayerRules(self.rotations[layer], self.rules[layer], self.pool.page_size)
             vectors = self.summaries.layer(layer)
-            return page_scores(q, vectors, listed, positions, rule, run, new, implementation)
+            return page_scores(q, vectors, listed, positions, rules, run, new, implementation)
         if new is not None:
             store_kv(*new[:4], self.rotations[layer], *new[4:], implementation=implementation)
         shown = self.pool, self.rotations, self.rules, self.summaries

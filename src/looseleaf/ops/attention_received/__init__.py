@@ -1,6 +1,6 @@
-"""The attention that stored keys receive from some rows: who is read, and how much.
+"""Largest attention weight that stored keys receive from a set of rows.
 
-Blending asks it of the rows that tell which tokens matter."""
+Blending uses it to select the tokens to recompute."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -23,11 +23,12 @@ def attention_received(
     rule: ScoreRule,
     implementation: Implementation = "auto",
 ) -> Float[Tensor, " keys"]:
-    """For each of the ``num_keys`` keys of ``spans``, one span after another, the largest weight of
-    it in any row and head, fp32.
+    """Largest weight of each key over all rows and heads, fp32 ``[num_keys]``.
 
-    Rows are those of ``spans``. What a row does not see by `prefill_attention`'s rules has weight
-    0. Spans are not explicit."""
+    Keys are those of ``spans``, one span after another; rows are those of ``spans`` too. The weight
+    is ``readers.weight * exp(score - readers.lse)``, and 0 for a key that the row does not see by
+    the rules of `prefill_attention`. Keys at true positions >= ``readers.before`` count 0. Explicit
+    spans are not supported. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, k_pages) == "triton":
         from looseleaf.ops.attention_received.kernel import attention_received_triton
 

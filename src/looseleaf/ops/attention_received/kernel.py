@@ -1,7 +1,7 @@
-"""Attention received on the device: one program a KV head and block of keys of one span.
+"""Attention received on the device: one program per KV head and block of keys of one span.
 
-It walks over all rows of the span's request, turned into the span's frame, and keeps the largest
-weight of every key; the heads' results are joined at the end."""
+A program reads all rows of the span's request, rotated to the span's frame, and keeps the largest
+weight of every key. The maximum over KV heads is taken at the end."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ from looseleaf.ops.scores.kernel import LOG2_E, is_shown, scaled_query, score_ti
 from looseleaf.types import Rotation, ScoreRule
 
 
-# for whatever number of keys, spans and requests it is compiled once
+# compiled once for all numbers of keys, spans and requests
 @triton.jit(do_not_specialize=["num_spans", "num_requests", "stride_received"])
 def _attention_received_kernel(
     q, lse, k_pages, received, cos, sin, slopes, weights, before,
@@ -34,7 +34,7 @@ def _attention_received_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
-    # which span this block of keys is of, and where in it, as blocks are dealt span by span
+    # the span of this block, and its index in the span: blocks are numbered span by span
     block, span, first_key = tl.program_id(1), 0, 0
     length = tl.load(span_length)
     while (span < num_spans - 1) & (block >= tl.cdiv(length, BLOCK_N)):
@@ -90,7 +90,7 @@ def _attention_received_kernel(
             b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
             b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-            # a row that saw no key has only hidden keys here: any finite pivot will do
+            # a row without keys has only hidden keys here: any finite pivot is correct
             pivot = tl.load(lse + row * stride_lse_row + head, mask=m_row, other=0.0) * LOG2_E
             pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
             weight = tl.load(weights + row, mask=m_row, other=0.0)
@@ -118,7 +118,7 @@ def attention_received_triton(
     block_d = triton.next_power_of_2(head_dim)
     block_n = 64 if block_d <= 128 and q.element_size() == 2 else 32
     block_m = min(64, max(16, triton.next_power_of_2(16 * group)))
-    # a span may end in the midst of a block
+    # each span may end in a partial block
     num_spans = len(spans.span_length)
     blocks = num_keys // block_n + num_spans
     _attention_received_kernel[(num_kv_heads, blocks)](

@@ -1,4 +1,4 @@
-"""The rows whose attention counts."""
+"""The rows whose attention counts in `looseleaf.ops.attention_received`."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Readers:
-    """Unrotated queries, with the log-sum-exp of their attention over *all* keys.
+    """Unrotated queries, with the lse of their attention over *all* keys.
 
-    What a row reads counts ``weight`` times; of keys only those that truly stand before position
-    ``before`` count."""
+    ``weight`` scales the attention of a row. A row counts only keys at true positions below
+    ``before``."""
 
     q: Float[Tensor, "rows qo_heads head_dim"]
     lse: Float[Tensor, "rows qo_heads"]

@@ -1,4 +1,4 @@
-"""Attention received, tile by tile: weights from scores and the rows' lse, then the largest."""
+"""Attention received, tile by tile: weights from scores and the rows' lse, then the maximum."""
 
 import torch
 from jaxtyping import Float
@@ -7,7 +7,7 @@ from torch import Tensor
 from looseleaf.ops.attention_received.readers import Readers
 from looseleaf.ops.prefill_attention.reference import span_keys
 from looseleaf.ops.prefill_attention.span_list import SpanList
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.ops.scores.reference import gather_pages, hidden, score
 from looseleaf.types import Rotation, ScoreRule
 
@@ -26,7 +26,7 @@ def attention_received_reference(
     row_indptr, span_indptr = spans.tile_row_indptr.tolist(), spans.request_span_indptr.tolist()
     for tile in range(int(spans.num_tiles)):
         rows = slice(row_indptr[tile], row_indptr[tile + 1])
-        # a row that saw no key has a lse of -inf and only hidden keys here
+        # a row without keys has an lse of -inf and only hidden keys here
         lse = readers.lse[rows]
         pivot = lse.masked_fill(lse == -torch.inf, 0.0)[..., None]
         before, factor = readers.before[rows, None], readers.weight[rows, None, None]
@@ -40,8 +40,8 @@ def attention_received_reference(
             visible &= ~hidden(spans.mask_words, spans.span_mask[span : span + 1], positions)
             if rule.window:
                 visible &= distance < rule.window
-            turned = turn(readers.q[rows].float(), frame_position.clamp_min(0), rotation)
-            scores = score(turned, gather_pages(k_pages, pages), distance, visible, rule)
+            rotated = rotate_wide(readers.q[rows].float(), frame_position.clamp_min(0), rotation)
+            scores = score(rotated, gather_pages(k_pages, pages), distance, visible, rule)
             weight = ((scores - pivot).exp() * factor).amax((0, 1))
             of_span = best[starts[span] : starts[span + 1]]
             torch.maximum(of_span, weight[: len(of_span)].float(), out=of_span)

@@ -1,20 +1,22 @@
-"""Numbers from pinned memory of the host, read by a kernel.
+"""Copies numbers from pinned host memory by a kernel.
 
-A copy to a device waits for all copies that were asked for before, of whatever stream: where
-documents arrive, for a millisecond of them. A kernel waits for none, and in a graph it costs no
-call."""
+A copy to the device waits for all earlier copies on all streams, for example a millisecond of
+documents in flight. A kernel does not wait for copies, and a CUDA graph replays it without a call.
+"""
 
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
 
 BLOCK = 1024
-"""Numbers that one program fetches."""
+"""Numbers per program."""
 
 
 def fetch_numbers(source: Tensor, target: Tensor, implementation: Implementation = "auto") -> None:
-    """Make ``target`` what stands in ``source`` when this is run by the device; both contiguous, of
-    one shape and dtype. For a ``target`` on a GPU ``source`` is pinned."""
+    """Copies ``source`` to ``target`` when the device runs the kernel.
+
+    Both are contiguous and have one shape and dtype. ``source`` is pinned if ``target`` is on a
+    GPU. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, target) == "triton":
         from looseleaf.ops.fetch_numbers.kernel import fetch_numbers_triton
 
@@ -24,20 +26,20 @@ def fetch_numbers(source: Tensor, target: Tensor, implementation: Implementation
 
 
 def num_blocks(count: int) -> int:
-    """How many programs fetch ``count`` numbers."""
+    """Number of programs that copy ``count`` numbers."""
     return -(-count // BLOCK)
 
 
 def fetch_turn(
     source: Tensor, target: Tensor, fetched: Tensor, implementation: Implementation = "auto"
 ) -> None:
-    """Make ``target`` [numbers] what stands in one of the two rows of ``source``: in the first at
-    the first run of this by the device, then in the second, and so on in turn, so that one is
-    written while the other is fetched. All are int32 and contiguous; for a ``target`` on a GPU
-    ``source`` is pinned.
+    """Copies one of the two rows of ``source`` to ``target`` ``[numbers]``: double buffering.
 
-    A row begins with a number for each `BLOCK` of its numbers: how many of these are fetched.
-    ``fetched`` [1], int64, counts the blocks of all runs."""
+    The first run copies row 0, the second row 1, and so on: the host writes one row while the
+    device reads the other. A row starts with one count per `BLOCK` of numbers: how many of the
+    block are copied. ``fetched`` [1], int64, counts the blocks of all runs. The other tensors are
+    int32; all are contiguous. ``source`` is pinned if ``target`` is on a GPU. Raises InvalidOption
+    for an unknown ``implementation``."""
     if choose(implementation, target) == "triton":
         from looseleaf.ops.fetch_numbers.kernel import fetch_turn_triton
 
@@ -46,6 +48,6 @@ def fetch_turn(
     blocks = num_blocks(len(target))
     row = source[int(fetched) // max(1, blocks) % 2].to(target.device)
     fetched += blocks
-    for block, used in enumerate(row[:blocks].tolist()):
-        some = slice(block * BLOCK, block * BLOCK + used)
-        target[some] = row[blocks:][some]
+    for block, count in enumerate(row[:blocks].tolist()):
+        run = slice(block * BLOCK, block * BLOCK + count)
+        target[run] = row[blocks:][run]

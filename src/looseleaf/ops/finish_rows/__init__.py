@@ -1,8 +1,8 @@
-"""The merge of decode rows that reads, in the same launch, what each row reads alone.
+"""The merge of decode rows, fused with attention over each row's private item.
 
-Behind a long prefix that many rows share, what a row has of its own is short: a launch for it, and
-states to write and read again, cost more than its keys. So the program that merges a row's states
-reads them (FlashInfer's cascade and RelayAttention have a launch for each)."""
+After a long shared prefix, a row's private keys are few. A separate launch for them, and the write
+and read of its states, would cost more than the keys. The program that merges a row's states
+therefore also reads its keys; FlashInfer's cascade and RelayAttention use separate launches."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -26,19 +26,19 @@ def finish_rows(
     out: Float[Tensor, "rows qo_heads head_dim"],
     implementation: Implementation = "auto",
 ) -> AttnState:
-    """One state a row: its ``states`` (of `looseleaf.ops.partial_attention`) merged with attention
-    over the item that it reads alone, ``work.row_own``. ``out`` is written, and returned.
+    """One state per row: the merge of its ``states`` and of attention over its private item.
 
-    ``work`` is ``finishing``: plain, without masks and explicit positions; ``rule`` has a scale and
-    nothing else. ``q`` is unrotated, ``lse`` of the result is fp32. Nothing writes ``q`` or the
-    pages after the operator that makes the states: they may be read before these are there. Raises
-    InvalidOption for another list or rule."""
+    ``states`` come from `looseleaf.ops.partial_attention`; ``work.row_own`` lists the private
+    items. ``out`` is written and returned with an fp32 ``lse``. ``q`` is unrotated. The list is
+    ``finishing``, without masks or explicit positions; ``rule`` has a scale only. No kernel after
+    `partial_attention` may write ``q`` or the pages: they may be read before the states exist.
+    Raises InvalidOption for a list without private items, with masks, or with another rule."""
     if not work.finishing or work.row_own is None:
-        raise InvalidOption("rows of this list read no item alone: use merge_states")
+        raise InvalidOption("this list has no private items of rows: use merge_states")
     if not rule.is_plain or work.mask_words.numel():
         raise InvalidOption(
-            "rows are finished by a plain rule and without masks: read their items with "
-            "partial_attention, and use merge_states"
+            "finish_rows takes a plain rule and no masks: read the items with partial_attention, "
+            "and use merge_states"
         )
     if choose(implementation, q) == "triton":
         from looseleaf.ops.finish_rows.kernel import finish_rows_triton

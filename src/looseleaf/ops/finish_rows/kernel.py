@@ -1,9 +1,8 @@
-"""Merging rows and reading what they read alone: one program a row and KV head.
+"""Merge of rows and attention over their private items: one program per row and KV head.
 
-The query heads of a KV head are rows of one tile while keys are read; then each takes its states,
-all of them at a time. A program that finds room while the states are still being made reads its
-keys meanwhile.
-"""
+The query heads of a KV head are the rows of one tile over the private keys. Then each head merges
+its states, all of them together. A program that starts early reads its keys while the previous
+kernel still computes the states."""
 
 import torch
 import triton
@@ -28,22 +27,21 @@ from looseleaf.ops.scores.kernel import (
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 _BLOCK_S = 8
-# four programs share a multiprocessor with so many a thread: those of 64 rows and 8 KV heads run
-# at once, where three at a time would take two turns
+# registers per thread for four programs per SM: 64 rows of 8 KV heads run in one wave
 _REGISTERS = 128
 
 
 @triton.jit
 def _with_states(b_out, b_lse, acc, peak, total):
-    """The running state of heads [G, D] with states [G, S, D] in it.
+    """The running state of heads [G, D] after the merge of states [G, S, D].
 
-    Heads come first since warps are dealt out by the first dim: a thread has all states of some
-    numbers and sums them up alone."""
+    Warps are split along the first dim, so heads come first: one thread sums all states of an
+    element."""
     b_lse = b_lse * LOG2_E
     new_peak = tl.maximum(peak, tl.max(b_lse, 1))
     pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weight, shrink = tl.exp2(b_lse - pivot[:, None]), tl.exp2(peak - pivot)
-    # an empty state's output may be anything
+    # the output of an empty state is undefined
     b_out = tl.where((b_lse > float("-inf"))[:, :, None], b_out, 0.0)
     acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * b_out, 1)
     return acc, new_peak, total * shrink + tl.sum(weight, 1)
@@ -73,7 +71,7 @@ def _finish_rows_kernel(
     head = kv_head * GROUP + o_g
     p_lse = states_lse + head[:, None]
     p_states = states_out + (head * stride_state_head)[:, None, None] + o_d[None, None, :]
-    # who started this kernel early had waited for queries and keys: the states alone are awaited
+    # EARLY: the previous kernel has waited for queries and keys, so only the states are pending
     if not EARLY:
         await_previous(CHAINED)
     b_q = load_rotated(
@@ -82,7 +80,7 @@ def _finish_rows_kernel(
         HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
     )  # fmt: skip  # [G, D]
     b_q = scaled_query(b_q, softmax_scale, 0.0, False).to(q.dtype.element_ty)
-    # as many times as fill the smallest tile: that costs less than to load and turn nothing
+    # repeated to fill the smallest tile, which costs less than masked loads
     PARTS: tl.constexpr = BLOCK_M // BLOCK_G
     b_q = tl.reshape(
         tl.broadcast_to(b_q[None, :, :], (PARTS, BLOCK_G, BLOCK_D)), (BLOCK_M, BLOCK_D)
@@ -96,7 +94,7 @@ def _finish_rows_kernel(
         ordinal, slot = slots_of_tile(tile, o_n, PAGE_SIZE, BLOCK_N)
         page = tl.load(page_indices + first_page + ordinal, mask=in_run, other=0).to(tl.int64)
         position = tl.load(page_positions + first_page + ordinal, mask=in_run, other=0) + slot
-        # a key that the row does not see is not read: its page may hold anything
+        # keys that the row does not see are not loaded: their page is undefined
         seen = in_run & (position < bound)
         o_kv = (page * stride_page + slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
         b_k = tl.load(k_head + o_kv, mask=seen[:, None] & m_d, other=0.0)  # [N, D]
@@ -105,7 +103,7 @@ def _finish_rows_kernel(
         scores = tl.where(seen[None, :], scores, float("-inf"))
         acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
-    # the heads that there are: the first rows of the tile
+    # the first copy of the heads
     m_first = tl.arange(0, PARTS) == 0
     acc = tl.reshape(acc, (PARTS, BLOCK_G, BLOCK_D))
     acc = tl.sum(tl.where(m_first[:, None, None], acc, 0.0), 0)  # [G, D]
@@ -118,8 +116,8 @@ def _finish_rows_kernel(
     for first in range(start, stop, BLOCK_S):
         state = (first + o_s).to(tl.int64)
         m_state = m_head[:, None] & (state < stop)[None, :]
-        p_some = p_lse + (state * stride_lse_state)[None, :]
-        b_lse = tl.load(p_some, mask=m_state, other=float("-inf"))
+        p_state_lse = p_lse + (state * stride_lse_state)[None, :]
+        b_lse = tl.load(p_state_lse, mask=m_state, other=float("-inf"))
         m_out = m_state[:, :, None] & m_d[None, :, :]
         b_out = tl.load(p_states + (state * stride_state)[None, :, None], mask=m_out, other=0.0)
         acc, peak, total = _with_states(b_out, b_lse, acc, peak, total)
@@ -153,7 +151,7 @@ def finish_rows_triton(
     assert states.out.stride(2) == out.stride(2) == 1, "a head's output must be contiguous"
     assert states.lse.stride(1) == 1, "the heads of a state must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
-    early = states.lse.numel() > 0 and _waited_for(work, k_pages, rule)
+    early = states.lse.numel() > 0 and _awaits_inputs(work, k_pages, rule)
     block_g, chained = triton.next_power_of_2(group), chains(q)
     _finish_rows_kernel[(rows, num_kv_heads)](
         q, k_pages, v_pages, *states, out, lse, *table(rotation),
@@ -168,9 +166,11 @@ def finish_rows_triton(
     return AttnState(out, lse)
 
 
-def _waited_for(work: WorkList, k_pages: Tensor, rule: ScoreRule) -> bool:
-    """Whether the states come from Hopper's kernel, which starts the next one only after it has
-    waited for whatever wrote the queries and the pages."""
-    others = [tile for tile in work.tiles if not tile.finishing]
-    planned = bool(others) and not any(tile.chosen for tile in others)
+def _awaits_inputs(work: WorkList, k_pages: Tensor, rule: ScoreRule) -> bool:
+    """Whether the Hopper kernel computes the states.
+
+    It starts the next kernel only after its own wait for the kernels that wrote queries and pages.
+    """
+    tiles = [tile for tile in work.tiles if not tile.finishing]
+    planned = bool(tiles) and not any(tile.chosen for tile in tiles)
     return planned and hopper_attention.serves(k_pages, rule)

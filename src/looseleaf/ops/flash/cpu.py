@@ -1,9 +1,9 @@
-"""Attention over runs of pages on the CPU, with its log-sum-exp: what all CPU paths share.
+"""Attention over page runs on the CPU, with the lse; shared by all CPU paths.
 
-PyTorch's CPU flash attention does the work and returns the lse. Two cases take the plain route, two
-batched products with the scores in between: a soft-cap, which it does not know, and few bf16 rows
-over many runs (decode), where it is half as fast. A single run of neighbouring pages is read in
-place if the pool keeps the pages of a head together; anything else is gathered first."""
+PyTorch's CPU flash attention computes the output and the lse. Two cases use two batched products
+instead: a soft-cap, which the library lacks, and bf16 decode over many runs, where the library
+takes twice as long. A single run of consecutive pages is read in place if the pages of a head are
+contiguous. All other runs are gathered first."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,20 @@ from torch import Tensor
 
 from looseleaf.types import ScoreRule
 
-# rows per run up to which two products beat one flash attention in bf16
+# rows per run up to which two products beat flash attention in bf16
 _FEW_ROWS = 64
-# rows whose scores the plain route holds at a time: those of a long prompt would take gigabytes
-_PLAIN_ROWS = 128
+# rows per block of scores: all scores of a long prompt would take gigabytes
+_UNFUSED_ROWS = 128
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Head counts and how pages lie in memory: the (page, KV head) pair is row ``page * page_stride
-    + head * head_stride`` of ``page_size * head_dim`` numbers."""
+    """Head counts and the memory layout of pages.
+
+    The vectors of (page, KV head) are memory row ``page * page_stride + head * head_stride``. A
+    memory row holds ``page_size * head_dim`` numbers."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -38,7 +40,7 @@ class PageLayout:
     def of(
         cls, pages: Float[Tensor, "pages kv_heads page_size head_dim"], heads: int
     ) -> "PageLayout":
-        """The layout of ``pages`` as read by ``heads`` query heads."""
+        """The layout of ``pages`` for ``heads`` query heads."""
         _, num_kv_heads, page_size, head_dim = pages.shape
         row = page_size * head_dim
         strides = pages.stride(0) // row, pages.stride(1) // row
@@ -50,14 +52,15 @@ class PageLayout:
         return self.num_qo_heads // self.num_kv_heads
 
     def rows(self, pages: IntArray) -> Tensor:
-        """Memory rows of pages ``[items, pages]`` as ``[items, kv_heads, pages]``, flat."""
+        """Memory rows of pages ``[items, pages]``: ``[items, kv_heads, pages]``, flattened."""
         heads = np.arange(self.num_kv_heads)[:, None] * self.head_stride
         return torch.from_numpy((pages[:, None] * self.page_stride + heads).reshape(-1))
 
 
 def reads_in_place(k_pages: Tensor, v_pages: Tensor) -> bool:
-    """Whether `page_memory` is a view of such pages, and one `PageLayout` is that of both: they are
-    contiguous, page after page or KV head after KV head."""
+    """Whether `page_memory` is a view of the pages, and one `PageLayout` describes both tensors.
+
+    True for contiguous pages in the order (page, head) or (head, page)."""
     pages, heads, page_size, head_dim = k_pages.shape
     row = page_size * head_dim
     by_page, by_head = (heads * row, row, head_dim, 1), (row, max(pages, 1) * row, head_dim, 1)
@@ -66,7 +69,7 @@ def reads_in_place(k_pages: Tensor, v_pages: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class CopiedPages:
-    """Those of some pages that a list names, one after another, and the list's new numbers."""
+    """Copies of the pages that a list reads, and the list with the copies' indices."""
 
     k_pages: Tensor
     v_pages: Tensor
@@ -79,22 +82,22 @@ class CopiedPages:
         pages: tuple[Tensor, Tensor],
         slot_positions: Tensor | None,
         page_indices: Tensor,
-        used: slice,
+        run: slice,
     ) -> "CopiedPages":
-        """The pages at the ``used`` places of ``page_indices``, each copied once."""
-        numbers, places = page_indices[used].long().unique(return_inverse=True)
-        moved = page_indices.clone()
-        moved[used] = places.to(moved.dtype)
-        k_pages, v_pages = (each.index_select(0, numbers).contiguous() for each in pages)
-        where = None if slot_positions is None else slot_positions.index_select(0, numbers)
-        return cls(k_pages, v_pages, where, moved)
+        """Copies each page of ``page_indices[used]`` once."""
+        numbers, ordinals = page_indices[run].long().unique(return_inverse=True)
+        new_indices = page_indices.clone()
+        new_indices[run] = ordinals.to(new_indices.dtype)
+        k_pages, v_pages = (side.index_select(0, numbers).contiguous() for side in pages)
+        positions = None if slot_positions is None else slot_positions.index_select(0, numbers)
+        return cls(k_pages, v_pages, positions, new_indices)
 
 
 def page_memory(
     pages: Float[Tensor, "pages kv_heads page_size head_dim"],
 ) -> Float[Tensor, "1 outer slots head_dim"]:
-    """``pages`` that `reads_in_place` as they lie in memory, a view: outer is the KV head if the
-    pages of a head lie together, else the page."""
+    """A view of ``pages`` in memory order: outer is the KV head if a head's pages are contiguous,
+    else the page. `reads_in_place` must be true."""
     memory = pages.transpose(0, 1) if pages.stride(0) <= pages.stride(1) else pages
     outer, inner, page_size, head_dim = memory.shape
     return memory.reshape(1, outer, inner * page_size, head_dim)
@@ -102,13 +105,12 @@ def page_memory(
 
 @dataclass(frozen=True)
 class KeyBlock:
-    """Equal-length runs of pages for some items, and what each of their rows must not see.
+    """Page runs of equal length for some items, with the visibility of their keys.
 
-    ``first_slot`` is set for one run of neighbouring pages, which is read in place; otherwise
-    ``rows`` lists memory rows as ``[items, kv_heads, pages]``, flat. ``bias`` is added to the
-    scores, broadcastable to ``[items, heads, rows, keys]``, None if all is visible. ``blind`` marks
-    rows without any key, ``[items, 1, rows]``, None if there are none.
-    """
+    ``first_slot`` is set for one run of consecutive pages, which is read in place. Otherwise
+    ``rows`` lists memory rows ``[items, kv_heads, pages]``, flattened. ``bias`` is added to the
+    scores and broadcasts to ``[items, heads, rows, keys]``; None if all keys are visible. ``blind``
+    marks rows without a visible key, ``[items, 1, rows]``; None if every row has one."""
 
     num_items: int
     num_keys: int
@@ -127,7 +129,7 @@ class KeyBlock:
         bias: Tensor | None = None,
         blind: Tensor | None = None,
     ) -> "KeyBlock":
-        """The first ``num_keys`` keys of each row of pages ``[items, pages]``."""
+        """The first ``num_keys`` keys of each run in ``pages`` ``[items, pages]``."""
         items = len(pages)
         if items == 1 and layout.page_stride == 1 and (pages[0, 1:] - pages[0, :-1] == 1).all():
             first = int(pages[0, 0]) * layout.page_size
@@ -137,7 +139,7 @@ class KeyBlock:
     def read(
         self, memory: Float[Tensor, "1 outer slots head_dim"]
     ) -> Float[Tensor, "items kv_heads keys head_dim"]:
-        """The run of every item out of `page_memory`, a view where that is possible."""
+        """The keys or values of every run, from `page_memory`; a view where possible."""
         if self.rows is None:
             assert self.first_slot is not None
             return memory.narrow(2, self.first_slot, self.num_keys)
@@ -153,9 +155,8 @@ def visibility_bias(
 ) -> tuple[Tensor | None, Tensor | None]:
     """``bias`` and ``blind`` of a `KeyBlock` from visibility ``[items, rows, keys]``.
 
-    Each row stands for ``group`` query heads. ``distance`` (query minus key position) is needed if
-    the rule has ALiBi slopes.
-    """
+    Each row is repeated for ``group`` query heads. ALiBi slopes need ``distance``, query position
+    minus key position."""
     blind_rows = ~visible.any(-1)
     blind = None
     if blind_rows.any():
@@ -185,11 +186,10 @@ def attend_dense(
     blind: Tensor | None = None,
     causal: bool = False,
 ) -> tuple[Float[Tensor, "items heads rows head_dim"], Float[Tensor, "items heads rows"]]:
-    """Attention with its lse; ``q`` stands in the frame of the keys.
+    """Attention and its lse; ``q`` is in the frame of the keys.
 
-    ``causal`` (no bias then) lets row i see keys up to i, from the first. The output has the dtype
-    of ``q``; rows that see nothing get ``(0, -inf)``.
-    """
+    With ``causal``, which excludes a bias, row i sees keys 0 to i. The output has the dtype of
+    ``q``, the lse is fp32. Rows without a visible key get ``(0, -inf)``."""
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
     many_runs = q.dtype is torch.bfloat16 and q.shape[0] > 1 and q.shape[2] <= _FEW_ROWS
@@ -200,7 +200,7 @@ def attend_dense(
             q, k, v, 0.0, causal, attn_mask=bias, scale=rule.softmax_scale
         )
     if blind is not None:
-        # the library's (0, 0) for a row without keys is not the unit of the merge
+        # PyTorch returns (0, 0) for a row without keys; the unit of the merge is (0, -inf)
         lse = lse.masked_fill(blind, -torch.inf)
         out = out.masked_fill(blind[..., None], 0.0)
     return out, lse
@@ -218,24 +218,26 @@ def _attend_in_blocks(
     group, rows = q.shape[1] // k.shape[1], q.shape[2]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    if rows <= _PLAIN_ROWS:
-        return _attend_plainly(q, k, v, rule, bias, blind, 0 if causal else None)
+    if rows <= _UNFUSED_ROWS:
+        return _attend_unfused(q, k, v, rule, bias, blind, 0 if causal else None)
     parts = []
-    for start in range(0, rows, _PLAIN_ROWS):
-        block = slice(start, start + _PLAIN_ROWS)
-        # a bias may be one for all rows
-        mine = bias if bias is None or bias.shape[2] == 1 else bias[:, :, block]
-        sightless = blind if blind is None or blind.shape[2] == 1 else blind[:, :, block]
-        # keys behind the last of the rows are seen by none
-        end = min(start + _PLAIN_ROWS, k.shape[2]) if causal else k.shape[2]
-        seen = k[:, :, :end], v[:, :, :end]
+    for start in range(0, rows, _UNFUSED_ROWS):
+        block = slice(start, start + _UNFUSED_ROWS)
+        # a bias of one row broadcasts to all rows
+        block_bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, block]
+        block_blind = blind if blind is None or blind.shape[2] == 1 else blind[:, :, block]
+        # causal rows of this block see no key after their last row
+        end = min(start + _UNFUSED_ROWS, k.shape[2]) if causal else k.shape[2]
+        visible = k[:, :, :end], v[:, :, :end]
         first = start if causal else None
-        parts.append(_attend_plainly(q[:, :, block], *seen, rule, mine, sightless, first))
+        parts.append(
+            _attend_unfused(q[:, :, block], *visible, rule, block_bias, block_blind, first)
+        )
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _attend_plainly(
+def _attend_unfused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -244,10 +246,11 @@ def _attend_plainly(
     blind: Tensor | None,
     causal_from: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """With as many KV heads as query heads; row i sees keys up to ``causal_from + i``, or all."""
+    """Attention by two products, with a KV head for each query head; row i sees keys up to
+    ``causal_from + i``, or all."""
     products = torch.matmul(q, k.transpose(-1, -2))
     if bias is not None and not rule.soft_cap:
-        # one operation for the step to fp32, the scale and the bias
+        # one operation casts to fp32, scales and adds the bias
         scores = torch.add(bias, products, alpha=rule.softmax_scale)
     else:
         scores = products.float().mul_(rule.softmax_scale)
@@ -260,8 +263,8 @@ def _attend_plainly(
         scores = scores.masked_fill(later, -torch.inf)
     weights = scores.softmax(-1)
     if blind is not None:
-        # bf16 products by AMX tiles carry what is not a number from one row into its neighbours
+        # bf16 products by AMX tiles spread a NaN from one row to its neighbours
         weights = weights.masked_fill(blind[..., None], 0.0)
-    # the likeliest key's weight is exp(its score - lse); a row without keys is the caller's to mask
+    # the largest weight is exp(its score - lse); the caller masks rows without keys
     lse = scores.amax(-1) - weights.amax(-1).log()
     return torch.matmul(weights.to(v.dtype), v).to(q.dtype), lse

@@ -1,7 +1,7 @@
-"""Dense attention on a GPU with its log-sum-exp, by PyTorch's own kernels: keys that are no pages.
+"""Dense attention on a GPU with its lse, by PyTorch's kernels.
 
-For tiles of keys that were brought to the device to be read once. Queries and keys stand in one
-frame already."""
+For tiles of offloaded keys that are copied to the device and read once. Queries and keys are in one
+frame."""
 
 import torch
 from jaxtyping import Float
@@ -17,28 +17,28 @@ def attend_dense_cuda(
     softmax_scale: float,
     causal: bool = False,
 ) -> AttnState:
-    """The fp32 state of rows over all keys, in the products of ``k``'s dtype.
+    """The fp32 state of all rows over all keys; products are in the dtype of ``k``.
 
-    ``causal``: row i sees keys up to i, and there are as many keys as rows."""
+    ``causal``: row i sees keys up to i, and rows equal keys in number."""
     rows, heads, dim = q.shape
     group = heads // k.shape[0]
     q = q.to(k.dtype)
     if causal:
         queries = q.transpose(0, 1)
-        k, v = (x.repeat_interleave(group, 0) for x in (k, v))
+        k, v = (side.repeat_interleave(group, 0) for side in (k, v))
     else:
-        # every row sees all keys, so the heads of a group are rows of one head
+        # without a mask, the heads of a group are rows of one head
         queries = q.view(rows, -1, group, dim).transpose(0, 1).reshape(-1, rows * group, dim)
-    wide = queries[None].contiguous(), k[None].contiguous(), v[None].contiguous()
+    inputs = queries[None].contiguous(), k[None].contiguous(), v[None].contiguous()
     if k.dtype == torch.float32:
         out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-            *wide, None, True, 0.0, causal, scale=softmax_scale
+            *inputs, None, True, 0.0, causal, scale=softmax_scale
         )[:2]
     else:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-            *wide, 0.0, causal, False, scale=softmax_scale
+            *inputs, 0.0, causal, False, scale=softmax_scale
         )[:2]
-    # the lse may be padded behind the rows
+    # the library may pad the lse after the last row
     out, lse = out[0].float(), lse[0, :, : queries.shape[1]].float()
     if causal:
         return AttnState(out.transpose(0, 1).contiguous(), lse.transpose(0, 1).contiguous())

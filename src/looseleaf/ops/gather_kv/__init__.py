@@ -1,9 +1,8 @@
-"""Keys and values of scattered pages laid out in the order of a prompt, keys turned to where they
-stand there.
+"""Copies keys and values of scattered pages into prompt order, with the keys rotated on the way.
 
-Rows that read many keys in several frames turn once a frame, and begin anew at every border of two
-(docs/frames.md). Laid out once a layer, the same keys are one span in the frame of the prompt:
-what it costs is to copy them, which memory does as fast whether or not they turn."""
+Attention over spans in several frames rotates its queries once per frame and stalls at every border
+between spans (docs/frames.md). After one copy per layer, the same keys are one span in the frame of
+the prompt. The rotation is free, since the copy is bound by memory."""
 
 from dataclasses import dataclass
 
@@ -16,16 +15,18 @@ from looseleaf.ops.gather_kv.reference import gather_kv_reference
 from looseleaf.types import Rotation
 
 GATHERED_SIZE = 128
-"""Slots of a page that keys are gathered to: those of a tile, so that a tile is one copy."""
+"""Slots of a gathered page: one tile, so that one TMA copy loads a tile."""
 UNUSED = -2
-"""The source of a slot that is left alone."""
+"""Source of a slot that is not written."""
 
 
 @dataclass(frozen=True)
 class KeySources:
-    """Where the key of each slot of the gathered pages comes from: ``slots`` are flat (``page *
-    page_size + slot``) slots of the pages that are read, -1 where there is none, and ``turns`` the
-    Δ of the frame in which that key is stored, at least 0: keys turn forward only."""
+    """The source of each slot of the gathered pages.
+
+    ``slots`` are flat source slots (``page * page_size + slot``); -1 means no source. ``turns`` is
+    Δ, the offset of the frame in which the key is stored; it is >= 0, since keys are rotated
+    forward only."""
 
     slots: Int[Tensor, " keys"]
     turns: Int[Tensor, " keys"]
@@ -40,13 +41,14 @@ def gather_kv(
     v_gathered: Float[Tensor, "gathered kv_heads gathered_size head_dim"],
     implementation: Implementation = "auto",
 ) -> None:
-    """Write ``rotate(k, turns)`` and ``v`` of ``sources.slots`` to the leading slots of the
-    gathered pages, in place.
+    """Writes ``rotate(k, turns)`` and ``v`` of ``sources.slots`` to the first slots of the gathered
+    pages.
 
-    Turning is done in fp32 and adds up: a key stored at ``p`` of a frame at Δ comes out as one
-    stored at ``Δ + p``, rounded once more. Slots without a source become zeros; those whose source
-    is `UNUSED` and those past the sources are left alone. Raises InvalidOption for a key that is to
-    turn back; on a GPU nobody looks, since looking would wait for the device."""
+    The rotation is in fp32. A key stored at ``p`` in a frame at Δ becomes a key at ``Δ + p``, with
+    one more rounding. Slots with source -1 become zeros; slots with source `UNUSED`, and slots
+    after the last source, are not written. The gathered pages may have another dtype than the
+    source pages. Raises InvalidOption for a negative Δ; a GPU does not check, since the check would
+    wait for the device."""
     slots, turns = sources.slots, sources.turns
     if not slots.is_cuda and bool(((slots >= 0) & (turns < 0)).any()):
         raise InvalidOption(

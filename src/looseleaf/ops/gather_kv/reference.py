@@ -1,11 +1,11 @@
-"""Gather and rotate, written as the two assignments that they are."""
+"""Gather and rotate as two assignments."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import to_pages, widened
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.page_dtypes import to_pages, widen
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation
 
 
@@ -21,10 +21,10 @@ def gather_kv_reference(
     """See `looseleaf.ops.gather_kv`."""
     key = torch.nonzero(slots >= -1)[:, 0]
     slots, turns = slots[key], turns[key]
-    there = (slots >= 0)[:, None, None]
+    has_source = (slots >= 0)[:, None, None]
     page, slot = slots.clamp(min=0) // k_pages.shape[2], slots.clamp(min=0) % k_pages.shape[2]
-    to, at = key // k_gathered.shape[2], key % k_gathered.shape[2]
-    k = turn(widened(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
-    v = widened(v_pages[page, :, slot])
-    k_gathered[to, :, at] = to_pages(torch.where(there, k, 0.0), k_gathered.dtype)
-    v_gathered[to, :, at] = to_pages(torch.where(there, v, 0.0), v_gathered.dtype)
+    page_out, slot_out = key // k_gathered.shape[2], key % k_gathered.shape[2]
+    k = rotate_wide(widen(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
+    v = widen(v_pages[page, :, slot])
+    k_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, k, 0.0), k_gathered.dtype)
+    v_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, v, 0.0), v_gathered.dtype)

@@ -1,7 +1,7 @@
-"""Attention over a union of disjoint key sets, from the attention over each: the log-sum-exp merge.
+"""The log-sum-exp merge: attention over a union of key sets from the attention over each set.
 
-Rows take a varying number of states, listed in CSR form, and may start from a carried state. The
-merge commutes, associates and has ``(0, -inf)`` as its unit (docs/ideas.md)."""
+Each row merges a variable number of states, in CSR form, and may start from a carried state. The
+merge is commutative and associative with the unit ``(0, -inf)`` (docs/ideas.md)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,26 +23,35 @@ def merge_states(
     kept: KeptStates | None = None,
     implementation: Implementation = "auto",
     *,
-    at_once: bool = False,
-    sent: bool = False,
+    few_states: bool = False,
+    indptr_ready: bool = False,
 ) -> AttnState:
-    """One state a row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
+    """One state per row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
 
-    ``states.out`` is ``[states, heads, head_dim]``, ``states.lse`` fp32 ``[states, heads]``; both
-    may have capacity past the last one used, never read. ``carried`` has one state a row and joins
-    it. The result's ``out`` is in the dtype of ``out``, which is written if given, else of
-    ``states.out``. No state, or only empty ones: ``(0, -inf)``. With ``kept``, instead of
-    ``carried``, the last states of a row are merged with what it has kept, which is kept, and then
-    with the others. ``at_once``: most rows have several states, but few, to be read at once; then a
-    row may have other bits among many rows than among few. ``sent``: ``row_state_indptr`` came from
-    the host, or from a kernel that others stand behind, so that it may be read while the kernel
-    before this one still runs. An lse that is not a number makes the row NaN. Raises InvalidOption
-    for rows with ``carried`` and ``kept``."""
+        lse = log(sum(exp(lse_i)));  out = sum(exp(lse_i - lse) * out_i)
+
+    ``states.out`` is ``[states, heads, head_dim]``, ``states.lse`` fp32 ``[states, heads]``; unused
+    capacity at their end is not read. A row without states, or with empty states only, gets ``(0,
+    -inf)``. An lse of NaN makes the row NaN. The result is written to ``out`` if given, in its
+    dtype; else it has the dtype of ``states.out``.
+
+    - ``carried``: one more state per row.
+    - ``kept`` (`KeptStates`): a row merges its last states into its kept state, stores that, and
+      merges it with the other states.
+    - ``few_states``: most rows have a few states, which one program reads together. A row's bits
+      may then depend on the number of rows.
+    - ``indptr_ready``: the host wrote ``row_state_indptr``, or a kernel before the previous one.
+      The kernel then reads it while the previous kernel runs.
+
+    Raises InvalidOption for both ``carried`` and ``kept``, and on a CPU for fewer carried states
+    than rows."""
     if carried is not None and kept is not None:
-        raise InvalidOption("a row starts from one state: what is carried, or what it has kept")
+        raise InvalidOption("a row starts from one state: give carried or kept, not both")
     if choose(implementation, states.lse) == "triton":
         from looseleaf.ops.merge_states.kernel import merge_states_triton
 
-        how = {"at_once": at_once, "sent": sent}
-        return merge_states_triton(states, row_state_indptr, carried, out, kept, **how)
+        return merge_states_triton(
+            states, row_state_indptr, carried, out, kept,
+            few_states=few_states, indptr_ready=indptr_ready,
+        )  # fmt: skip
     return merge_states_reference(states, row_state_indptr, carried, out, kept)

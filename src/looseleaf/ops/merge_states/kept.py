@@ -1,5 +1,4 @@
-"""Attention states that rows keep from step to step, and go on from (RetroAttention, arXiv
-2508.09001)."""
+"""Attention states that rows keep from step to step (RetroAttention, arXiv 2508.09001)."""
 
 from dataclasses import dataclass
 
@@ -9,11 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KeptStates:
-    """States of which row ``r`` has that at ``at[r]``, or none if that is -1.
+    """The kept state of row ``r`` is at index ``at[r]``; -1 if it has none.
 
-    Its states from ``first[r]`` on are merged with it, and the result is written back; one that is
-    ``fresh`` starts from the empty state. Fp32, like all states that are merged again and again.
-    """
+    The row's states from ``first[r]`` on are merged into it, and the result is written back. A row
+    with ``fresh[r]`` starts from the empty state instead. States are fp32, since they are merged
+    many times."""
 
     out: Float[Tensor, "places heads head_dim"]
     lse: Float[Tensor, "places heads"]

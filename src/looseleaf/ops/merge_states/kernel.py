@@ -1,7 +1,7 @@
-"""The log-sum-exp merge: one program a row and head, a tile of states at a time.
+"""The log-sum-exp merge on the device: one program per row and head, a tile of states at a time.
 
-Where there are many rows a program takes several heads, since most rows have one state then, and
-starting a program takes longer than copying it."""
+With many rows, a program takes several heads: most rows have one state, and the start of a program
+costs more than the copy of a state."""
 
 import triton
 import triton.language as tl
@@ -12,9 +12,9 @@ from looseleaf.ops.merge_states.kept import KeptStates
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import AttnState
 
-# from so many outputs on a program takes several heads; one after another, each in the same order
+# outputs (rows x heads) from which a program takes several heads, one after another
 _MANY, _HEADS = 4096, 4
-# or, where that is wanted, up to so many states of so many heads at once
+# heads and states that a program reads together if `few_states` is set
 _FEW_HEADS, _FEW_STATES = 2, 8
 
 
@@ -24,10 +24,10 @@ def _merged(
     stride_state, stride_lse_state, head_offset, m_d,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """``(out, lse)`` of the states from ``start`` to ``stop`` and of one more, which is ``acc``
-    with the lse ``first_peak``."""
+    """``(out, lse)`` of the states ``start`` to ``stop`` and of ``acc``, whose lse is
+    ``first_peak``."""
     o_l, o_s, o_d = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    # the weights need the largest lse only: the outputs can then be read in any order
+    # the first pass finds the largest lse, so that the second needs no rescaling
     peak = first_peak
     for first in range(start, stop, BLOCK_L):
         state = first + o_l
@@ -41,7 +41,7 @@ def _merged(
     for first in range(start, stop, BLOCK_S):
         state = (first + o_s).to(tl.int64)
         b_lse = tl.load(p_lse + state * stride_lse_state, mask=state < stop, other=float("-inf"))
-        # an empty state's output may be anything, so it is not read
+        # the output of an empty state is undefined
         m_out = (b_lse > float("-inf"))[:, None] & m_d[None, :]
         p_out = states_out + state * stride_state + head_offset
         b_out = tl.load(p_out[:, None] + o_d[None, :], mask=m_out, other=0.0).to(tl.float32)
@@ -60,13 +60,13 @@ def _copied(
     stride_out_row, stride_out_head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The merge of one state: itself, in the dtype of ``out``."""
+    """Copies the only state of a row, in the dtype of ``out``."""
     head, o_d = first_head + tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
     state = state.to(tl.int64)
     b_lse = tl.load(states_lse + state * stride_lse_state + head * stride_lse_head)
     m_d = (o_d < HEAD_DIM)[None, :]
     p_out = states_out + state * stride_state + (head * stride_state_head)[:, None] + o_d[None, :]
-    # an empty state's output may be anything, so it is not read
+    # the output of an empty state is undefined
     b_out = tl.load(p_out, mask=(b_lse > float("-inf"))[:, None] & m_d, other=0.0)
     p_out = out + row * stride_out_row + (head * stride_out_head)[:, None] + o_d[None, :]
     tl.store(p_out, b_out, mask=(head >= 0)[:, None] & m_d)
@@ -74,14 +74,15 @@ def _copied(
 
 
 @triton.jit
-def _merged_at_once(
+def _merged_few(
     states_out, states_lse, out, lse, row, heads, first_head, start, stop,
     stride_state, stride_state_head, stride_lse_state, stride_lse_head,
     stride_out_row, stride_out_head,
     HEADS: tl.constexpr, FEW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The merge of up to ``FEW`` states for some heads: all that is read is asked for before any of
-    it is used, where one after another latencies would add up."""
+    """Merges up to ``FEW`` states for several heads.
+
+    All loads are issued before the first use, so that their latencies overlap."""
     head, o_d = first_head + tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
     state = (start + tl.arange(0, FEW)).to(tl.int64)
     m_state = (head >= 0)[:, None] & (state < stop)[None, :]
@@ -90,9 +91,9 @@ def _merged_at_once(
     m_out = m_state[:, :, None] & (o_d < HEAD_DIM)[None, None, :]
     b_lse = tl.load(p_lse, mask=m_state, other=float("-inf"))
     b_out = tl.load(states_out + p_out[:, :, None] + o_d[None, None, :], mask=m_out, other=0.0)
-    # an empty state's output may be anything
-    there = b_lse > float("-inf")
-    b_out = tl.where(there[:, :, None], b_out.to(tl.float32), 0.0)
+    # the output of an empty state is undefined
+    is_filled = b_lse > float("-inf")
+    b_out = tl.where(is_filled[:, :, None], b_out.to(tl.float32), 0.0)
     peak = tl.max(b_lse, 1)
     pivot = tl.where(peak == float("-inf"), 0.0, peak)
     weight = tl.exp(b_lse - pivot[:, None])
@@ -112,25 +113,25 @@ def _merge_states_kernel(
     stride_state, stride_state_head, stride_lse_state, stride_lse_head,
     stride_carried_row, stride_carried_head, stride_carried_lse_row, stride_carried_lse_head,
     stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, SENT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHAINED: tl.constexpr, INDPTR_READY: tl.constexpr,
     HEADS: tl.constexpr, FEW: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
-    # the kernel before may be what wrote the numbers
-    await_previous(CHAINED and not SENT)
+    # the previous kernel may write row_state_indptr
+    await_previous(CHAINED and not INDPTR_READY)
     row, first_head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     start, stop = tl.load(row_state_indptr + row), tl.load(row_state_indptr + row + 1)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < HEAD_DIM
-    place, goes_on = row, True
+    slot, continues = row, True
     if kept_at is not None:
-        place = tl.load(kept_at + row).to(tl.int64)
-        goes_on = (place >= 0) & (tl.load(kept_fresh + row) == 0)
+        slot = tl.load(kept_at + row).to(tl.int64)
+        continues = (slot >= 0) & (tl.load(kept_fresh + row) == 0)
 
     await_previous(CHAINED)
     if FEW > 0 and stop - start <= FEW:
-        _merged_at_once(
+        _merged_few(
             states_out, states_lse, out, lse, row, heads, first_head, start, stop,
             stride_state, stride_state_head, stride_lse_state, stride_lse_head,
             stride_out_row, stride_out_head, HEADS, FEW, HEAD_DIM, BLOCK_D,
@@ -144,22 +145,20 @@ def _merge_states_kernel(
     else:
         for n in tl.static_range(HEADS):
             head = first_head + n
-            # the row starts from its carried state, or from the empty one
+            # the row starts from its carried state, or from the empty state
             acc = tl.zeros((BLOCK_D,), tl.float32)
             first_peak = tl.full((), float("-inf"), tl.float32)
             if carried_out is not None:
-                p_lse = (
-                    carried_lse + place * stride_carried_lse_row + head * stride_carried_lse_head
-                )
-                p_out = carried_out + place * stride_carried_row + head * stride_carried_head
-                first_peak = tl.load(p_lse, mask=goes_on, other=float("-inf"))
+                p_lse = carried_lse + slot * stride_carried_lse_row + head * stride_carried_lse_head
+                p_out = carried_out + slot * stride_carried_row + head * stride_carried_head
+                first_peak = tl.load(p_lse, mask=continues, other=float("-inf"))
                 m_carried = m_d & (acc + first_peak > float("-inf"))
                 acc = tl.load(p_out + o_d, mask=m_carried, other=0.0).to(tl.float32)
             p_states, head_offset = states_lse + head * stride_lse_head, head * stride_state_head
             last = stop
             if kept_at is not None:
                 first = tl.load(kept_first + row)
-                if place >= 0:
+                if slot >= 0:
                     acc, first_peak = _merged(
                         states_out, p_states, first, stop, acc, first_peak,
                         stride_state, stride_lse_state, head_offset, m_d,
@@ -183,8 +182,8 @@ def merge_states_triton(
     out: Float[Tensor, "rows heads head_dim"] | None = None,
     kept: KeptStates | None = None,
     *,
-    at_once: bool = False,
-    sent: bool = False,
+    few_states: bool = False,
+    indptr_ready: bool = False,
 ) -> AttnState:
     """See `looseleaf.ops.merge_states`."""
     heads, head_dim = states.out.shape[1:]
@@ -196,10 +195,10 @@ def merge_states_triton(
         return AttnState(out, lse)
     assert states.out.stride(2) == out.stride(2) == 1, "a head's output must be contiguous"
     carried_out, carried_lse = carried if carried is not None else (None, None)
-    places: tuple[Tensor | None, ...] = (None, None, None)
+    kept_arrays: tuple[Tensor | None, ...] = (None, None, None)
     if kept is not None:
         carried_out, carried_lse = kept.out, kept.lse
-        places = kept.at, kept.first, kept.fresh
+        kept_arrays = kept.at, kept.first, kept.fresh
     if carried_out is not None and carried_lse is not None:
         assert carried_out.stride(2) == 1, "a head's output must be contiguous"
         carried_strides = (*carried_out.stride()[:2], *carried_lse.stride())
@@ -207,16 +206,15 @@ def merge_states_triton(
         carried_strides = (0, 0, 0, 0)
     # a carried state may come from another stream than the states
     chained = chains(out) and carried is None
-    per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
-    few = _FEW_STATES if at_once and per_program > 1 and carried_out is None else 0
-    per_program = _FEW_HEADS if few else per_program
-    _merge_states_kernel[(rows, heads // per_program)](
-        states.out, states.lse, carried_out, carried_lse, *places, out, lse,
+    heads_per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
+    few = _FEW_STATES if few_states and heads_per_program > 1 and carried_out is None else 0
+    heads_per_program = _FEW_HEADS if few else heads_per_program
+    _merge_states_kernel[(rows, heads // heads_per_program)](
+        states.out, states.lse, carried_out, carried_lse, *kept_arrays, out, lse,
         row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
-        HEAD_DIM=head_dim, CHAINED=chained, SENT=sent, HEADS=per_program, FEW=few,
-        BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=1,
-        enable_fp_fusion=True, launch_pdl=chained,
+        HEAD_DIM=head_dim, CHAINED=chained, INDPTR_READY=indptr_ready, HEADS=heads_per_program,
+        FEW=few, BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
+        num_warps=1, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)

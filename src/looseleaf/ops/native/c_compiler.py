@@ -1,5 +1,4 @@
-"""The machine's C compiler: which it is, and how it is asked for threads and for what the processor
-can do."""
+"""Finds the machine's C compiler and the flags it accepts for threads and vector instructions."""
 
 import logging
 import os
@@ -18,10 +17,10 @@ import torch
 from looseleaf.errors import NativeUnavailable
 
 _log = logging.getLogger(__name__)
-_SECONDS = 120
-# infinities matter (an empty state has lse -inf), so no -ffast-math
+_TIMEOUT_S = 120
+# No -ffast-math: an empty state has an lse of -inf.
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
-# one that needs what the kernels need of a compiler and its libraries
+# uses the headers, OpenMP and libraries that the kernels use
 _PROBE = """#include <math.h>
 #include <stdint.h>
 int64_t probe(const double *of, int64_t count) {
@@ -34,15 +33,20 @@ int64_t probe(const double *of, int64_t count) {
 
 
 def find_compiler() -> tuple[str, ...]:
-    """The C compiler: ``$CC``, which may have arguments, or cc, gcc, clang. Raises
-    NativeUnavailable without one."""
-    given = os.environ.get("CC")
-    # a path may have spaces
-    wanted = [(given,), tuple(given.split())] if given else [("cc",), ("gcc",), ("clang",)]
-    for name, *arguments in filter(None, wanted):
-        if found := shutil.which(name):
-            return found, *arguments
-    names = given or ", ".join(name for name, *_ in wanted)
+    """The C compiler as a command: ``$CC`` with its arguments, else cc, gcc or clang.
+
+    Raises NativeUnavailable if none is installed."""
+    cc_variable = os.environ.get("CC")
+    # $CC is a path with spaces, or a command with arguments
+    candidates = (
+        [(cc_variable,), tuple(cc_variable.split())]
+        if cc_variable
+        else [("cc",), ("gcc",), ("clang",)]
+    )
+    for name, *arguments in filter(None, candidates):
+        if path := shutil.which(name):
+            return path, *arguments
+    names = cc_variable or ", ".join(name for name, *_ in candidates)
     raise NativeUnavailable(
         f"no C compiler ({names}): install gcc or clang, or choose cpu_kernels='torch'",
         "cpu_kernels",
@@ -50,37 +54,38 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def vector_lanes() -> int:
-    """Floats in the processor's widest vector."""
-    # an emulated ARM machine may see the features of the host's processor
-    features = processor() if _is_x86() else ""
+    """Number of floats in the processor's widest vector register."""
+    # an emulated ARM machine may list the features of its x86 host
+    features = processor_features() if _is_x86() else ""
     return 16 if "avx512f" in features else 8 if "avx2" in features else 4
 
 
-class Way(NamedTuple):
-    """How threads and the processor's own instructions are asked for: not every compiler knows how
-    to do either."""
+class CompilerOptions(NamedTuple):
+    """Flags and libraries for OpenMP and native instructions; ``threads``: OpenMP is enabled."""
 
     flags: tuple[str, ...]
     libraries: tuple[str, ...]
     threads: bool
 
 
-def ways() -> list[Way]:
-    """The best first."""
-    openmp = [Way(("-fopenmp",), _openmp_libraries("libgomp*.so*"), True)]
+def option_candidates() -> list[CompilerOptions]:
+    """Options for OpenMP and native instructions, fastest first."""
+    openmp = [CompilerOptions(("-fopenmp",), _openmp_libraries("libgomp*.so*"), True)]
     if sys.platform == "darwin" and (libraries := _openmp_libraries("libomp*.dylib")):
-        # Apple's clang has OpenMP, but no library and no flag of the driver for it
-        found = tuple(f"-Wl,-rpath,{Path(library).parent}" for library in libraries)
-        openmp.append(Way(("-Xclang", "-fopenmp"), (*libraries, *found), True))
-    openmp += [Way(("-fopenmp-simd",), (), False), Way((), (), False)]
-    tuned, plain = _tuning(), ()
-    every = [(way, tuning) for way in openmp for tuning in dict.fromkeys((tuned, plain))]
-    return [way._replace(flags=(*way.flags, *tuning)) for way, tuning in every]
+        # Apple's clang has OpenMP, but neither its library nor a driver flag
+        run_paths = tuple(f"-Wl,-rpath,{Path(library).parent}" for library in libraries)
+        openmp.append(CompilerOptions(("-Xclang", "-fopenmp"), (*libraries, *run_paths), True))
+    openmp += [CompilerOptions(("-fopenmp-simd",), (), False), CompilerOptions((), (), False)]
+    return [
+        options._replace(flags=(*options.flags, *tuning))
+        for options in openmp
+        for tuning in dict.fromkeys((_native_flags(), ()))
+    ]
 
 
-def _tuning() -> tuple[str, ...]:
+def _native_flags() -> tuple[str, ...]:
     if _is_x86():
-        wide = ("-mprefer-vector-width=512",) if "avx512" in processor() else ()
+        wide = ("-mprefer-vector-width=512",) if "avx512" in processor_features() else ()
         return "-march=native", *wide
     return ("-mcpu=native",) if platform.machine().lower() in ("arm64", "aarch64") else ()
 
@@ -90,7 +95,7 @@ def _is_x86() -> bool:
 
 
 def _openmp_libraries(pattern: str) -> tuple[str, ...]:
-    """PyTorch's own OpenMP runtime, so that one pool of threads serves both; two would fight."""
+    """PyTorch's own OpenMP runtime: two runtimes in a process would compete for cores."""
     root = Path(torch.__file__).parent
     for folder in (root / "lib", root.parent / "torch.libs"):
         for path in sorted(folder.glob(pattern)):
@@ -99,59 +104,69 @@ def _openmp_libraries(pattern: str) -> tuple[str, ...]:
 
 
 @cache
-def way_of(compiler: tuple[str, ...]) -> Way:
-    """The best way that the compiler goes."""
-    refusal = None
+def best_options(compiler: tuple[str, ...]) -> CompilerOptions:
+    """The first of `option_candidates` that the compiler accepts. Raises NativeUnavailable without
+    one."""
+    first_error = None
     with tempfile.TemporaryDirectory() as folder:
-        for way in ways():
+        for options in option_candidates():
             try:
-                compile_library(compiler, way, FLAGS, _PROBE, Path(folder) / "probe.so")
+                compile_library(compiler, options, FLAGS, _PROBE, Path(folder) / "probe.so")
             except NativeUnavailable as error:
-                refusal = refusal or error
+                first_error = first_error or error
                 continue
-            if not way.threads:
+            if not options.threads:
                 _log.warning(
                     "the CPU kernels use one thread: %s has no OpenMP; install it (libomp, for "
                     "clang) or name a compiler that has it in $CC", compiler[0],
                 )  # fmt: skip
-            return way
-    assert refusal is not None, "there is a way to try"
-    raise refusal
+            return options
+    assert first_error is not None, "option_candidates is never empty"
+    raise first_error
 
 
 def compile_library(
-    compiler: Sequence[str], way: Way, flags: Sequence[str], source: str, path: Path
+    compiler: Sequence[str], options: CompilerOptions, flags: Sequence[str], source: str, path: Path
 ) -> None:
-    """Make the library of a C ``source`` at ``path``, whose folder is there. Raises
-    NativeUnavailable if the compiler can't, or the folder can't be written to."""
+    """Compiles the C ``source`` to a shared library at ``path``, in an existing folder.
+
+    Raises NativeUnavailable if the compiler fails or the folder is not writable."""
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made, c_file = Path(folder) / "kernel.so", Path(folder) / "kernel.c"
+            library, c_file = Path(folder) / "kernel.so", Path(folder) / "kernel.c"
             c_file.write_text(source, encoding="utf-8")
-            asked = [*compiler, "-std=gnu11", *way.flags, *flags, "-shared", "-fPIC", str(c_file)]
-            done = _run([*asked, "-o", str(made), "-lm", *way.libraries])
-            if done.returncode != 0:
+            command = [
+                *compiler,
+                "-std=gnu11",
+                *options.flags,
+                *flags,
+                "-shared",
+                "-fPIC",
+                str(c_file),
+            ]
+            result = _run([*command, "-o", str(library), "-lm", *options.libraries])
+            if result.returncode != 0:
                 raise NativeUnavailable(
                     f"{compiler[0]} can't compile the CPU kernels: "
-                    f"{done.stderr.strip()[:500]}\nfix the compiler, name another in $CC, or "
+                    f"{result.stderr.strip()[:500]}\nfix the compiler, name another in $CC, or "
                     "choose cpu_kernels='torch'",
                     "cpu_kernels",
                 )
-            # another process may have made the same: either is as good
-            made.replace(path)
+            # atomic: another process may write the same library
+            library.replace(path)
     except OSError as error:
         raise NativeUnavailable(
             f"the CPU kernels can't be compiled in {path.parent}: {error}; set XDG_CACHE_HOME to a "
-            "folder that can be written, or choose cpu_kernels='torch'",
+            "writable folder, or choose cpu_kernels='torch'",
             "cpu_kernels",
         ) from error
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
-        # what a compiler says is in the language of its user, in whatever encoding
+        # the compiler's messages may have any encoding
         return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(
@@ -163,13 +178,13 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 @cache
 def compiler_version(compiler: tuple[str, ...]) -> str:
-    """What the compiler says of itself. Raises NativeUnavailable if it can't be run."""
+    """Output of ``--version``. Raises NativeUnavailable if the compiler does not run."""
     return _run([*compiler, "--version"]).stdout
 
 
 @cache
-def processor() -> str:
-    """What the processor can do: a cache folder may be shared by machines."""
+def processor_features() -> str:
+    """Instruction sets of the processor, for the cache key: machines may share a cache folder."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

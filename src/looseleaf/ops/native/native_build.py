@@ -1,9 +1,8 @@
-"""Compiles C kernels for one shape with the machine's C compiler, once, and loads them.
+"""Compiles C kernels for one shape with the machine's C compiler, and loads them.
 
-What was compiled is kept in the user's cache folder under a hash of source, flags, compiler and
-processor, so that only the first run of a shape waits (about a second). Nothing is compiled when
-the package is installed: it stays pure Python, and shapes are constants to the compiler.
-"""
+The user's cache folder keeps libraries under a hash of source, flags, compiler and processor. Only
+the first run of a shape compiles, in about a second. Compilation at run time makes shapes
+compile-time constants and keeps the package pure Python."""
 
 import atexit
 import ctypes
@@ -19,16 +18,16 @@ from pathlib import Path
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.native.c_compiler import (
     FLAGS,
+    best_options,
     compile_library,
     compiler_version,
     find_compiler,
-    processor,
-    way_of,
-    ways,
+    option_candidates,
+    processor_features,
 )
 
 _log = logging.getLogger(__name__)
-# what decides, besides the source, whether it compiles
+# environment variables that decide whether a source compiles
 _ENVIRONMENT = ("CC", "PATH", "HOME", "XDG_CACHE_HOME")
 
 
@@ -36,12 +35,10 @@ _ENVIRONMENT = ("CC", "PATH", "HOME", "XDG_CACHE_HOME")
 def load_library(
     source: str, defines: tuple[tuple[str, int], ...], flags: tuple[str, ...] = ()
 ) -> ctypes.CDLL:
-    """The C ``source`` compiled with ``defines`` and more ``flags``, out of the cache if it is
-    there.
+    """The C ``source`` compiled with ``defines`` and ``flags``, from the cache if present.
 
-    Raises NativeUnavailable if there is no C compiler, or it can't compile them; that is not tried
-    again for each of the calls that ask for them, until somebody names another compiler.
-    """
+    Raises NativeUnavailable without a compiler, or if compilation fails. A failure is cached until
+    one of the environment variables above changes."""
     loaded = _try_to_load(source, defines, flags, tuple(map(os.environ.get, _ENVIRONMENT)))
     if isinstance(loaded, str):
         raise NativeUnavailable(loaded, "cpu_kernels")
@@ -55,15 +52,15 @@ def _try_to_load(
     flags: tuple[str, ...],
     environment: tuple[str | None, ...],
 ) -> ctypes.CDLL | str:
-    """The library, or why there is none in this environment."""
+    """The library, or the error message for this environment."""
     try:
         return _load(_find_or_compile(source, defines, flags))
     except NativeUnavailable as error:
         return str(error)
     except OSError as error:
         return (
-            f"the CPU kernels can't be compiled: {error}; set XDG_CACHE_HOME or TMPDIR to a folder "
-            "that can be written to, or choose cpu_kernels='torch'"
+            f"the CPU kernels can't be compiled: {error}; set XDG_CACHE_HOME or TMPDIR to a "
+            "writable folder, or choose cpu_kernels='torch'"
         )
 
 
@@ -73,12 +70,12 @@ def _load(path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise NativeUnavailable(
             f"the compiled CPU kernels can't be loaded: {error}; delete {path} if it is damaged, "
-            "or set XDG_CACHE_HOME to a folder that programs may be run from"
+            "or set XDG_CACHE_HOME to a folder without noexec"
         ) from error
 
 
 def read_source(package: str, *names: str) -> str:
-    """C files of a package, one behind the other, behind what widens floats of 16 bits."""
+    """``float16.h`` and the named C files of a package, concatenated."""
     files = [resources.files("looseleaf.ops").joinpath("float16.h")]
     files += [resources.files(package).joinpath(name) for name in names]
     return "".join(file.read_text(encoding="utf-8") for file in files)
@@ -88,24 +85,25 @@ def _find_or_compile(
     source: str, defines: tuple[tuple[str, int], ...], flags: tuple[str, ...]
 ) -> Path:
     compiler = find_compiler()
-    wanted = [*FLAGS, *flags, *(f"-D{name}={n}" for name, n in defines)]
-    asked = [*compiler, *wanted, *map(str, ways())]
-    identity = [source, *asked, compiler_version(compiler), processor()]
+    options = [*FLAGS, *flags, *(f"-D{name}={n}" for name, n in defines)]
+    inputs = [*compiler, *options, *map(str, option_candidates())]
+    identity = [source, *inputs, compiler_version(compiler), processor_features()]
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     path = cache_folder() / f"{name}.so"
-    # not Path.exists, which raises where a folder of another user's is in between
+    # Path.exists raises below another user's private folder
     if os.path.exists(path):
         return path
     if not _can_write_to(path.parent):
         path = _process_folder() / path.name
     if not path.exists():
-        compile_library(compiler, way_of(compiler), wanted, source, path)
+        compile_library(compiler, best_options(compiler), options, source, path)
     return path
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``$XDG_CACHE_HOME/looseleaf/native``. Who has neither that
-    nor a home has a folder that ends with the process."""
+    """Folder of compiled kernels: ``$XDG_CACHE_HOME/looseleaf/native``, or below ``~/.cache``.
+
+    Without either, a temporary folder of this process."""
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         base = Path(home) if home else Path.home() / ".cache"
@@ -124,11 +122,11 @@ def _can_write_to(folder: Path) -> bool:
 
 @cache
 def _process_folder() -> Path:
-    # a name that others could know is one at which they could lay a library of theirs
+    # a predictable name would let other users plant a library there
     folder = Path(tempfile.mkdtemp(prefix="looseleaf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _log.warning(
-        "no cache folder that can be written to: the CPU kernels are compiled anew in every "
-        "process; set XDG_CACHE_HOME to one that can"
+        "no writable cache folder: every process compiles the CPU kernels again; set "
+        "XDG_CACHE_HOME to a writable folder"
     )
     return folder

@@ -1,7 +1,6 @@
-"""The keys with the largest inner products, exactly: what an index is built from and measured by.
+"""Exact search for the keys with the largest inner products, to build and to evaluate indexes.
 
-Memory is bounded by one tile of scores besides the result, however many queries and keys there are.
-"""
+Memory is bounded by one tile of scores plus the result, for any number of queries and keys."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,14 +19,14 @@ def nearest_keys(
     bounds: Int[Tensor, " queries"] | None = None,
     implementation: Implementation = "auto",
 ) -> NearestKeys:
-    """The ``count`` keys with the largest ``q . key`` for each query, best first.
+    """The ``count`` keys with the largest ``q . key`` per query, best first.
 
-    With ``bounds`` query i sees only keys before ``bounds[i]``: causal neighbours. Where a query
-    sees fewer than ``count``, ids end with -1 and scores with -inf. Queries and keys stand in one
-    frame. Products are fp32. Source: RetrievalAttention, section 3.2 and Algorithm 2.
+    With ``bounds``, query i sees only keys before ``bounds[i]`` (causal neighbours). A query that
+    sees fewer than ``count`` keys gets ids -1 and scores -inf at the end. Queries and keys are in
+    one frame; products are fp32. Source: RetrievalAttention, section 3.2 and Algorithm 2.
 
-    Raises InvalidOption if ``count`` is not positive.
-    """
+    Raises InvalidOption if ``count`` is not positive, and for an implementation other than ``auto``
+    and ``reference``."""
     if count < 1:
         raise InvalidOption(f"nearest_keys finds at least one key, not {count}")
     if implementation not in ("auto", "reference"):

@@ -1,4 +1,4 @@
-"""Nearest keys by tiles: scores of some queries and some keys, merged with the best so far."""
+"""Nearest keys by tiles: the scores of a tile, merged with the best so far."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# scores of a tile, and its keys: what a processor's cache holds, and what keeps a GPU busy
+# scores and keys of a tile: fit a CPU's cache, keep a GPU busy
 _TILE = {"cpu": (1 << 22, 1 << 15), "cuda": (1 << 27, 1 << 17)}
 
 
 class NearestKeys(NamedTuple):
-    """Ids (int32, ended by -1) and scores (fp32, ended by -inf), ``[queries, count]``, best
-    first.
-    """
+    """Ids (int32, -1 after the last) and scores (fp32, -inf after the last), ``[queries, count]``,
+    best first."""
 
     ids: Tensor
     scores: Tensor
@@ -39,9 +38,9 @@ def nearest_keys_reference(
                 position = torch.arange(first, first + tile.shape[1], device=q.device)
                 tile.masked_fill_(position >= bounds[rows, None], -torch.inf)
             best = tile.topk(min(count, tile.shape[1]), dim=1)
-            found = (best.indices + first).to(torch.int32)
-            found.masked_fill_(best.values == -torch.inf, -1)
+            tile_ids = (best.indices + first).to(torch.int32)
+            tile_ids.masked_fill_(best.values == -torch.inf, -1)
             merged = torch.cat((scores[rows], best.values), 1).topk(count, dim=1)
-            both = torch.cat((ids[rows], found), 1)
-            scores[rows], ids[rows] = merged.values, both.gather(1, merged.indices)
+            candidates = torch.cat((ids[rows], tile_ids), 1)
+            scores[rows], ids[rows] = merged.values, candidates.gather(1, merged.indices)
     return NearestKeys(ids, scores)

@@ -1,15 +1,18 @@
-"""Pages of bfloat16 in three quarters of their bytes, and back, without losing a bit.
+"""Lossless compression of bfloat16 pages to 77 % of their bytes.
 
-The exponents of numbers that stand together differ little: a row of keys or values has most of its
-numbers within 2^14 of the largest. So four bits say how far below the largest of its group an
-exponent is, and the few that are farther below are written out. Sign and mantissa stay as they are.
+Exponents of neighbouring numbers differ little: most numbers of a key or value are within 2^14 of
+the largest. Four bits therefore encode an exponent as its distance below the largest of its group.
+Exponents further below are spilled in full. Sign and mantissa are stored unchanged.
 
-A *block* holds `BLOCK` numbers of a page in `BLOCK_BYTES`: four bits each (of number *i* the lower
-half of byte *i*, of number *i + 1,024* its upper half), a byte each of sign and mantissa, the
-largest exponent of every `GROUP`, and how many exponents are written out, followed by these with
-their places. Four bits that are all set and no exponent written out mean the exponent 0: zeros need
-no room. A block in which more than `SPILLED` exponents would have to be written out can't be
-packed."""
+A *block* packs `BLOCK` numbers of a page into `BLOCK_BYTES`, in this order:
+
+- codes of four bits: number *i* in the lower half of byte *i*, number *i + 1,024* in its upper half
+- one byte per number for sign and mantissa
+- the largest exponent of every `GROUP` numbers, one byte each
+- the count of spilled exponents, then each of them with its index, in int32
+
+Code 15 without a spilled exponent means exponent 0, so zeros need no spill. A block with more than
+`SPILLED` spilled exponents cannot be packed."""
 
 import torch
 from jaxtyping import BFloat16, Int, Num, UInt8
@@ -31,8 +34,9 @@ __all__ = [
 
 
 def blocks_of(kv: Num[Tensor, "layers 2 pages kv_heads page_size head_dim"]) -> int:
-    """How many blocks a page's keys of one layer are; 0 if they are not whole blocks, or not of
-    bfloat16, and can't be packed."""
+    """Blocks of the keys of one page in one layer.
+
+    0 if pages cannot be packed: they are not bfloat16, or not a whole number of blocks."""
     numbers = kv[0, 0, 0].numel()
     whole = numbers % BLOCK == 0 and kv.dtype is torch.bfloat16
     return numbers // BLOCK if whole else 0
@@ -46,10 +50,11 @@ def pack_pages(
     spilled: Int[Tensor, " 1"],
     implementation: Implementation = "auto",
 ) -> None:
-    """Write the ``length`` tokens of ``pages`` to ``packed``, the slots behind them as zeros.
+    """Packs the first ``length`` tokens of ``pages`` into ``packed``; later slots are packed as
+    zeros.
 
-    ``spilled`` becomes 1 if some block can't be packed, and is left alone otherwise; ``packed`` is
-    worth nothing then."""
+    Sets ``spilled`` to 1 if a block cannot be packed; ``packed`` is then undefined. Raises
+    InvalidOption for an unknown ``implementation``."""
     if choose(implementation, kv) == "triton":
         from looseleaf.ops.packed_pages.kernel import pack_pages_triton
 
@@ -65,8 +70,11 @@ def unpack_pages(
     kv: BFloat16[Tensor, "layers 2 pool_pages kv_heads page_size head_dim"],
     implementation: Implementation = "auto",
 ) -> None:
-    """Write what `pack_pages` wrote to ``pages`` of the layers from ``first_layer`` on, in place;
-    nowhere if a page is negative. Pages of several documents may stand one behind the other."""
+    """Unpacks the output of `pack_pages` to ``pages`` of the layers from ``first_layer`` on, in
+    place.
+
+    Pages with a negative number are skipped. ``packed`` may concatenate the pages of several
+    documents. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, kv) == "triton":
         from looseleaf.ops.packed_pages.kernel import unpack_pages_triton
 

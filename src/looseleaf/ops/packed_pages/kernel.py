@@ -1,4 +1,5 @@
-"""Packing and unpacking on the device: one program a block, its two halves side by side."""
+"""Packing and unpacking on the device: one program per block, whose two halves are processed
+together."""
 
 import torch
 import triton
@@ -20,22 +21,22 @@ _HALF_GROUPS = BLOCK // GROUP // 2
 
 
 @triton.jit
-def _half(kv, at, last, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    # exponents, and sign with mantissa; slots from ``last`` on are empty
-    there = at // HEAD_DIM % PAGE_SIZE < last
-    bits = tl.load(kv + at, mask=there, other=0).to(tl.int32)
+def _half(kv, offset, last, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    # (exponent, sign and mantissa); slots from ``last`` on read as zeros
+    in_document = offset // HEAD_DIM % PAGE_SIZE < last
+    bits = tl.load(kv + offset, mask=in_document, other=0).to(tl.int32)
     return bits >> 7 & 0xFF, bits >> 8 & 0x80 | bits & 0x7F
 
 
 @triton.jit
-def _ranks(written):
-    # how many before each, and how many there are
-    row = tl.sum(written, axis=1)
+def _ranks(is_spilled):
+    # (rank of each spill in the block, number of spills)
+    row = tl.sum(is_spilled, axis=1)
     before = tl.cumsum(row, axis=0) - row
-    return tl.cumsum(written, axis=1) - 1 + before[:, None], tl.sum(row, axis=0)
+    return tl.cumsum(is_spilled, axis=1) - 1 + before[:, None], tl.sum(row, axis=0)
 
 
-# for documents of any length
+# compiled once for all lengths of documents
 @triton.jit(do_not_specialize=["pool_pages", "length"])
 def _pack_pages_kernel(
     kv, pages, packed, words, spilled, pool_pages, length,
@@ -48,33 +49,33 @@ def _pack_pages_kernel(
     page = tl.load(pages + number).to(tl.int64)
     last = length - number * PAGE_SIZE
     row, column = tl.arange(0, HALF), tl.arange(0, GROUP)
-    at = row[:, None] * GROUP + column[None, :]
+    offset = row[:, None] * GROUP + column[None, :]
     source = kv + (plane * pool_pages + page) * PAGE_NUMBERS
     begin = tl.program_id(0) % BLOCKS * BLOCK
-    exponent, low = _half(source, begin + at, last, PAGE_SIZE, HEAD_DIM)
-    upper, upper_low = _half(source, begin + BLOCK // 2 + at, last, PAGE_SIZE, HEAD_DIM)
+    exponent, low = _half(source, begin + offset, last, PAGE_SIZE, HEAD_DIM)
+    upper, upper_low = _half(source, begin + BLOCK // 2 + offset, last, PAGE_SIZE, HEAD_DIM)
     top, upper_top = tl.max(exponent, axis=1), tl.max(upper, axis=1)
     code = tl.minimum(top[:, None] - exponent, 15)
     upper_code = tl.minimum(upper_top[:, None] - upper, 15)
     block = plane * tl.num_programs(0) + tl.program_id(0)
     target = packed + block * BYTES
-    tl.store(target + at, (code | upper_code << 4).to(tl.uint8))
-    tl.store(target + LOW_AT + at, low.to(tl.uint8))
-    tl.store(target + LOW_AT + BLOCK // 2 + at, upper_low.to(tl.uint8))
+    tl.store(target + offset, (code | upper_code << 4).to(tl.uint8))
+    tl.store(target + LOW_AT + offset, low.to(tl.uint8))
+    tl.store(target + LOW_AT + BLOCK // 2 + offset, upper_low.to(tl.uint8))
     tl.store(target + TOPS_AT + row, top.to(tl.uint8))
     tl.store(target + TOPS_AT + HALF + row, upper_top.to(tl.uint8))
-    written = ((code == 15) & (exponent > 0)).to(tl.int32)
-    upper_written = ((upper_code == 15) & (upper > 0)).to(tl.int32)
-    rank, count = _ranks(written)
-    upper_rank, upper_count = _ranks(upper_written)
+    is_spilled = ((code == 15) & (exponent > 0)).to(tl.int32)
+    upper_is_spilled = ((upper_code == 15) & (upper > 0)).to(tl.int32)
+    rank, count = _ranks(is_spilled)
+    upper_rank, upper_count = _ranks(upper_is_spilled)
     upper_rank += count
     total = count + upper_count
     word = words + block * (BYTES // 4) + COUNT_AT // 4
     tl.store(word, tl.minimum(total, SPILLED))
-    tl.store(word + 1 + rank, exponent << 11 | at, mask=(written != 0) & (rank < SPILLED))
+    tl.store(word + 1 + rank, exponent << 11 | offset, mask=(is_spilled != 0) & (rank < SPILLED))
     tl.store(
-        word + 1 + upper_rank, upper << 11 | at + BLOCK // 2,
-        mask=(upper_written != 0) & (upper_rank < SPILLED),
+        word + 1 + upper_rank, upper << 11 | offset + BLOCK // 2,
+        mask=(upper_is_spilled != 0) & (upper_rank < SPILLED),
     )  # fmt: skip
     slot = tl.arange(0, 16)
     tl.store(word + 1 + slot, 0, mask=(slot >= total) & (slot < SPILLED))
@@ -103,7 +104,7 @@ def pack_pages_triton(
     )  # fmt: skip
 
 
-# few variants for whatever is loaded: none must be compiled while somebody waits
+# few variants: a compilation would delay a load
 @triton.jit(do_not_specialize=["first_page", "first_layer", "pool_pages"])
 def _unpack_pages_kernel(
     packed, words, pages, kv, first_page, first_layer, pool_pages,
@@ -118,10 +119,10 @@ def _unpack_pages_kernel(
     block = plane * tl.num_programs(0) + tl.program_id(0)
     source, word = packed + block * BYTES, words + block * (BYTES // 4) + COUNT_AT // 4
     group, column = tl.arange(0, HALF), tl.arange(0, GROUP)
-    at = group[:, None] * GROUP + column[None, :]
-    code = tl.load(source + at).to(tl.int32)
-    low = tl.load(source + LOW_AT + at).to(tl.int32)
-    upper_low = tl.load(source + LOW_AT + BLOCK // 2 + at).to(tl.int32)
+    offset = group[:, None] * GROUP + column[None, :]
+    code = tl.load(source + offset).to(tl.int32)
+    low = tl.load(source + LOW_AT + offset).to(tl.int32)
+    upper_low = tl.load(source + LOW_AT + BLOCK // 2 + offset).to(tl.int32)
     top = tl.load(source + TOPS_AT + group).to(tl.int32)[:, None]
     upper_top = tl.load(source + TOPS_AT + HALF + group).to(tl.int32)[:, None]
     upper_code = code >> 4
@@ -129,23 +130,24 @@ def _unpack_pages_kernel(
     exponent = tl.where(code == 15, 0, top - code)
     upper = tl.where(upper_code == 15, 0, upper_top - upper_code)
     for spill in range(tl.minimum(tl.load(word), SPILLED)):
-        spilled = tl.load(word + 1 + spill)
-        place = spilled & (BLOCK - 1)
-        exponent = tl.where(at == place, spilled // BLOCK, exponent)
-        upper = tl.where(at + BLOCK // 2 == place, spilled // BLOCK, upper)
+        word_value = tl.load(word + 1 + spill)
+        index = word_value & (BLOCK - 1)
+        exponent = tl.where(offset == index, word_value // BLOCK, exponent)
+        upper = tl.where(offset + BLOCK // 2 == index, word_value // BLOCK, upper)
     bits = (low & 0x80) << 8 | (exponent & 0xFF) << 7 | low & 0x7F
     upper_bits = (upper_low & 0x80) << 8 | (upper & 0xFF) << 7 | upper_low & 0x7F
     target = kv + ((2 * first_layer + plane) * pool_pages + page) * PAGE_NUMBERS
     target += tl.program_id(0) % BLOCKS * BLOCK
     if page >= 0:
-        tl.store(target + at, bits.to(tl.int16))
-        tl.store(target + BLOCK // 2 + at, upper_bits.to(tl.int16))
+        tl.store(target + offset, bits.to(tl.int16))
+        tl.store(target + BLOCK // 2 + offset, upper_bits.to(tl.int16))
 
 
 class Unpacker:
-    """The kernel that unpacks, made ready for the pages of one pool: to launch it takes a fifth of
-    what the usual way does, which looks at every argument anew. ``page_bytes`` are those of K of a
-    packed page, ``pool_bytes`` those of the pool if all of it were packed."""
+    """The unpack kernel, compiled for the pages of one pool.
+
+    Its launch skips Triton's inspection of arguments and takes a fifth of the time. ``page_bytes``
+    is the packed size of a page's K in one layer, ``pool_bytes`` that of the whole pool."""
 
     def __init__(self, kv: Tensor) -> None:
         assert kv.is_contiguous(), "pages must be contiguous"
@@ -157,12 +159,12 @@ class Unpacker:
         self.pool_bytes = 2 * len(kv) * self._pool_pages * self.page_bytes
         block = BLOCK, GROUP, _HALF_GROUPS, SPILLED, LOW_AT, TOPS_AT, COUNT_AT, BLOCK_BYTES
         self._sizes = numbers, *block
-        # a page that is nowhere is not written
-        nowhere = torch.full((1,), -1, dtype=torch.int32, device=kv.device)
+        # page -1: the compilation run writes nothing
+        no_page = torch.full((1,), -1, dtype=torch.int32, device=kv.device)
         packed = torch.zeros(2 * self._blocks * BLOCK_BYTES, dtype=torch.uint8, device=kv.device)
         self._listed, self._run = (
             _unpack_pages_kernel[(self._blocks, 2)](
-                packed, packed.view(torch.int32), nowhere, kv.view(torch.int16), -1, 0,
+                packed, packed.view(torch.int32), no_page, kv.view(torch.int16), -1, 0,
                 self._pool_pages, run, *self._sizes, num_warps=4, enable_fp_fusion=True,
             )
             for run in (False, True)
@@ -170,13 +172,15 @@ class Unpacker:
 
     @property
     def handle(self) -> tuple[int, int, int]:
-        """The kernel that unpacks a run of pages, by the driver's handle, its threads and the bytes
-        of its shared memory: for who launches it himself, with the address of what is packed three
-        times, the pages' address, and in int32 the first page, the first layer and the pages of
-        the pool; by a grid of programs a page's K in x and of twice the layers in y."""
+        """Driver handle, threads and bytes of shared memory of the kernel that unpacks a run of
+        pages.
+
+        For launches outside of Triton. The arguments are the address of the packed bytes three
+        times, the address of the pool, and as int32 the first page, the first layer and the pages
+        of the pool. The grid is (programs of the K of all pages, twice the layers)."""
         kernel = self._run
-        about = kernel.metadata
-        return int(kernel.function), 32 * about.num_warps, about.shared
+        metadata = kernel.metadata
+        return int(kernel.function), 32 * metadata.num_warps, metadata.shared
 
     def launch(
         self,
@@ -187,8 +191,10 @@ class Unpacker:
         num_layers: int,
         stream: int,
     ) -> None:
-        """`unpack_pages` on a stream, by its handle, of what lies at the address ``packed``, to
-        the pages whose numbers, int32, lie at ``pages``; addresses are multiples of 16."""
+        """`unpack_pages` on the CUDA stream ``stream``, given by its handle.
+
+        ``packed`` is the address of the packed bytes, ``pages`` that of the int32 page numbers.
+        Addresses are multiples of 16."""
         self._listed[num_pages * self._blocks, 2 * num_layers, 1](
             packed, packed, pages, self._pages, 0, first_layer, self._pool_pages,
             False, *self._sizes, stream=stream,
@@ -207,9 +213,9 @@ def unpack_pages_triton(
     run, blocks = isinstance(pages, range), packed.shape[2]
     if not blocks:
         return
-    listed, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
+    page_list, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
     _unpack_pages_kernel[(blocks, 2 * len(packed))](
-        packed, packed.view(torch.int32), listed, kv.view(torch.int16), first, first_layer,
+        packed, packed.view(torch.int32), page_list, kv.view(torch.int16), first, first_layer,
         kv.shape[2], RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
         HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT, TOPS_AT=TOPS_AT, COUNT_AT=COUNT_AT,
         BYTES=BLOCK_BYTES, num_warps=4, enable_fp_fusion=True,

@@ -1,16 +1,16 @@
-"""Where what stands in a block of packed numbers."""
+"""The memory layout of a block of packed numbers."""
 
 BLOCK = 2048
-"""Numbers of a block."""
+"""Numbers per block."""
 GROUP = 128
 """Numbers that share a largest exponent."""
 SPILLED = 15
-"""Exponents of a block that may be written out."""
+"""Most exponents of a block that may be spilled."""
 LOW_AT = BLOCK // 2
-"""Where sign and mantissa begin, behind the four bits each."""
+"""Offset of signs and mantissas, in bytes."""
 TOPS_AT = LOW_AT + BLOCK
-"""Where the largest exponents begin."""
+"""Offset of the groups' largest exponents, in bytes."""
 COUNT_AT = TOPS_AT + BLOCK // GROUP
-"""Where it says how many exponents are written out, in four bytes each, the count and they."""
+"""Offset of the number of spills, then of the spills, in four bytes each."""
 BLOCK_BYTES = COUNT_AT + 4 * (1 + SPILLED)
-"""Bytes of a block: 0.77 of what its numbers take."""
+"""Bytes per block: 0.77 of the unpacked size."""

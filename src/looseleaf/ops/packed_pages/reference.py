@@ -1,4 +1,4 @@
-"""Packing written out: an exponent is its distance from the largest of its group, or a spill."""
+"""Packing as its definition: an exponent is a distance from its group's largest, or a spill."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -24,10 +24,10 @@ def pack_pages_reference(
     spilled: Int[Tensor, " 1"],
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
-    taken = kv[:, :, pages].view(torch.int16)
+    numbers = kv[:, :, pages].view(torch.int16)
     slots = torch.arange(len(pages) * kv.shape[4], device=kv.device).view(len(pages), 1, -1, 1)
-    taken = taken.masked_fill(slots >= length, 0)
-    bits = taken.reshape(*packed.shape[:3], BLOCK).int() & 0xFFFF
+    numbers = numbers.masked_fill(slots >= length, 0)
+    bits = numbers.reshape(*packed.shape[:3], BLOCK).int() & 0xFFFF
     exponent = bits >> 7 & 0xFF
     groups = exponent.unflatten(-1, (-1, GROUP))
     tops = groups.amax(-1)
@@ -35,15 +35,15 @@ def pack_pages_reference(
     packed[..., :LOW_AT] = code[..., : BLOCK // 2] | code[..., BLOCK // 2 :] << 4
     packed[..., LOW_AT:TOPS_AT] = bits >> 8 & 0x80 | bits & 0x7F
     packed[..., TOPS_AT:COUNT_AT] = tops
-    written = (code == _FAR) & (exponent > 0)
-    rank = written.cumsum(-1) - 1
+    is_spilled = (code == _FAR) & (exponent > 0)
+    rank = is_spilled.cumsum(-1) - 1
     words = packed[..., COUNT_AT:].contiguous().view(torch.int32).zero_()
-    words[..., 0] = written.sum(-1).clamp(max=SPILLED)
-    *block, place = torch.nonzero(written & (rank < SPILLED), as_tuple=True)
-    at = (*block, place)
-    words[(*block, 1 + rank[at])] = exponent[at] << 11 | place.int()
+    words[..., 0] = is_spilled.sum(-1).clamp(max=SPILLED)
+    *block, index = torch.nonzero(is_spilled & (rank < SPILLED), as_tuple=True)
+    position = (*block, index)
+    words[(*block, 1 + rank[position])] = exponent[position] << 11 | index.int()
     packed[..., COUNT_AT:] = words.view(torch.uint8)
-    spilled |= (written.sum(-1) > SPILLED).any().to(spilled.dtype)
+    spilled |= (is_spilled.sum(-1) > SPILLED).any().to(spilled.dtype)
 
 
 def unpack_pages_reference(
@@ -53,12 +53,14 @@ def unpack_pages_reference(
     kv: Tensor,
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
-    found = _unpacked(packed).view(len(packed), 2, len(pages), *kv.shape[3:])
-    there = pages >= 0
-    kv[first_layer : first_layer + len(packed), :, pages[there]] = found[:, :, there].to(kv.dtype)
+    numbers = _unpack_blocks(packed).view(len(packed), 2, len(pages), *kv.shape[3:])
+    is_page = pages >= 0
+    kv[first_layer : first_layer + len(packed), :, pages[is_page]] = numbers[:, :, is_page].to(
+        kv.dtype
+    )
 
 
-def _unpacked(packed: UInt8[Tensor, "layers 2 blocks block_bytes"]) -> Tensor:
+def _unpack_blocks(packed: UInt8[Tensor, "layers 2 blocks block_bytes"]) -> Tensor:
     """The numbers of all blocks, ``[layers, 2, blocks, BLOCK]``."""
     halves, low = packed[..., :LOW_AT].int(), packed[..., LOW_AT:TOPS_AT].int()
     tops = packed[..., TOPS_AT:COUNT_AT].int().repeat_interleave(GROUP, -1)

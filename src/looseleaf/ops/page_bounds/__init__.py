@@ -1,7 +1,7 @@
-"""The least and the largest key of a page, dim by dim: what Quest (arXiv 2406.10774 §3.4) keeps of
-it.
+"""Bounds of a page: the largest and the least key per dim, the page summary of Quest (arXiv
+2406.10774 §3.4).
 
-Keys are as they are stored, in the frame of their segment, so bounds hold wherever it stands."""
+Keys are in the frame of their segment, so bounds hold at any offset of the segment."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,10 +15,10 @@ def page_bounds(
     num_keys: Int[Tensor, " pages"],
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "layers pages kv_heads two_head_dims"]:
-    """Largest, then least element of the first ``num_keys`` keys of every page, in their dtype.
+    """Largest, then least element over the first ``num_keys`` keys of every page, in their dtype.
 
-    A page has at least one key. For a query ``q`` the score of none of them is above
-    ``max(q, 0) . largest + min(q, 0) . least``."""
+    Every page has at least one key. The score of each key for a query ``q`` is at most ``max(q, 0)
+    . largest + min(q, 0) . least``. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, k_pages) == "triton":
         from looseleaf.ops.page_bounds.kernel import page_bounds_triton
 

@@ -1,4 +1,4 @@
-"""Page bounds on the device: one program a page and KV head, in one pass over its keys."""
+"""Page bounds on the device: one program per page and KV head."""
 
 import torch
 import triton
@@ -13,15 +13,15 @@ def _page_bounds_kernel(
     NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # pages of a layer, one after another, and the heads of each
-    place = tl.program_id(0).to(tl.int64)
-    count = tl.load(num_keys + place // NUM_KV_HEADS % num_pages)
+    # index over (layer, page, KV head)
+    index = tl.program_id(0).to(tl.int64)
+    count = tl.load(num_keys + index // NUM_KV_HEADS % num_pages)
     slot, o_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     m_d = o_d < HEAD_DIM
     m_key = (slot < count)[:, None] & m_d[None, :]
-    p_key = k_pages + place * PAGE_SIZE * HEAD_DIM + slot[:, None] * HEAD_DIM + o_d[None, :]
+    p_key = k_pages + index * PAGE_SIZE * HEAD_DIM + slot[:, None] * HEAD_DIM + o_d[None, :]
     keys = tl.load(p_key, mask=m_key, other=0.0).to(tl.float32)
-    p_bound = bounds + place * 2 * HEAD_DIM + o_d
+    p_bound = bounds + index * 2 * HEAD_DIM + o_d
     tl.store(p_bound, tl.max(tl.where(m_key, keys, float("-inf")), 0), mask=m_d)
     tl.store(p_bound + HEAD_DIM, tl.min(tl.where(m_key, keys, float("inf")), 0), mask=m_d)
 

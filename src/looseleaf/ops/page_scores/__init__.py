@@ -1,16 +1,17 @@
-"""How much each KV head of a row wants each of its candidate pages, from what is kept of a page.
+"""Scores of candidate pages per row and KV head, from one or two summary vectors per page.
 
-That is one vector, or two (largest and least key; Quest, arXiv 2406.10774 §3.4), in the frame of
-the page's segment; the query comes to the frame."""
+With two vectors these are the largest and the least key (Quest, arXiv 2406.10774 §3.4). Vectors are
+in the frame of the page's segment; the query is rotated to that frame."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
-from looseleaf.ops.page_scores.reference import page_scores_reference
+from looseleaf.ops.page_scores.reference import LayerRules, page_scores_reference
 from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
 from looseleaf.ops.store_kv import NewRows, store_kv
-from looseleaf.types import Rotation, ScoreRule
+
+__all__ = ["LayerRules", "page_scores"]
 
 
 def page_scores(
@@ -18,24 +19,25 @@ def page_scores(
     vectors: Float[Tensor, "pages kv_heads width"],
     candidates: CandidateList,
     row_positions: Int[Tensor, " query_rows"],
-    how: tuple[Rotation, ScoreRule, int],
+    rules: LayerRules,
     run: int = 1,
     new: NewRows | None = None,
     implementation: Implementation = "auto",
 ) -> PageScores:
-    """The scaled scores: the largest over the query heads of a KV head; and maxima of runs of
-    ``run`` candidates, a power of two up to 32.
+    """Scaled scores, the maximum over the query heads of a KV head, with maxima of runs of
+    candidates.
 
-    ``how`` is the rotation, the layer's rule and the page size. ``width`` is ``head_dim`` (a score
-    is the product with the vector) or twice that (``max(q, 0) . first + min(q, 0) . second``). What
-    must be chosen scores ``inf``, a page with no key in the rule's window ``-inf``; where a row has
-    no candidate there is anything. ``new`` rows are stored on the way, as by `store_kv`, in the
-    same launch on a GPU: what is kept of candidates is final."""
+    ``width`` is ``head_dim`` for one vector per page (score ``q . vector``), or twice that for two
+    (score ``max(q, 0) . first + min(q, 0) . second``). Forced candidates (sink, recent) score
+    ``inf``, pages outside the rule's window ``-inf``. Scores after a row's last candidate are
+    undefined. ``run`` is a power of two up to 32. ``new`` rows are stored as by `store_kv`, on a
+    GPU in the same launch: the vectors of candidates do not depend on them. Raises InvalidOption
+    for an unknown ``implementation``."""
     if choose(implementation, q) == "triton":
         from looseleaf.ops.page_scores.kernel import page_scores_triton
 
-        return page_scores_triton(q, vectors, candidates, row_positions, how, run, new)
+        return page_scores_triton(q, vectors, candidates, row_positions, rules, run, new)
     if new is not None:
-        store_kv(*new[:4], how[0], *new[4:], implementation=implementation)
-    scores = page_scores_reference(q, vectors, candidates, row_positions, how)
+        store_kv(*new[:4], rules.rotation, *new[4:], implementation=implementation)
+    scores = page_scores_reference(q, vectors, candidates, row_positions, rules)
     return PageScores.of(scores, candidates, run)

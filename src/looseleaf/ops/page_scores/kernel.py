@@ -1,9 +1,9 @@
-"""Page scores on the device: programs that walk over blocks of candidates of a row and KV head.
+"""Page scores on the device: programs loop over blocks of candidates of a row and KV head.
 
-The last program of a row and head stores keys and values of the step meanwhile, if asked to. The
-heads of a group are the rows of one product with the vectors of all pages of a block, which are
-read once. Where all pages are of one span the query is turned once a program; else a block may hold
-pages of several spans, and its query is turned for each."""
+The last program of a row and head stores the step's keys and values, if there are any. The query
+heads of a KV head are the rows of one product with all vectors of a block, so that vectors are
+loaded once. The query is rotated once per program if all pages are of one span, else once per span
+of a block."""
 
 import torch
 import triton
@@ -12,31 +12,30 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_scores.reference import LayerRules
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
 from looseleaf.ops.store_kv import NewRows
 from looseleaf.ops.store_kv.kernel import store_heads
-from looseleaf.types import Rotation, ScoreRule
 
-# bytes of a block of vectors: two blocks of two vectors each are half of the registers that a
-# program may have; programs of a launch: four a processor of a GPU, and registers that leave room
-# for so many, since a processor that gets one more than others is the last to be done
+# bytes of a block of vectors: two blocks of two vectors take half of a program's registers
 _BLOCK_BYTES = 8192
+# four programs per SM with registers for exactly four: an SM with a fifth would finish last
 _PROGRAMS, _REGISTERS = 528, 128
 
 
 @triton.jit
-def _wanted(b_q, m_row, b_first, b_second, TWO: tl.constexpr):
-    """The largest product of turned rows [M, D] with each page [P]."""
+def _best_products(b_q, m_row, b_first, b_second, TWO: tl.constexpr):
+    """The largest product of rotated rows [M, D] with each page [P]."""
     if TWO:
         rising = tl.maximum(b_q, 0.0).to(b_first.dtype)
         falling = tl.minimum(b_q, 0.0).to(b_first.dtype)
-        wanted = tl.dot(rising, tl.trans(b_first), input_precision="ieee")
-        wanted = tl.dot(falling, tl.trans(b_second), wanted, input_precision="ieee")
+        product = tl.dot(rising, tl.trans(b_first), input_precision="ieee")
+        product = tl.dot(falling, tl.trans(b_second), product, input_precision="ieee")
     else:
-        wanted = tl.dot(b_q.to(b_first.dtype), tl.trans(b_first), input_precision="ieee")
-    return tl.max(tl.where(m_row[:, None], wanted, float("-inf")), 0)
+        product = tl.dot(b_q.to(b_first.dtype), tl.trans(b_first), input_precision="ieee")
+    return tl.max(tl.where(m_row[:, None], product, float("-inf")), 0)
 
 
 @triton.jit
@@ -44,7 +43,7 @@ def _vectors_of(
     vectors, page, m_vector, kv_head, stride_page, stride_head, o_d,
     HEAD_DIM: tl.constexpr, TWO: tl.constexpr,
 ):  # fmt: skip
-    """What is kept of pages [P] for a KV head: one vector each [P, D], or two."""
+    """The summary vectors of pages [P] for a KV head: one [P, D], or two."""
     o_vector = page.to(tl.int64) * stride_page + kv_head * stride_head
     p_vector = vectors + o_vector[:, None] + o_d[None, :]
     b_first = tl.load(p_vector, mask=m_vector, other=0.0)
@@ -78,10 +77,10 @@ def _page_scores_kernel(
         if tl.program_id(2) == programs:
             count = 0
             for token in range(row, num_new, tl.num_programs(0)):
-                one = kv_head.to(tl.int64) + tl.arange(0, 1)
+                own_head = kv_head.to(tl.int64) + tl.arange(0, 1)
                 store_heads(
                     k, v, frame_positions, slots, cos, sin, k_pages, v_pages,
-                    tl.cast(token, tl.int64), one, one >= 0,
+                    tl.cast(token, tl.int64), own_head, own_head >= 0,
                     stride_k_token, stride_k_head, stride_k_d,
                     stride_v_token, stride_v_head, stride_v_d,
                     stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
@@ -90,17 +89,17 @@ def _page_scores_kernel(
                     SATURATE, BLOCK_D,
                 )  # fmt: skip
     if begin < count:
-        place = row.to(tl.int64) * NUM_KV_HEADS + kv_head
+        pair = row.to(tl.int64) * NUM_KV_HEADS + kv_head
         query_row = tl.load(candidate_row + row).to(tl.int64)
         position, recent = tl.load(row_positions + query_row), tl.load(first_recent + row)
         o_m, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
         m_row, m_d = o_m < GROUP, o_d < HEAD_DIM
         head = (kv_head * GROUP + o_m).to(tl.int64)
         p_q = q + query_row * stride_q_row + head * stride_q_head
-        at = tl.maximum(position - tl.load(span_offset + row * most_spans), 0)
+        frame_position = tl.maximum(position - tl.load(span_offset + row * most_spans), 0)
         step, o_p = programs * BLOCK_P, tl.arange(0, BLOCK_P)
-        # what is kept of pages is final: a program's first block is on its way before there is a
-        # query, and every other while the one before it is scored
+        # vectors do not depend on the previous kernel: the first block is loaded before its wait,
+        # and each further block while the previous one is scored
         exists = begin + o_p < count
         page = tl.load(pages + o_row + begin + o_p, mask=exists, other=0)
         b_first, b_second = _vectors_of(
@@ -112,7 +111,7 @@ def _page_scores_kernel(
         await_previous(CHAINED)
         if not MANY_SPANS:
             b_q = load_rotated(
-                p_q, stride_q_d, at + tl.zeros_like(o_m), cos, sin, stride_table, m_row,
+                p_q, stride_q_d, frame_position + tl.zeros_like(o_m), cos, sin, stride_table, m_row,
                 HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
             )  # fmt: skip  # [M, D]
         for first in range(begin, count, step):
@@ -126,30 +125,32 @@ def _page_scores_kernel(
             if MANY_SPANS:
                 best = tl.full((BLOCK_P,), float("-inf"), tl.float32)
                 span = tl.load(spans + o_row + ordinal, mask=exists, other=-1)
-                for one in range(tl.load(spans + o_row + first), tl.max(span, 0) + 1):
-                    at = position - tl.load(span_offset + row * most_spans + one)
+                for span_index in range(tl.load(spans + o_row + first), tl.max(span, 0) + 1):
+                    frame_position = position - tl.load(span_offset + row * most_spans + span_index)
                     b_q = load_rotated(
-                        p_q, stride_q_d, tl.maximum(at, 0) + tl.zeros_like(o_m), cos, sin,
-                        stride_table, m_row, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
+                        p_q, stride_q_d, tl.maximum(frame_position, 0) + tl.zeros_like(o_m),
+                        cos, sin, stride_table, m_row, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
                     )  # fmt: skip  # [M, D]
-                    best = tl.where(span == one, _wanted(b_q, m_row, b_first, b_second, TWO), best)
+                    best = tl.where(
+                        span == span_index, _best_products(b_q, m_row, b_first, b_second, TWO), best
+                    )
             else:
-                best = _wanted(b_q, m_row, b_first, b_second, TWO)
+                best = _best_products(b_q, m_row, b_first, b_second, TWO)
             best *= softmax_scale
             best = tl.where((ordinal < sink) | (ordinal >= recent), float("inf"), best)
             if WINDOWED:
                 last = tl.load(starts + o_row + ordinal, mask=exists, other=0) + PAGE_SIZE - 1
-                of = tl.load(spans + o_row + ordinal, mask=exists, other=0)
-                offset = tl.load(span_offset + row * most_spans + of, mask=exists, other=0)
+                page_span = tl.load(spans + o_row + ordinal, mask=exists, other=0)
+                offset = tl.load(span_offset + row * most_spans + page_span, mask=exists, other=0)
                 best = tl.where(position - offset - last < window, best, float("-inf"))
-            tl.store(scores + place * most + ordinal, best, mask=exists)
+            tl.store(scores + pair * most + ordinal, best, mask=exists)
             if RUN > 1:
                 best = tl.where(exists, best, float("-inf"))
                 largest = tl.max(tl.reshape(best, (BLOCK_P // RUN, RUN)), 1)
                 o_run = first // RUN + tl.arange(0, BLOCK_P // RUN)
-                tl.store(maxima + place * most_runs + o_run, largest, mask=o_run < most_runs)
+                tl.store(maxima + pair * most_runs + o_run, largest, mask=o_run < most_runs)
             b_first, b_second = next_first, next_second
-        # started sooner, what comes next would take room that pages in flight need
+        # an earlier start of the next kernel would take SMs from this one
         start_next(CHAINED)
     else:
         await_previous(CHAINED)
@@ -160,12 +161,12 @@ def page_scores_triton(
     vectors: Float[Tensor, "pages kv_heads width"],
     candidates: CandidateList,
     row_positions: Int[Tensor, " query_rows"],
-    how: tuple[Rotation, ScoreRule, int],
+    rules: LayerRules,
     run: int,
     new: NewRows | None = None,
 ) -> PageScores:
     """See `looseleaf.ops.page_scores`."""
-    rotation, rule, page_size = how
+    rotation, rule, page_size = rules
     rows, most = candidates.pages.shape
     heads, head_dim = vectors.shape[1], q.shape[2]
     group, most_spans = q.shape[1] // heads, candidates.span_offset.shape[1]
@@ -175,24 +176,24 @@ def page_scores_triton(
     if run > 1:
         maxima = scores.new_empty(rows, heads, triton.cdiv(most, run))
     block_d = max(16, triton.next_power_of_2(head_dim))
-    # no shorter than the longest run, no more pages than programs have work for
+    # at least the longest run, and no more pages than keep all programs busy
     block_p = max(32, min(64, _BLOCK_BYTES // (block_d * vectors.itemsize)))
-    # blocks of wider vectors take the registers of twice as many threads
+    # wider vectors need the registers of twice as many threads
     fits = block_p * block_d * vectors.itemsize <= _BLOCK_BYTES
     chained, blocks = chains(q), triton.cdiv(most, block_p)
     programs = max(1, min(blocks, _PROGRAMS // (rows * heads)))
-    stored: tuple[object, ...] = (None,) * 6 + (0,) * 15
+    new_arguments: tuple[object, ...] = (None,) * 6 + (0,) * 15
     if new is not None:
         tensors = new.k, new.v, new.k_pages, new.v_pages
-        places = new.frame_positions.contiguous(), new.slots.contiguous()
+        lists = new.frame_positions.contiguous(), new.slots.contiguous()
         strides = (stride for tensor in tensors for stride in tensor.stride())
-        stored = (new.k, new.v, *places, *tensors[2:], len(new.k), *strides)
+        new_arguments = (new.k, new.v, *lists, *tensors[2:], len(new.k), *strides)
     _page_scores_kernel[(rows, heads, programs + (new is not None))](
         q, vectors, *table(rotation), scores, maxima, candidates.num_rows, candidates.row,
         candidates.num_pages, candidates.first_recent, candidates.pages, candidates.starts,
         candidates.spans, candidates.span_offset, row_positions,
         most, maxima.shape[2], most_spans, candidates.sink, rule.window, rule.softmax_scale,
-        *q.stride(), *vectors.stride()[:2], rotation.cos.stride(0), *stored,
+        *q.stride(), *vectors.stride()[:2], rotation.cos.stride(0), *new_arguments,
         NUM_KV_HEADS=heads, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,

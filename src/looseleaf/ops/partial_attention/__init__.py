@@ -1,9 +1,9 @@
-"""Attention of query rows over page runs: one partial state for every (item, row) of a work list.
+"""Attention of query rows over page runs: a partial state for every (item, row) of a work list.
 
-One launch over all items, shared or private, grouped or split along the keys; `merge_states` joins
-the states of a row. This is flash-decoding, RelayAttention (arXiv 2402.14808 §3) and cascade
-attention at once, with a frame per row (LazyAttention, arXiv 2606.04302): rows share an item
-whatever their offsets."""
+One launch reads all items: shared or private, grouped, or split along the keys. `merge_states`
+joins the states of a row. This unifies flash-decoding, RelayAttention (arXiv 2402.14808 §3) and
+cascade attention. Each row has its own frame offset (LazyAttention, arXiv 2606.04302), so rows
+share an item at any offsets."""
 
 import torch
 from jaxtyping import Float, Int
@@ -29,28 +29,31 @@ def partial_attention(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
     implementation: Implementation = "auto",
 ) -> AttnState:
-    """The partial states of ``work``: fp32 ``out`` ``[states, heads, head_dim]`` and ``lse``.
+    """Partial states of ``work``: fp32 ``out`` ``[states, qo_heads, head_dim]``, ``lse`` ``[states,
+    qo_heads]``.
 
-    ``q`` is unrotated. Row ``r`` sees key ``j`` of an item (frame position ``p_j``) if ``0 <= p_j <
-    bound``, the entry's mask bit is clear, and ``row_position - Δ - p_j < window`` when the rule
-    has a window. What a row sees and is not a number makes its state NaN. A key that no row of an
-    item sees is not read as a number: its slot may hold anything, NaN included; one that some of
-    them see must be finite for the others as well. ``cpu`` alone needs finite pages, as a
-    `PagePool` has them. ``slot_positions`` is needed if any item is explicit. Feed the result to
-    `merge_states` with ``work.row_state_indptr``. Where no entry writes, lse is -inf and out is
-    undefined: only a merge may read it. Of a ``whole`` list the states are those of the rows, in
-    the dtype of ``q``; for an fp64 query, which only the reference takes, all is fp64.
+    ``q`` is unrotated. Entry ``e`` of an item rotates query row ``r`` by ``row_position - Δ`` and
+    sees the key at frame position ``p`` under three conditions: ``0 <= p < bound``; the entry's
+    mask bit is clear; and ``row_position - Δ - p < window`` if the rule has a window. Its state is
+    ``merge_states`` with `work.row_state_indptr` input. A state without an entry has an lse of -inf
+    and an undefined ``out``.
 
-    K and V pages are laid out alike and the numbers of a key lie side by side; else strides are
-    free: views of a cache with K and V in one tensor, or slots before heads, are read as they
-    are. ``cpu`` reads pages in place that are contiguous, page after page or KV head after KV
-    head, and copies those that the list names of others. It has no items of one KV head: ``native``
-    has, and no ``page_seen``. Raises InvalidOption for what does not fit together."""
+    - A visible NaN makes the state NaN. A key hidden from all rows of an item may hold anything. A
+      key visible to some rows must be finite for the others. ``cpu`` requires finite pages.
+    - ``slot_positions`` is required for explicit items.
+    - States of a ``whole`` list are the rows' final states, in the dtype of ``q``.
+    - An fp64 query runs on the reference only, and all results are fp64.
+    - K and V pages have the same strides, with contiguous dims. ``cpu`` copies the pages that it
+      cannot read in place (`reads_in_place`).
+    - ``cpu`` has no items of a single KV head; ``native`` has no ``page_seen``.
+
+    Raises InvalidOption for shapes or dtypes that do not match, missing ``slot_positions``, and
+    features that the implementation lacks."""
     require_attention(q, (k_pages, v_pages), rule)
-    own: Implementation = "cpu"
+    cpu_default: Implementation = "cpu"
     if q.dtype is torch.float64 or work.page_seen is not None:
-        own = "reference"
-    chosen = choose(implementation, q, cpu=own, native=True)
+        cpu_default = "reference"
+    chosen = choose(implementation, q, cpu=cpu_default, native=True)
     if work.page_seen is not None and chosen == "native":
         raise InvalidOption("the C kernels have no page_seen: use implementation='reference'")
     if chosen == "triton":

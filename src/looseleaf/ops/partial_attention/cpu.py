@@ -1,11 +1,8 @@
-"""Partial attention on the CPU: items of like shape in one batched product, no loop over pages or
-heads.
+"""Partial attention on the CPU: batched products over buckets of items with similar shapes.
 
 `prepare` turns a work list into buckets, `run_prepared` runs them for a layer. Items are padded to
-the longest of their bucket; keys that a row must not see get a bias of -inf. The pool holds finite
-numbers only, so a padded slot costs time but never an answer. Answers to
-`partial_attention_reference`.
-"""
+the longest of their bucket, and hidden keys get a bias of -inf. Pool pages are finite, so padding
+never changes a result. `partial_attention_reference` defines the result."""
 
 from dataclasses import dataclass, replace
 
@@ -27,16 +24,16 @@ from looseleaf.ops.flash.cpu import (
     visibility_bias,
 )
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
+from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-# (row, page) cells of padding that cost about as much as one more bucket
-_SPARE_CELLS = 512
+# (row, page) cells of padding that cost as much as one more bucket
+_MAX_PADDING = 512
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``num_items`` items, padded to ``num_rows`` rows and equal page counts."""
+    """``num_items`` items, padded to ``num_rows`` rows and the same number of pages."""
 
     num_items: int
     num_rows: int
@@ -47,9 +44,8 @@ class Bucket:
 class PreparedWork:
     """A work list as buckets.
 
-    ``rows`` and ``offsets`` are the query row and Δ of every padded entry, bucket after bucket;
-    ``order[state]`` is the entry that writes a state, -1 if none does.
-    """
+    ``rows`` and ``offsets`` are the query row and Δ of every padded entry, bucket after bucket.
+    ``order[state]`` is the entry that writes a state, -1 if none does."""
 
     buckets: tuple[Bucket, ...]
     rows: IntArray
@@ -57,7 +53,7 @@ class PreparedWork:
     order: IntArray
 
     def frame_rows(self, work: WorkList) -> Int[Tensor, " entries"]:
-        """Where each padded entry's query stands in its item's frame, at least 0."""
+        """Position of each padded entry's query in its item's frame, clamped to 0."""
         offsets = torch.from_numpy(self.offsets)
         positions = work.row_positions.long()[torch.from_numpy(self.rows)]
         return positions.sub_(offsets).clamp_min_(0)
@@ -81,57 +77,57 @@ def partial_attention_cpu(
         k_pages, v_pages, slot_positions = copied.k_pages, copied.v_pages, copied.slot_positions
         work = replace(work, page_indices=copied.page_indices)
     prepared = prepare(work, PageLayout.of(k_pages, q.shape[1]), rule, slot_positions)
-    turn = TurnTable.create(rotation).at(prepared.frame_rows(work))
+    angles = AngleTable.create(rotation).at(prepared.frame_rows(work))
     memory = page_memory(k_pages), page_memory(v_pages)
-    return run_prepared(q, memory, prepared, turn, rule)
+    return run_prepared(q, memory, prepared, angles, rule)
 
 
 def run_prepared(
     q: Float[Tensor, "rows qo_heads head_dim"],
     memory: tuple[Tensor, Tensor],
     prepared: PreparedWork,
-    turn: Turn,
+    angles: Angles,
     rule: ScoreRule,
 ) -> AttnState:
-    """The states of a prepared work list; ``turn`` has the angles of its `frame_rows`."""
+    """The states of a prepared work list; ``angles`` are those of its `frame_rows`."""
     capacity = len(prepared.order)
     out = torch.zeros(capacity, *q.shape[1:])
     lse = torch.full(out.shape[:2], -torch.inf)
     if prepared.buckets:
-        turned = turn_heads(q.index_select(0, torch.from_numpy(prepared.rows)), turn)
-        done, done_lse = run_buckets(turned, memory, prepared.buckets, rule)
-        written = torch.from_numpy(np.flatnonzero(prepared.order >= 0))
-        order = torch.from_numpy(prepared.order).index_select(0, written)
-        out[written] = done.float().index_select(0, order)
-        lse[written] = done_lse.index_select(0, order)
+        rotated = rotate_heads(q.index_select(0, torch.from_numpy(prepared.rows)), angles)
+        entry_out, entry_lse = run_buckets(rotated, memory, prepared.buckets, rule)
+        states = torch.from_numpy(np.flatnonzero(prepared.order >= 0))
+        order = torch.from_numpy(prepared.order).index_select(0, states)
+        out[states] = entry_out.float().index_select(0, order)
+        lse[states] = entry_lse.index_select(0, order)
     return AttnState(out, lse)
 
 
 def run_buckets(
-    turned: Float[Tensor, "entries qo_heads head_dim"],
+    rotated: Float[Tensor, "entries qo_heads head_dim"],
     memory: tuple[Tensor, Tensor],
     buckets: tuple[Bucket, ...],
     rule: ScoreRule,
 ) -> tuple[Float[Tensor, "entries qo_heads head_dim"], Float[Tensor, "entries qo_heads"]]:
-    """The state of every padded entry: output in the dtype of ``turned``, lse fp32.
+    """The state of every padded entry: ``out`` in the dtype of ``rotated``, ``lse`` fp32.
 
-    ``turned`` has each entry's query, in the item's frame; keys and values come as `page_memory`.
-    """
-    done, start = [], 0
+    ``rotated`` holds each entry's query in its item's frame; ``memory`` is `page_memory` of K and
+    V."""
+    parts, start = [], 0
     for bucket in buckets:
         stop = start + bucket.num_items * bucket.num_rows
-        done.append(_run_bucket(turned[start:stop], memory, bucket, rule))
+        parts.append(_run_bucket(rotated[start:stop], memory, bucket, rule))
         start = stop
-    if len(done) == 1:
-        return done[0]
-    return torch.cat([out for out, _ in done]), torch.cat([lse for _, lse in done])
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
 def _run_bucket(
-    turned: Tensor, memory: tuple[Tensor, Tensor], bucket: Bucket, rule: ScoreRule
+    rotated: Tensor, memory: tuple[Tensor, Tensor], bucket: Bucket, rule: ScoreRule
 ) -> tuple[Tensor, Tensor]:
     keys = bucket.keys
-    packed = pack_groups(turned, bucket.num_items, keys.layout.num_kv_heads)
+    packed = pack_groups(rotated, bucket.num_items, keys.layout.num_kv_heads)
     k, v = keys.read(memory[0]), keys.read(memory[1])
     return unpack_groups(*attend_dense(packed, k, v, rule, keys.bias, keys.blind), bucket.num_rows)
 
@@ -139,7 +135,7 @@ def _run_bucket(
 def pack_groups(
     q: Float[Tensor, "items_rows qo_heads head_dim"], items: int, num_kv_heads: int
 ) -> Float[Tensor, "items kv_heads rows_group head_dim"]:
-    """Query heads that share a KV head as rows of one product: keys are read once for all."""
+    """Query heads of a KV head as rows of one product, which reads the keys once for all."""
     _, num_qo_heads, head_dim = q.shape
     grouped = q.view(items, -1, num_kv_heads, num_qo_heads // num_kv_heads, head_dim)
     return grouped.transpose(1, 2).reshape(items, num_kv_heads, -1, head_dim)
@@ -150,7 +146,7 @@ def unpack_groups(
     lse: Float[Tensor, "items kv_heads rows_group"],
     rows: int,
 ) -> tuple[Float[Tensor, "items_rows qo_heads head_dim"], Float[Tensor, "items_rows qo_heads"]]:
-    """The inverse of `pack_groups` for an attention's output and lse."""
+    """The inverse of `pack_groups` for an output and its lse."""
     items, num_kv_heads, packed, head_dim = out.shape
     group = packed // rows
     out = out.view(items, num_kv_heads, rows, group, head_dim).transpose(1, 2)
@@ -167,8 +163,7 @@ def prepare(
 ) -> PreparedWork:
     """The buckets of a work list over pages of ``layout``.
 
-    Raises InvalidOption for items of single KV heads, which the CPU path does not batch.
-    """
+    Raises InvalidOption for items of a single KV head, which this path does not batch."""
     lists = _HostLists.read(work, slot_positions)
     if (lists.item_kv_head >= 0).any():
         raise InvalidOption(
@@ -191,7 +186,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _HostLists:
-    """The work list as int64 numpy arrays, without the unused capacity."""
+    """The work list as int64 numpy arrays without unused capacity."""
 
     item_page_indptr: IntArray
     item_entry_indptr: IntArray
@@ -233,37 +228,37 @@ class _HostLists:
 
 
 def _bucket_items(lists: _HostLists) -> list[IntArray]:
-    """Items of like page and row counts together, as long as padding costs less than a bucket."""
+    """Groups items of similar size while padding costs less than another bucket."""
     pages = np.diff(lists.item_page_indptr)
     rows = np.diff(lists.item_entry_indptr)
     live = np.flatnonzero((pages > 0) & (rows > 0))
     live = live[np.lexsort((-pages[live], -rows[live]))]
     buckets: list[list[int]] = []
-    height = width = wasted = 0
+    num_rows = num_pages = padding = 0
     for item in live.tolist():
         needed = int(pages[item] * rows[item])
-        tall = max(width, int(pages[item]))
-        # the cells that the item's own padding and a wider bucket would add
-        more = height * tall - needed
-        more += (tall - width) * height * len(buckets[-1]) if buckets else 0
-        if buckets and wasted + more <= _SPARE_CELLS:
+        padded_pages = max(num_pages, int(pages[item]))
+        # cells of padding for this item, and for the others if the bucket grows
+        added = num_rows * padded_pages - needed
+        added += (padded_pages - num_pages) * num_rows * len(buckets[-1]) if buckets else 0
+        if buckets and padding + added <= _MAX_PADDING:
             buckets[-1].append(item)
-            wasted += more
-            width = tall
+            padding += added
+            num_pages = padded_pages
         else:
             buckets.append([item])
-            height, width, wasted = int(rows[item]), int(pages[item]), 0
+            num_rows, num_pages, padding = int(rows[item]), int(pages[item]), 0
     return [np.array(bucket) for bucket in buckets]
 
 
 def _prepare_bucket(
     items: IntArray, lists: _HostLists, layout: PageLayout, rule: ScoreRule
 ) -> tuple[Bucket, IntArray, BoolArray]:
-    """The bucket, its padded entries ``[items, rows]``, and which of them are real."""
+    """A bucket, its padded entries ``[items, rows]``, and a mask of the real ones."""
     first, count = lists.item_page_indptr[items], np.diff(lists.item_page_indptr)[items]
     column = np.arange(count.max())
     real_page = column < count[:, None]  # [items, pages]
-    # a padded page repeats the item's first: it is finite, this item's own, and hidden
+    # padding repeats the item's first page, which is finite, and hides it
     cell = np.where(real_page, first[:, None] + column, first[:, None])
     key_positions = _key_positions(cell, real_page, items, lists, layout.page_size)
     entry_first = lists.item_entry_indptr[items]
@@ -272,7 +267,7 @@ def _prepare_bucket(
     real = entry_column < entry_count[:, None]
     entry = np.where(real, entry_first[:, None] + entry_column, entry_first[:, None])
     rows, offsets = lists.entry_row[entry], lists.entry_offset[entry]
-    frame_rows = lists.row_positions[rows] - offsets  # [items, rows], the query in the frame
+    frame_rows = lists.row_positions[rows] - offsets  # [items, rows], the query's frame position
     visible = _visible(key_positions, frame_rows, entry, lists, rule)
     distance = (
         frame_rows[..., None] - key_positions[:, None] if rule.alibi_slopes is not None else None
@@ -285,7 +280,7 @@ def _prepare_bucket(
 def _key_positions(
     cell: IntArray, real_page: BoolArray, items: IntArray, lists: _HostLists, page_size: int
 ) -> IntArray:
-    """Frame position of every slot of every item, -1 where there is no key: ``[items, slots]``."""
+    """Frame position of every slot of every item, -1 for none: ``[items, slots]``."""
     positions = lists.page_positions[cell][..., None] + np.arange(page_size)
     explicit = lists.item_explicit[items] > 0
     if explicit.any():
@@ -303,7 +298,7 @@ def _visible(
     lists: _HostLists,
     rule: ScoreRule,
 ) -> BoolArray:
-    """Which slots each padded row may see: ``[items, rows, slots]``."""
+    """Visibility of slots for each padded row: ``[items, rows, slots]``."""
     keys = key_positions[:, None]
     visible: BoolArray = (keys >= 0) & (keys < lists.entry_bound[entry][..., None])
     if rule.window:

@@ -1,10 +1,9 @@
-"""Partial attention on the device: programs that walk over the units (item, KV head) of a work
+"""Partial attention on the device: persistent programs over the units (item, KV head) of a work
 list.
 
-Query heads that share a KV head are packed into rows ("packed row" = entry × head of the group), so
-that a tile of keys is read once for all of them. A packed row turns into the item's frame once; the
-keys never. Keys that every row sees are read without any check.
-"""
+Query heads of a KV head are packed into rows ("packed row" = entry × query head), so that a tile of
+keys is loaded once for all of them. A packed row is rotated to the item's frame once; keys are
+never rotated. Keys that every row sees are loaded without masks."""
 
 import torch
 import triton
@@ -31,9 +30,9 @@ from looseleaf.ops.scores.kernel import (
 )
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-# on a machine without a GPU programs are interpreted one by one
+# the interpreter runs programs one after another
 _INTERPRETED_PROGRAMS = 3
-# of a multiprocessor
+# 32-bit registers per SM
 _REGISTERS = 65536
 
 
@@ -42,14 +41,14 @@ def _plain_slots(
     page_positions, first_page, num_pages, bound, is_plain, m_row,
     PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """How many leading slots of the run, in whole tiles, every row sees. Pages rise by position."""
+    """Number of leading slots, in whole tiles, that every row sees."""
     last_page = first_page + tl.maximum(num_pages, 1) - 1
     first_position = tl.load(page_positions + first_page, mask=num_pages > 0, other=0)
     last_position = tl.load(page_positions + last_page, mask=num_pages > 0, other=0)
     num_slots = num_pages * PAGE_SIZE
     least_bound = tl.min(tl.where(m_row, bound, 2147483647), 0)
     is_run = last_position - first_position == num_slots - PAGE_SIZE
-    # of a selection only the last page can be cut short by the bound without looking at others
+    # selected pages have gaps: without a look at each, only the last page may cross the bound
     before_last = tl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
     seen = tl.where(is_run, least_bound - first_position, before_last)
     seen = tl.where(last_position + PAGE_SIZE <= least_bound, num_slots, seen)
@@ -58,10 +57,10 @@ def _plain_slots(
 
 
 @triton.jit
-def _is_old(page_seen, num_seen, place, own_bits, there):
-    """Whether rows [M] have no need of the pages at ``place`` [N] any more."""
-    bits = tl.load(page_seen + place, mask=there & (place < num_seen), other=0)
-    return (bits[None, :] & own_bits[:, None]) != 0
+def _is_read(page_seen, num_seen, ordinal, row_bits, m_page):
+    """Whether rows [M] have already read the pages at ``ordinal`` [N] of the list."""
+    bits = tl.load(page_seen + ordinal, mask=m_page & (ordinal < num_seen), other=0)
+    return (bits[None, :] & row_bits[:, None]) != 0
 
 
 @triton.jit
@@ -84,7 +83,7 @@ def _partial_attention_kernel(
     begin = 0
     if first_item is not None:
         begin = tl.load(first_item)
-    # an item that is filled on the device is of one head
+    # items filled on the device have one KV head
     HEADS: tl.constexpr = 1 if CHOSEN else NUM_KV_HEADS
     num_units = (tl.load(end_item) - begin) * HEADS
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
@@ -126,7 +125,7 @@ def _attend_item(
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
     explicit = tl.load(item_explicit + item)
-    # pages that are chosen, and where they stand, come from the kernel before
+    # the previous kernel writes the selected pages and their positions
     await_previous(FILLED)
     first_page = tl.load(item_page_indptr + item)
     num_pages = tl.load(item_page_indptr + item + 1) - first_page
@@ -147,8 +146,8 @@ def _attend_item(
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + head, mask=m_row, other=0.0)
-        # the bits of a page by which the n-th entry has no need of it
-        own_bits = (1 << tl.minimum((first + o_m) // GROUP, 30)) - 1
+        # the n-th entry skips a page if one of the page's lowest n bits is set
+        row_bits = (1 << tl.minimum((first + o_m) // GROUP, 30)) - 1
         is_plain = not WINDOWED
         if slot_positions is not None:
             is_plain &= explicit == 0
@@ -156,13 +155,13 @@ def _attend_item(
             first_word = tl.load(entry_mask + entry, mask=m_row, other=-1)
             one_word = tl.max(first_word, 0)
             is_plain &= one_word < 0
-            # most often all rows are of one request, and what is hidden is so from all of them
-            alike = tl.min(tl.where(m_row, first_word, one_word), 0) == one_word
+            # rows of one request share a bitmap, the usual case
+            same_mask = tl.min(tl.where(m_row, first_word, one_word), 0) == one_word
         plain_end = _plain_slots(
             page_positions, first_page, num_pages, bound, is_plain, m_row, PAGE_SIZE, BLOCK_N
         )
         await_previous(CHAINED)
-        # a row before the frame sees nothing in it, and has no angle there
+        # a row before the frame sees no key in it: any angle is correct
         b_q = load_rotated(
             q + row * stride_q_row + head * stride_q_head, stride_q_d,
             tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
@@ -191,8 +190,8 @@ def _attend_item(
                 b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
             if page_seen is not None:
-                old = _is_old(page_seen, num_seen, first_page + ordinal, own_bits, o_n >= 0)
-                scores = tl.where(old, float("-inf"), scores)
+                is_read = _is_read(page_seen, num_seen, first_page + ordinal, row_bits, o_n >= 0)
+                scores = tl.where(is_read, float("-inf"), scores)
             acc, peak, total = fold_tile(
                 scores, b_v.to(b_q.dtype), acc, peak, total, page_seen is not None
             )
@@ -208,19 +207,19 @@ def _attend_item(
                 m_explicit = in_run & (explicit + tl.zeros_like(slot) != 0)
                 b_position = tl.load(p_position, mask=m_explicit, other=-1)
                 position = tl.where(m_explicit, b_position, position)
-            # a key that no row sees is not read: its page may hold anything
+            # keys that no row sees are not loaded: their page is undefined
             seen = in_run & (position >= 0) & (position < last_bound)
             if mask_words is not None:
-                word = tl.where(seen & alike, one_word, -1)
+                word = tl.where(seen & same_mask, one_word, -1)
                 seen &= is_shown(mask_words, word, position)
             visible = seen[None, :] & (position[None, :] < bound[:, None])  # [M, N]
             distance = frame_position[:, None] - position[None, :]
             if WINDOWED:
                 visible &= distance < window
             if page_seen is not None:
-                visible &= ~_is_old(page_seen, num_seen, first_page + ordinal, own_bits, in_run)
-            if mask_words is not None:  # noqa: SIM102 - known to the compiler, and the other is not
-                if not alike:
+                visible &= ~_is_read(page_seen, num_seen, first_page + ordinal, row_bits, in_run)
+            if mask_words is not None:  # noqa: SIM102 - the outer condition is static, the inner is not
+                if not same_mask:
                     visible &= ~is_hidden(mask_words, first_word, position, visible)
                     seen = tl.max(visible.to(tl.int32), 0) > 0
             if WINDOWED:
@@ -266,11 +265,11 @@ def partial_attention_triton(
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
     block_d = triton.next_power_of_2(head_dim)
-    chained, awaited = chains(q), False
-    seen = (None, 0) if work.page_seen is None else (work.page_seen, len(work.page_seen))
+    chained, inputs_ready = chains(q), False
+    seen_arguments = (None, 0) if work.page_seen is None else (work.page_seen, len(work.page_seen))
     for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
         units = items if tile.chosen else items * num_kv_heads
-        # lists that nobody planned may hold pages that no row sees
+        # unplanned lists may have pages that no row sees, which this kernel cannot skip
         if (
             first_item is not None
             and not tile.chosen
@@ -280,21 +279,23 @@ def partial_attention_triton(
         ):
             from looseleaf.ops.hopper.attention.kernel import Grid, launch
 
-            groups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
-            grid = Grid(min(_programs(q) * (3 - groups), units), groups, awaited)
-            awaited = True
+            num_warpgroups = 2 if tile.block_m >= hopper_attention.PACKED_ROWS else 1
+            grid = Grid(
+                min(_num_sms(q) * (3 - num_warpgroups), units), num_warpgroups, inputs_ready
+            )
+            inputs_ready = True
             lists = _hopper_arrays(work, first_item, end_item)
             pages, state = (k_pages, v_pages), (out, lse)
             launch(q, pages, lists, work.page_indices, state, rotation, rule, grid)
             continue
-        programs = min(_programs(q) * tile.programs_per_processor, units)
+        programs = min(_num_sms(q) * tile.programs_per_sm, units)
         _partial_attention_kernel[(programs, row_programs)](
             q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
             first_item, end_item, work.item_page_indptr, work.item_entry_indptr,
             work.item_kv_head, work.item_explicit, work.page_indices, work.page_positions,
             work.entry_row, work.entry_offset, work.entry_bound, work.entry_mask, work.entry_state,
             work.mask_words if work.mask_words.numel() else None, work.row_positions,
-            *(seen if tile.chosen or first_item is None else (None, 0)),
+            *(seen_arguments if tile.chosen or first_item is None else (None, 0)),
             *q.stride(), *k_pages.stride(), *out.stride()[:2], lse.stride(0),
             rotation.cos.stride(0), slot_positions.stride(0) if slot_positions is not None else 0,
             rule.softmax_scale, rule.soft_cap, rule.window,
@@ -304,7 +305,7 @@ def partial_attention_triton(
             CHAINED=chained, WIDENED=k_pages.dtype is FP8, CHOSEN=tile.chosen,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
-            launch_pdl=chained, maxnreg=_most_registers(tile, k_pages, work),
+            launch_pdl=chained, maxnreg=_max_registers(tile, k_pages, work),
         )  # fmt: skip
     return AttnState(out, lse)
 
@@ -312,44 +313,47 @@ def partial_attention_triton(
 def _launches(
     work: WorkList, group: int, block_d: int, pages: Tensor
 ) -> list[tuple[Tile, Tensor | None, Tensor, int]]:
-    """Tile, bounds of its items and programs a unit, for every launch."""
+    """Tile, first and end item, and programs per unit of every launch."""
     if work.tile_indptr is not None:
         bounds = work.tile_indptr
-        # the widest first: the narrow ones fill what processors it leaves idle at its end
-        places = reversed([*enumerate(work.tiles)])
-        return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in places if not t.finishing]
+        # the widest tile first: narrow tiles fill the SMs that become idle at its end
+        tiles = reversed([*enumerate(work.tiles)])
+        return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in tiles if not t.finishing]
     items = work.item_kv_head.shape[0]
     tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
-    # how many rows an item has is on the device only: blocks past the grid are looped over
+    # only the device has the rows of each item: programs loop over blocks beyond the grid
     row_programs = min(4, triton.cdiv(work.state_capacity * group, tile.block_m))
     return [(tile, None, work.num_items, row_programs)]
 
 
-def _most_registers(tile: Tile, k_pages: Tensor, work: WorkList) -> int | None:
-    """Registers of a thread with which as many programs as the tile counts on share a processor;
-    None where the compiler cannot take more, and where fewer programs with more of them are
-    quicker: keys of 16 bits and more, of rows that look nothing up."""
+def _max_registers(tile: Tile, k_pages: Tensor, work: WorkList) -> int | None:
+    """Register limit per thread for ``programs_per_sm`` programs on an SM.
+
+    None without a limit: the limit is the hardware's, or fewer programs with more registers are
+    faster (16- and 32-bit keys without ``page_seen``)."""
     if k_pages.dtype is not FP8 and work.page_seen is None:
         return None
-    share = _REGISTERS // (tile.programs_per_processor * tile.num_warps * 32) // 8 * 8
+    share = _REGISTERS // (tile.programs_per_sm * tile.num_warps * 32) // 8 * 8
     return share if share < 256 else None
 
 
-def _programs(tensor: Tensor) -> int:
-    """How many programs run at a time if each has a multiprocessor of its own."""
+def _num_sms(tensor: Tensor) -> int:
+    """Number of SMs, one program each at a time."""
     if not tensor.is_cuda:
         return _INTERPRETED_PROGRAMS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
 def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
-    """The tile for items with room for ``packed_rows`` on average, where nobody planned one."""
-    most = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
-    block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
-    return Tile(block_m, most, 4, tile_stages(most, block_d, itemsize), 2)
+    """The tile of an unplanned list with ``packed_rows`` packed rows per item on average."""
+    block_n = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
+    block_m = max(16, min(block_n, triton.next_power_of_2(round(packed_rows))))
+    return Tile(block_m, block_n, 4, tile_stages(block_n, block_d, itemsize), 2)
 
 
 def _hopper_arrays(work: WorkList, first_item: Tensor, end_item: Tensor) -> tuple[Tensor, ...]:
-    """The arrays of a planned work list as the Hopper kernel counts them."""
-    assert work.item_numbers is not None and work.entry_numbers is not None, "a planned list"
+    """The arrays of a planned work list in the order of the Hopper kernel."""
+    assert work.item_numbers is not None and work.entry_numbers is not None, (
+        "a planned list has them"
+    )
     return first_item, end_item, work.item_numbers, work.entry_numbers, work.page_positions

@@ -1,9 +1,8 @@
-"""The work list on the CPU in C: tensors in, tensors out, no copies.
+"""The work list on the CPU in C, without copies of tensors.
 
-`native.c` also stores and merges, so that a layer costs one call; the three phases answer to
-`store_kv`, `partial_attention` and `merge_states`. A `NativePlan` holds what stays the same in all
-layers of a step; a call adds one layer's tensors.
-"""
+`native.c` also stores keys and merges states, so that a layer costs one call. Its phases are
+defined by `store_kv`, `partial_attention` and `merge_states`. A `NativePlan` holds the lists of a
+step; a call adds the tensors of a layer."""
 
 import ctypes
 import math
@@ -58,33 +57,32 @@ _STRIDES = (
     *("k_page", "k_page_head", "v_page", "v_page_head"),
     *("num_queries", "num_pages"),
 )
-# what the C code finds, by its number there
+# messages of the C enum Fault
 _FAULTS = (
     "",
-    "num_items, item_page_indptr or item_entry_indptr name more than the lists hold",
-    "a page that the pool does not have",
-    "a row that has no query or no position",
-    "a state behind the last one",
-    "a position behind the end of the rotation table: make it longer",
+    "num_items, item_page_indptr or item_entry_indptr exceed the length of the lists",
+    "a page is not in the pool",
+    "a row has no query or no position",
+    "a state is not below the number of states",
+    "a position is outside the rotation table: make the table longer",
 )
 
 
-def _require(fine: bool, sentence: str) -> None:
-    if not fine:
-        raise InvalidOption(sentence)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidOption(message)
 
 
 class Phase(IntFlag):
-    """What a call does, in this order."""
+    """Phases of a call, in their order."""
 
     STORE = 1
     PARTIAL = 2
     MERGE = 4
 
 
-class PagesAt(NamedTuple):
-    """A layer's pages as the kernels find them: addresses, and how far pages and heads are apart,
-    in numbers."""
+class PageAddresses(NamedTuple):
+    """A layer's pages for the kernels: addresses, and strides of pages and heads in elements."""
 
     k_pages: int
     v_pages: int
@@ -99,7 +97,7 @@ def _fields(names: Iterable[str], kind: type) -> list[tuple[str, type]]:
     return [(name, kind) for name in names]
 
 
-# the source says itself what is rounded once: two copies of a loop could differ in it
+# fused products are explicit in the source: the compiler might fuse one copy of a loop only
 _FLAGS = ("-ffp-contract=off",)
 
 
@@ -121,12 +119,11 @@ def load_attention(
     rotation: Rotation,
     row_dtype: torch.dtype | None = None,
 ) -> ctypes.CDLL:
-    """The kernels for the shape and dtype of ``pages``, compiled if that was never done.
+    """The kernels for the shape and dtype of ``pages``, from the cache or compiled.
 
-    ``row_dtype`` is that of queries, keys and values as they come: that of the pages, or any float
-    if those are e4m3. Raises NativeUnavailable if they can't be compiled, and InvalidOption for
-    heads that don't divide.
-    """
+    ``row_dtype`` is the dtype of queries, new keys and values: that of the pages, or any float for
+    e4m3 pages. Raises NativeUnavailable for other dtypes or without a compiler, and InvalidOption
+    for heads that do not divide."""
     _, num_kv_heads, page_size, head_dim = pages.shape
     row_dtype = row_dtype or pages.dtype
     _require(
@@ -136,7 +133,7 @@ def load_attention(
     )
     _require(
         rotation.rotary_dim <= head_dim,
-        f"a rotation of {rotation.rotary_dim} dims is for larger heads than those of {head_dim}",
+        f"a rotation of {rotation.rotary_dim} dims needs larger heads than {head_dim} dims",
     )
     fits = row_dtype in _DTYPES and row_dtype is not FP8 and pages.dtype in (row_dtype, FP8)
     if not fits:
@@ -168,8 +165,8 @@ def partial_attention_native(
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> AttnState:
-    """See `looseleaf.ops.partial_attention`. Who attends by the same lists again and again, as the
-    layers of a model do, holds a `NativePlan` instead."""
+    """See `looseleaf.ops.partial_attention`. Repeated calls with the same lists, as in the layers
+    of a model, keep a `NativePlan` instead."""
     if q.dtype is not k_pages.dtype and k_pages.dtype is not FP8:
         raise InvalidOption(f"queries are {q.dtype} and pages {k_pages.dtype}: make them the same")
     plan = NativePlan(
@@ -182,15 +179,13 @@ def partial_attention_native(
 
 
 class NativePlan:
-    """A step's lists as the C kernels read them; keeps the tensors alive that it points to.
+    """A step's lists for the C kernels; keeps the tensors alive that it points to.
 
-    ``work`` is None if no row decodes. The lists may be written to between calls: that is how a
-    decode loop goes on. The kernels read memory by address, so what they can't read is refused:
-    InvalidOption for tensors that are not on the CPU or of another dtype or shape, for lists with
-    gaps, for explicit items without ``slot_positions`` (int32 ``[pages, page_size]``), and by `run`
-    for lists that name a page, row, state or position that is not there. NativeUnavailable as
-    `load_attention` does.
-    """
+    ``work`` is None if no row decodes. The lists may be updated between calls, as in a decode loop.
+    The kernels read memory by address, so the plan checks its tensors. It raises InvalidOption for
+    tensors off the CPU, of another dtype or shape, or with gaps, and for explicit items without
+    ``slot_positions`` (int32 ``[pages, page_size]``). `run` raises InvalidOption for a page, row,
+    state or position outside its tensor. NativeUnavailable as in `load_attention`."""
 
     def __init__(
         self,
@@ -216,11 +211,11 @@ class NativePlan:
         self._attention = library.looseleaf_attention
         self._attention.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         self._attention.restype = ctypes.c_int
-        # what the kernels were made for: sizes, last strides, dtype, and that it is on the CPU
+        # layouts that the kernels are compiled for: sizes, last strides, dtype, is_cpu
         row_dtype, slot = row_dtype or k_pages.dtype, k_pages.stride(2)
-        self._page_form = num_kv_heads, page_size, head_dim, slot, 1, k_pages.dtype, True
-        self._q_form = num_qo_heads, head_dim, 1, row_dtype, True
-        self._kv_form = num_kv_heads, head_dim, 1, row_dtype, True
+        self._page_layout = num_kv_heads, page_size, head_dim, slot, 1, k_pages.dtype, True
+        self._q_layout = num_qo_heads, head_dim, 1, row_dtype, True
+        self._kv_layout = num_kv_heads, head_dim, 1, row_dtype, True
         capacity = 0 if work is None else work.state_capacity
         state_out = torch.empty(capacity, num_qo_heads, head_dim)
         self.states = AttnState(state_out, torch.empty(capacity, num_qo_heads))
@@ -233,7 +228,7 @@ class NativePlan:
                 f"slot_positions are of {slot_positions.shape[1]} slots a page, not {page_size}",
             )
             self._plan.slot_positions_stride = slot_positions.stride(0)
-        self._most_pages = 2**62 if slot_positions is None else len(slot_positions)
+        self._max_pages = 2**62 if slot_positions is None else len(slot_positions)
         _require_floats(rotation, rule, num_qo_heads)
         tensors = {
             "cos": rotation.cos,
@@ -254,8 +249,10 @@ class NativePlan:
     def point_rows(
         self, slots: Int[Tensor, " rows"], frame_positions: Int[Tensor, " rows"]
     ) -> None:
-        """Where the next calls store their rows: int64 ``[rows]``, flat slots and positions in the
-        frame."""
+        """Sets the destination of the next calls' rows: flat slots and frame positions, int64
+        ``[rows]``.
+
+        Raises InvalidOption for another dtype or different lengths."""
         slots, frame_positions = slots.contiguous(), frame_positions.contiguous()
         _require(
             slots.dtype is frame_positions.dtype is torch.int64
@@ -271,24 +268,26 @@ class NativePlan:
         self,
         k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
         v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
-    ) -> PagesAt:
-        """Where a layer's pages are, for as long as they live: laid out alike, the keys of a page
-        as far apart as in those that the plan was made with, the numbers of a key side by side."""
+    ) -> PageAddresses:
+        """Addresses of a layer's pages, valid while the tensors live.
+
+        K and V have one shape, contiguous dims, and the slot stride of the plan's pages. Raises
+        InvalidOption otherwise."""
         shape = pages, heads, page_size, head_dim = k_pages.shape
         k_page, k_head, slot, step = k_pages.stride()
-        form = heads, page_size, head_dim, slot, step, k_pages.dtype, k_pages.is_cpu
+        layout = heads, page_size, head_dim, slot, step, k_pages.dtype, k_pages.is_cpu
         v_page, v_head, v_slot, v_step = v_pages.stride()
-        alike = v_pages.shape == shape and v_slot == slot and v_step == 1 and v_pages.is_cpu
-        fits = form == self._page_form and v_pages.dtype is k_pages.dtype
-        if not (fits and alike and pages <= self._most_pages):
-            most = "" if pages <= self._most_pages else f" {self._most_pages} at most:"
-            raise _misfit(f"pages of K and V,{most}", self._page_form, k_pages, v_pages)
-        return PagesAt(
+        v_fits = v_pages.shape == shape and v_slot == slot and v_step == 1 and v_pages.is_cpu
+        k_fits = layout == self._page_layout and v_pages.dtype is k_pages.dtype
+        if not (k_fits and v_fits and pages <= self._max_pages):
+            limit = "" if pages <= self._max_pages else f" {self._max_pages} at most:"
+            raise _layout_error(f"pages of K and V,{limit}", self._page_layout, k_pages, v_pages)
+        return PageAddresses(
             k_pages.data_ptr(), v_pages.data_ptr(), k_page, k_head, v_page, v_head, pages
         )
 
-    def point_pages(self, pages: PagesAt) -> None:
-        """Which layer's pages the next calls read and write."""
+    def point_pages(self, pages: PageAddresses) -> None:
+        """Sets the pages that the next calls read and write."""
         tensors = self._tensors
         (
             tensors.k_pages, tensors.v_pages, tensors.k_page, tensors.k_page_head,
@@ -302,48 +301,52 @@ class NativePlan:
         kv: tuple[Tensor, Tensor] | None = None,
         out: Float[Tensor, "rows qo_heads head_dim"] | None = None,
     ) -> None:
-        """``phases`` for one layer: ``kv`` are unrotated keys and values of all rows to store,
-        ``q`` the queries of (at least) the rows that decode, ``out`` where their merged output
-        goes."""
+        """Runs ``phases`` for one layer.
+
+        ``kv`` are unrotated keys and values of all rows to store. ``q`` holds at least the rows
+        that decode, and ``out`` receives their merged output. Raises InvalidOption for tensors in
+        another layout, and for indices outside their tensors."""
         tensors, plan = self._tensors, self._plan
         if q is not None:
             rows, heads, head_dim = q.shape
             tensors.q_row, tensors.q_head, step = q.stride()
-            if (heads, head_dim, step, q.dtype, q.is_cpu) != self._q_form:
-                raise _misfit("q,", self._q_form, q)
+            if (heads, head_dim, step, q.dtype, q.is_cpu) != self._q_layout:
+                raise _layout_error("q,", self._q_layout, q)
             tensors.q, tensors.num_queries = q.data_ptr(), rows
         if kv is not None:
             k, v = kv
             shape = rows, heads, head_dim = k.shape
             tensors.k_row, tensors.k_head, step = k.stride()
             tensors.v_row, tensors.v_head, v_step = v.stride()
-            fits = (heads, head_dim, step, k.dtype, k.is_cpu) == self._kv_form
-            alike = v.shape == shape and v_step == 1 and v.dtype is k.dtype and v.is_cpu
-            if not (fits and alike and rows >= plan.num_rows):
-                raise _misfit(f"k and v, {plan.num_rows} rows:", self._kv_form, k, v)
+            k_fits = (heads, head_dim, step, k.dtype, k.is_cpu) == self._kv_layout
+            v_fits = v.shape == shape and v_step == 1 and v.dtype is k.dtype and v.is_cpu
+            if not (k_fits and v_fits and rows >= plan.num_rows):
+                raise _layout_error(f"k and v, {plan.num_rows} rows:", self._kv_layout, k, v)
             tensors.k, tensors.v = k.data_ptr(), v.data_ptr()
         if out is not None:
             rows, heads, head_dim = out.shape
             tensors.out_row, head, step = out.stride()
-            fits = (heads, head_dim, step, out.dtype, out.is_cpu) == self._q_form
-            if not (fits and head == head_dim and rows >= plan.num_decode_rows):
-                raise _misfit(f"out, {plan.num_decode_rows} dense rows:", self._q_form, out)
+            k_fits = (heads, head_dim, step, out.dtype, out.is_cpu) == self._q_layout
+            if not (k_fits and head == head_dim and rows >= plan.num_decode_rows):
+                raise _layout_error(f"out, {plan.num_decode_rows} dense rows:", self._q_layout, out)
             tensors.out = out.data_ptr()
         if fault := self._attention(*self._pointers, int(phases)):
-            raise InvalidOption(f"the lists of attention are wrong: they name {_FAULTS[fault]}")
+            raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
 
 
-def _misfit(what: str, form: tuple[object, ...], *given: Tensor) -> InvalidOption:
-    """The error for tensors that are not in the form that kernels were made for."""
-    wanted = " ".join(str(each) for each in form[:-1])
-    got = ", ".join(f"{x.dtype} {[*x.shape]} strides {x.stride()} on {x.device}" for x in given)
+def _layout_error(subject: str, layout: tuple[object, ...], *tensors: Tensor) -> InvalidOption:
+    """The error for tensors in another layout than the kernels'."""
+    expected = " ".join(str(size) for size in layout[:-1])
+    actual = ", ".join(
+        f"{x.dtype} {[*x.shape]} strides {x.stride()} on {x.device}" for x in tensors
+    )
     return InvalidOption(
-        f"{what} must be of the sizes, last strides and dtype {wanted}, on the CPU: got {got}"
+        f"{subject} must have the sizes, last strides and dtype {expected} on the CPU, not {actual}"
     )
 
 
 def _require_list(name: str, x: Tensor, *, rows: bool = False) -> None:
-    """``x`` as the kernels read lists: int32 on the CPU, without gaps."""
+    """Raises InvalidOption unless ``x`` is int32, contiguous and on the CPU."""
     dense = x.stride(-1) == 1 or x.numel() <= 1
     _require(
         x.dtype is torch.int32 and x.is_cpu and dense and x.dim() == 1 + rows,
@@ -367,7 +370,7 @@ def _require_floats(rotation: Rotation, rule: ScoreRule, num_qo_heads: int) -> N
 
 
 def _sizes(work: WorkList | None, rotation: Rotation, rule: ScoreRule) -> dict[str, float]:
-    """The numbers of a plan: of the rule, the table, and how long the lists are."""
+    """Scalars of a plan: the rule, the rotation table and the lengths of the lists."""
     sizes: dict[str, float] = {
         "window": rule.window,
         "softmax_scale": rule.softmax_scale,

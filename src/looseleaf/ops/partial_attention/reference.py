@@ -1,4 +1,4 @@
-"""Partial attention, item by item: gather the keys, bring the rows to the frame, softmax."""
+"""Partial attention, item by item: gather the keys, rotate the rows to the frame, apply softmax."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.ops.scores.reference import gather_pages, hidden, run_positions, score, softmax_state
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -42,28 +42,28 @@ def partial_attention_reference(
         distance = frame_position[:, None] - positions
         visible = (positions >= 0) & (positions < bound[:, None])
         visible &= ~hidden(work.mask_words, work.entry_mask[entries], positions)
-        visible &= ~_seen_before(work, run, len(rows)).repeat_interleave(k_pages.shape[2], 1)
+        visible &= ~_already_read(work, run, len(rows)).repeat_interleave(k_pages.shape[2], 1)
         if rule.window:
             visible &= distance < rule.window
 
-        # a row before the frame sees nothing in it, and has no angle there
-        turned = turn(q[rows], frame_position.clamp_min(0), rotation)
-        scores = score(turned, gather_pages(k_pages, pages), distance, visible, rule)
+        # a row before the frame sees no key in it: any angle is correct
+        rotated = rotate_wide(q[rows], frame_position.clamp_min(0), rotation)
+        scores = score(rotated, gather_pages(k_pages, pages), distance, visible, rule)
         state = softmax_state(scores, gather_pages(v_pages, pages))
 
         kv_head = int(work.item_kv_head[item])
         heads = slice(None) if kv_head < 0 else slice(kv_head * group, (kv_head + 1) * group)
-        written = work.entry_state[entries].long()
-        out[written, heads] = state.out[:, heads].to(dtype)
-        lse[written, heads] = state.lse[:, heads].to(dtype)
+        states = work.entry_state[entries].long()
+        out[states, heads] = state.out[:, heads].to(dtype)
+        lse[states, heads] = state.lse[:, heads].to(dtype)
     return AttnState(out, lse)
 
 
-def _seen_before(work: WorkList, run: slice, entries: int) -> Bool[Tensor, "entries pages"]:
-    """Which pages of an item its entries have no need of."""
+def _already_read(work: WorkList, run: slice, entries: int) -> Bool[Tensor, "entries pages"]:
+    """Pages of an item that its entries have already read, by ``page_seen``."""
     nth = torch.arange(entries, device=work.page_indices.device)
     bits = torch.zeros(run.stop - run.start, dtype=torch.int32, device=nth.device)
     if work.page_seen is not None:
-        known = work.page_seen[run]
-        bits[: len(known)] = known
+        page_bits = work.page_seen[run]
+        bits[: len(page_bits)] = page_bits
     return (bits & ((1 << nth[:, None]) - 1)) != 0

@@ -1,11 +1,11 @@
-"""The work list of decode attention: page runs of segments times the query rows that read them.
+"""The work list of decode attention: page runs of segments, and the query rows that read them.
 
-Plain int32 tensors of fixed capacity with counts on the device, so that a step replays as a CUDA
-graph and later policies (patches, selection, revision) fill the same arrays, from the host or from
-a kernel.
+Plain int32 tensors of fixed capacity, with counts on the device, so that a step replays as a CUDA
+graph. The host or a kernel fills the arrays: patches, selection and revision need no other form.
 
-Kernels read a list while the kernel before them still runs. Who fills it on the device has another
-launch stand in between; only what a `Tile.chosen` reads may come from the one before."""
+A kernel reads its list while the previous kernel still runs. A kernel that fills a list therefore
+needs another launch in between; only the arrays of a `Tile.chosen` may come from the previous
+kernel."""
 
 from dataclasses import dataclass
 
@@ -15,20 +15,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tile:
-    """What one launch of the kernel is compiled and sized for.
+    """Compile-time sizes and kind of one launch of the kernel.
 
-    ``block_m`` packed rows (entries × query heads of a KV head) by ``block_n`` keys. An item with
-    more rows than that is right, and slow. Items of a ``chosen`` tile are filled on the device, so
-    that nobody knows how many pages they have, if any. Items of a ``finishing`` one are read when
-    the states of their rows are merged. Items of a ``whole`` one are all that their rows read: the
-    only state of row ``r`` is state ``r``, and its answer.
-    """
+    A tile has ``block_m`` packed rows (entries × query heads of a KV head) and ``block_n`` keys.
+    Items with more rows are correct but slow.
+
+    - ``chosen``: the device fills the items, so the host does not have their page counts.
+    - ``finishing``: the items are read by the merge of their rows (`looseleaf.ops.finish_rows`).
+    - ``whole``: an item has all keys of its rows; state ``r`` is the final state of row ``r``."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    programs_per_processor: int
+    programs_per_sm: int
     chosen: bool = False
     finishing: bool = False
     whole: bool = False
@@ -36,49 +36,46 @@ class Tile:
 
 @dataclass(frozen=True)
 class WorkList:
-    """Items in CSR form: item ``i`` reads a run of pages for a run of entries; an entry is one
-    query row.
+    """Items in CSR form: item ``i`` reads a run of pages for a run of entries; an entry is a query
+    row.
 
-    Item ``i`` (of ``num_items[0]``; the arrays may be longer):
+    Item ``i`` of ``num_items[0]`` (arrays may be longer):
 
-    - pages ``item_page_indptr[i] : item_page_indptr[i + 1]`` into ``page_indices`` (physical page)
-      and ``page_positions`` (frame position of the page's first slot: rising in an item, but
-      selected pages need not be neighbours)
+    - pages ``item_page_indptr[i] : item_page_indptr[i + 1]`` of ``page_indices`` (physical page)
+      and ``page_positions`` (frame position of the page's first slot: rising in an item, with gaps
+      between selected pages)
     - entries ``item_entry_indptr[i] : item_entry_indptr[i + 1]``
-    - ``item_kv_head[i]``: the one KV head it is for, or -1 for all (selection is per KV head)
-    - ``item_explicit[i]``: 1 if key positions are read from ``slot_positions[page, slot]`` (a
-      patch; unused slots hold -1), 0 if they are ``page_positions + slot``
+    - ``item_kv_head[i]``: its KV head, or -1 for all (selection is per KV head)
+    - ``item_explicit[i]``: 1 if key positions are ``slot_positions[page, slot]`` (a patch; unused
+      slots hold -1), 0 if they are ``page_positions + slot``
 
     Entry ``e``:
 
-    - ``entry_row[e]``: which query row
-    - ``entry_offset[e]``: Δ, where the segment's frame stands for that row; the query is rotated by
-      ``row_positions[row] - Δ``
-    - ``entry_bound[e]``: keys at frame positions >= bound are not visible (segment length and
-      causality)
-    - ``entry_mask[e]``: -1, or the word of ``mask_words`` where this row's bitmap over frame
-      positions begins; a set bit hides the key (it was replaced by the row's patch)
-    - ``entry_state[e]``: which partial state it writes; the states of row ``r`` are
+    - ``entry_row[e]``: the query row
+    - ``entry_offset[e]``: Δ, the position of the segment's frame for this row; the query is rotated
+      by ``row_positions[row] - Δ``
+    - ``entry_bound[e]``: keys at frame positions >= bound are hidden (segment length and causality)
+    - ``entry_mask[e]``: first word in ``mask_words`` of this row's bitmap over frame positions, or
+      -1; a set bit hides the key (the row's patch replaces it)
+    - ``entry_state[e]``: the partial state that it writes; row ``r`` owns the states
       ``row_state_indptr[r] : row_state_indptr[r + 1]``
 
-    A state (or a head of it) that no entry writes is empty. ``complete`` promises that there is
-    none among the states of the rows.
+    A state, or a head of it, without an entry is empty. ``complete``: no state of a row is empty.
 
-    ``tiles`` may say how to launch: tile ``t`` takes the items ``tile_indptr[t] : tile_indptr[t +
-    1]``, which are all of them, and no page of an item stands behind the bounds of all of its rows.
-    Without tiles one is chosen that suits the average item.
+    ``tiles`` describe the launches. Tile ``t`` takes items ``tile_indptr[t] : tile_indptr[t + 1]``;
+    the tiles cover all items. No page of such an item starts after the bounds of all its rows.
+    Without tiles, one tile fits the average item.
 
-    ``page_seen`` says of the first places of ``page_indices`` which entries have no need of the
-    page any more (RetroAttention): the ``n``-th of an item sees it if its lowest ``n`` bits are 0.
+    ``page_seen`` holds bits for the first elements of ``page_indices`` (RetroAttention): the
+    ``n``-th entry of an item reads a page if the page's lowest ``n`` bits are 0.
 
-    Items of a ``finishing`` tile are read by one row each, and a row reads one of them at most. Its
-    states stand behind those of the rows: `looseleaf.ops.finish_rows` reads the item instead, and
-    finds where its pages begin in ``page_indices``, their slots (0: there is no such item), Δ and
-    bound at ``row_own[4 * r : 4 * r + 4]``.
+    An item of a ``finishing`` tile has one row, and a row has at most one such item. Its states
+    come after those of the rows, and `looseleaf.ops.finish_rows` reads the item instead.
+    ``row_own[4 * r : 4 * r + 4]`` holds the item's first index in ``page_indices``, its slots (0
+    for no item), Δ and bound.
 
-    ``item_numbers`` and ``entry_numbers`` are the same lists once more, as a program wants them
-    (`looseleaf.ops.partial_attention.unit_numbers`); a list with tiles has them on a GPU.
-    """
+    ``item_numbers`` and ``entry_numbers`` repeat the lists in the kernel's layout
+    (`looseleaf.ops.partial_attention.unit_numbers`); lists with tiles have them on a GPU."""
 
     num_items: Int[Tensor, "1"]
     item_page_indptr: Int[Tensor, " items_plus_one"]
@@ -105,15 +102,15 @@ class WorkList:
 
     @property
     def finishing(self) -> bool:
-        """Whether rows read items when their states are merged."""
+        """Whether the merge of states reads items."""
         return any(tile.finishing for tile in self.tiles)
 
     @property
     def whole(self) -> bool:
-        """Whether states are answers, one a row."""
+        """Whether the states are the rows' final states."""
         return any(tile.whole for tile in self.tiles)
 
     @property
     def state_capacity(self) -> int:
-        """How many partial states the entries can write."""
+        """Number of partial states that the entries can write."""
         return self.entry_row.shape[0]

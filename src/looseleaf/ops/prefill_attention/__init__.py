@@ -1,8 +1,8 @@
-"""Attention of new rows over spans of pages, each span in its own frame, by the rule key <= query.
+"""Attention of new rows over spans of pages, each in its own frame, with the mask key <= query.
 
-Rows carry explicit positions, so gaps between them (blend, holes) are nothing special: a row sees
-keys at positions up to its own and nothing else, and no mask is materialised. The query turns once
-per span (docs/frames.md; LazyAttention turns every key tile instead)."""
+Rows have explicit positions, so gaps between them (blend, holes) need no special case. A row sees
+keys up to its own position, without a mask in memory. The query is rotated once per span
+(docs/frames.md); LazyAttention rotates every tile of keys instead."""
 
 import torch
 from jaxtyping import Float, Int
@@ -29,19 +29,24 @@ def prefill_attention(
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
     implementation: Implementation = "auto",
 ) -> AttnState:
-    """One state a row: ``out`` in the dtype of ``q``, ``lse`` fp32.
+    """One state per row: ``out`` in the dtype of ``q``, ``lse`` fp32.
 
-    ``q`` is unrotated; the keys of this step are in the pages already. A row sees key ``p`` of a
-    span if ``Δ + p <= row_position``, ``p < span_length`` (explicit: the slot's position is >= 0),
-    its mask bit is clear, and ``row_position - Δ - p < window`` when the rule has one. A row
-    without keys: ``(0, -inf)``. What a row sees and is not a number makes its state NaN; what no
-    row of its tile sees may be anything, but for ``cpu``, which needs finite pages.
+    ``q`` is unrotated; the pages already hold the keys of this step. A row sees key ``p`` of a span
+    under four conditions: ``Δ + p <= row_position``; ``p < span_length`` (for explicit spans: the
+    slot's position is >= 0); its mask bit is clear; and ``row_position - Δ - p < window`` if the
+    rule has a window. The state is the softmax over all visible keys of the request's spans; ``(0,
+    -inf)`` without keys.
 
-    K and V pages are laid out as `looseleaf.ops.partial_attention` says. Only the reference takes
-    an fp64 query; its ``lse`` is fp64. Raises InvalidOption for what does not fit together."""
+    - A visible NaN makes the state NaN. A key hidden from all rows of a tile may hold anything;
+      ``cpu`` requires finite pages.
+    - K and V pages have the layout of `looseleaf.ops.partial_attention`.
+    - An fp64 query runs on the reference only; its ``lse`` is fp64.
+
+    Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages, and
+    missing ``slot_positions`` of explicit spans."""
     require_attention(q, (k_pages, v_pages), rule)
-    own: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
-    chosen = choose(implementation, q, cpu=own)
+    cpu_default: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
+    chosen = choose(implementation, q, cpu=cpu_default)
     if spans.source_slots is not None:
         k_pages, v_pages = gathered_pages(q, k_pages, v_pages, spans, rotation, implementation)
         slot_positions = None
@@ -67,14 +72,17 @@ def gathered_pages(
     Float[Tensor, "gathered kv_heads gathered_size head_dim"],
     Float[Tensor, "gathered kv_heads gathered_size head_dim"],
 ]:
-    """The pages that a list with ``source_slots`` is of, gathered: keys stand where their rows read
-    them. e4m3 is widened to the dtype of ``q``."""
-    slots, turns = spans.source_slots, spans.source_turns
-    assert slots is not None and turns is not None, "a list whose keys are gathered"
+    """The gathered K and V pages of a list with ``source_slots``: keys at their positions in the
+    prompt.
+
+    e4m3 is widened to the dtype of ``q``."""
+    slots, offsets = spans.source_slots, spans.source_turns
+    assert slots is not None and offsets is not None, "a list with source_slots"
     heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     like = q if k_pages.dtype is FP8 else k_pages
     k, v = like.new_empty((2, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
-    chosen = choose(implementation, q, cpu="cpu")
-    how: Implementation = "triton" if chosen == "triton" else "reference"
-    gather_kv(k_pages, v_pages, KeySources(slots, turns), rotation, k, v, how)
+    gather: Implementation = "reference"
+    if choose(implementation, q) == "triton":
+        gather = "triton"
+    gather_kv(k_pages, v_pages, KeySources(slots, offsets), rotation, k, v, gather)
     return k, v

@@ -1,8 +1,8 @@
-"""Prefill attention on the CPU: one dense product per request and span, states merged per row.
+"""Prefill attention on the CPU: one dense product per request and span, merged per row.
 
-What a span needs is decided once per step: all of it is visible (a document before the question),
-its end is the causal diagonal (the rows themselves), or a bias must say (gaps, windows, patches).
-Answers to `prefill_attention_reference`."""
+Each span is classified once per step. It is all visible (a document before the question), ends in
+the causal diagonal (the rows themselves), or needs a bias (gaps, windows, patches).
+`prefill_attention_reference` defines the result."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,34 +25,35 @@ from looseleaf.ops.flash.cpu import (
     visibility_bias,
 )
 from looseleaf.ops.prefill_attention.span_list import SpanList, require_room
-from looseleaf.ops.rotate.cpu import Turn, TurnTable, turn_heads
+from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-# rows up to which the count of operations is the time, and spans are turned and joined at once
+# up to this number of rows, calls dominate: spans are rotated and merged together
 _FEW_ROWS = 128
 
 
 @dataclass(frozen=True)
 class PreparedSpan:
-    """One span as its request's rows read it: what its ``keys`` hold.
+    """One span as read by the rows of its request.
 
-    ``causal_from`` is where a causal diagonal starts that ends with the last row, None if there is
-    none; otherwise the block's bias hides what must be hidden."""
+    ``causal_from`` is the first key of a causal diagonal that ends with the last row. Without a
+    diagonal it is None, and the bias of ``keys`` hides keys."""
 
-    turn: Turn
+    angles: Angles
     keys: KeyBlock
     causal_from: int | None
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """Rows ``start:stop`` of the step and the spans that any of them sees; of few rows also the
-    angles of all spans together."""
+    """Rows ``start:stop`` of the step and the spans with visible keys.
+
+    ``angles`` are those of all spans together, for few rows."""
 
     start: int
     stop: int
     spans: tuple[PreparedSpan, ...]
-    turns: Turn | None = None
+    angles: Angles | None = None
 
 
 def prefill_attention_cpu(
@@ -68,11 +69,11 @@ def prefill_attention_cpu(
     if not reads_in_place(k_pages, v_pages):
         tiles = int(spans.num_tiles[0])
         last_request = int(spans.tile_request[:tiles].max()) if tiles else -1
-        used = slice(int(spans.span_page_indptr[spans.request_span_indptr[last_request + 1]]))
-        copied = CopiedPages.of((k_pages, v_pages), slot_positions, spans.page_indices, used)
+        run = slice(int(spans.span_page_indptr[spans.request_span_indptr[last_request + 1]]))
+        copied = CopiedPages.of((k_pages, v_pages), slot_positions, spans.page_indices, run)
         k_pages, v_pages, slot_positions = copied.k_pages, copied.v_pages, copied.slot_positions
         spans = replace(spans, page_indices=copied.page_indices)
-    layout, table = PageLayout.of(k_pages, q.shape[1]), TurnTable.create(rotation)
+    layout, table = PageLayout.of(k_pages, q.shape[1]), AngleTable.create(rotation)
     requests = prepare_prefill(spans, layout, table, rule, slot_positions)
     return run_prefill(q, page_memory(k_pages), page_memory(v_pages), requests, rule)
 
@@ -84,19 +85,19 @@ def run_prefill(
     requests: tuple[PreparedRequest, ...],
     rule: ScoreRule,
 ) -> AttnState:
-    """One state per row of ``q``; keys and values come as `page_memory`."""
+    """One state per row of ``q``; ``k_memory`` and ``v_memory`` are `page_memory`."""
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf)
     memory = k_memory, v_memory
     for request in requests:
         rows = slice(request.start, request.stop)
-        if request.turns is not None:
-            state = _read_together(turn_heads(q[rows], request.turns), memory, request, rule)
+        if request.angles is not None:
+            state = _read_together(rotate_heads(q[rows], request.angles), memory, request, rule)
             out[rows], lse[rows] = state.out, state.lse
             continue
         merged: AttnState | None = None
         for span in request.spans:
-            for part in _read_span(turn_heads(q[rows], span.turn), memory, span, rule):
+            for part in _read_span(rotate_heads(q[rows], span.angles), memory, span, rule):
                 merged = _join(merged, part)
         if merged is not None:
             out[rows], lse[rows] = merged.out, merged.lse
@@ -104,95 +105,95 @@ def run_prefill(
 
 
 def _read_together(
-    turned: Float[Tensor, "spans rows qo_heads head_dim"],
+    rotated: Float[Tensor, "spans rows qo_heads head_dim"],
     memory: tuple[Tensor, Tensor],
     request: PreparedRequest,
     rule: ScoreRule,
 ) -> AttnState:
-    """The state of few rows, with one merge of all that they read."""
+    """The states of few rows, with one merge of all parts."""
     parts = [
         part
-        for each, span in zip(turned, request.spans, strict=True)
-        for part in _read_span(each, memory, span, rule)
+        for span_q, span in zip(rotated, request.spans, strict=True)
+        for part in _read_span(span_q, memory, span, rule)
     ]
     lse = torch.stack([lse[0] for _, lse in parts])  # [parts, heads, rows]
     total = lse.logsumexp(0)
-    # rows that have seen nothing at all: a finite pivot keeps their weights 0
+    # rows without keys: a finite pivot keeps their weights 0
     weight = (lse - total.masked_fill(total == -torch.inf, 0.0)).exp()
     out = (torch.stack([out[0] for out, _ in parts]) * weight[..., None]).sum(0)
     return AttnState(out.transpose(0, 1), total.transpose(0, 1))
 
 
 def _read_span(
-    turned: Float[Tensor, "rows qo_heads head_dim"],
+    rotated: Float[Tensor, "rows qo_heads head_dim"],
     memory: tuple[Tensor, Tensor],
     span: PreparedSpan,
     rule: ScoreRule,
 ) -> list[tuple[Tensor, Tensor]]:
-    """What rows that were turned to the span's frame read of it: one part, or two if a causal
-    diagonal starts behind other keys."""
-    q = turned.transpose(0, 1)[None]  # [1, heads, rows, head_dim]
-    k, v = (span.keys.read(each) for each in memory)
+    """The parts of a span: one, or two if keys precede a causal diagonal. ``rotated`` is in its
+    frame."""
+    q = rotated.transpose(0, 1)[None]  # [1, heads, rows, head_dim]
+    k, v = (span.keys.read(side) for side in memory)
     split = span.causal_from
     if split is None:
         return [attend_dense(q, k, v, rule, span.keys.bias, span.keys.blind)]
-    before = [attend_dense(q, k[:, :, :split], v[:, :, :split], rule)] if split > 0 else []
+    prefix = [attend_dense(q, k[:, :, :split], v[:, :, :split], rule)] if split > 0 else []
     return [
-        *before,
+        *prefix,
         attend_dense(q, k[:, :, split:], v[:, :, split:], rule, causal=True),
     ]
 
 
 def _join(state: AttnState | None, part: tuple[Tensor, Tensor]) -> AttnState:
-    """Merge one more part ``[1, heads, rows, ...]`` into the state of the rows."""
+    """Merges a part ``[1, heads, rows, ...]`` into the state of the rows."""
     out, lse = part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
     if state is None:
         return AttnState(out, lse)
     total = torch.logaddexp(state.lse, lse)
-    # rows that have seen nothing yet: a finite pivot keeps both weights 0
+    # rows without keys so far: a finite pivot keeps both weights 0
     pivot = total.masked_fill(total == -torch.inf, 0.0)
-    kept = (state.lse - pivot).exp()[..., None] * state.out
-    return AttnState(torch.addcmul(kept, (lse - pivot).exp()[..., None], out), total)
+    weighted = (state.lse - pivot).exp()[..., None] * state.out
+    return AttnState(torch.addcmul(weighted, (lse - pivot).exp()[..., None], out), total)
 
 
 def prepare_prefill(
     spans: SpanList,
     layout: PageLayout,
-    table: TurnTable,
+    table: AngleTable,
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
 ) -> tuple[PreparedRequest, ...]:
-    """What each request's rows read of pages of ``layout``."""
+    """The spans of every request over pages of ``layout``, ready for `run_prefill`."""
     tiles = int(spans.num_tiles[0])
     rows = spans.tile_row_indptr.numpy().astype(np.int64)[: tiles + 1]
     owner = spans.tile_request.numpy()[:tiles]
     span_indptr = spans.request_span_indptr.tolist()
     builder = _SpanBuilder(spans, layout, table, rule, slot_positions)
     requests = []
-    # neighbouring tiles of one request are one block of rows here
+    # consecutive tiles of a request are one block of rows
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     for first, last in pairwise([*starts, tiles]):
         start, stop, request = int(rows[first]), int(rows[last]), int(owner[first])
         positions = builder.row_positions[start:stop]
-        read = [
+        prepared = [
             span
             for index in range(span_indptr[request], span_indptr[request + 1])
             if (span := builder.build(index, positions)) is not None
         ]
-        few = read and stop - start <= _FEW_ROWS
-        turns = Turn.stack([span.turn for span in read]) if few else None
-        requests.append(PreparedRequest(start, stop, tuple(read), turns))
+        is_short = prepared and stop - start <= _FEW_ROWS
+        angles = Angles.stack([span.angles for span in prepared]) if is_short else None
+        requests.append(PreparedRequest(start, stop, tuple(prepared), angles))
     return tuple(requests)
 
 
 class _SpanBuilder:
-    """Turns the arrays of a `SpanList` into prepared spans."""
+    """Builds prepared spans from the arrays of a `SpanList`."""
 
     def __init__(
         self,
         spans: SpanList,
         layout: PageLayout,
-        table: TurnTable,
+        table: AngleTable,
         rule: ScoreRule,
         slot_positions: Tensor | None,
     ) -> None:
@@ -206,11 +207,11 @@ class _SpanBuilder:
         self.slot_positions = None if slot_positions is None else slot_positions.numpy()
 
     def build(self, span: int, positions: IntArray) -> PreparedSpan | None:
-        """The span as rows at ``positions`` read it, None if they see nothing of it."""
+        """The span for rows at ``positions``, None without visible keys."""
         offset, length = self.offsets[span], self.lengths[span]
         frame_rows = positions - offset
-        unusual = self.explicit[span] or self.masks[span] >= 0 or self.rule.window
-        plain = not unusual and self.rule.alibi_slopes is None
+        has_mask = self.explicit[span] or self.masks[span] >= 0 or self.rule.window
+        plain = not has_mask and self.rule.alibi_slopes is None
         if not self.explicit[span]:
             length = min(length, int(frame_rows.max()) + 1)
         if length <= 0:
@@ -221,15 +222,15 @@ class _SpanBuilder:
         first, last = int(frame_rows.min()), int(frame_rows.max())
         if plain and length <= first + 1:
             return self._prepared(frame_rows, pages, np.arange(length), None)
-        # row i of a causal diagonal sees one key more than row i - 1: rows in order, each once
-        neighbours = plain and bool((np.diff(frame_rows) == 1).all())
-        if neighbours and first >= 0 and last == length - 1:
+        # a causal diagonal needs consecutive rows: row i sees one key more than row i - 1
+        is_diagonal = plain and bool((np.diff(frame_rows) == 1).all())
+        if is_diagonal and first >= 0 and last == length - 1:
             return self._prepared(frame_rows, pages, np.arange(length), None, causal_from=first)
         keys = self._key_positions(span, pages, length)
         if self.rule.window and not self.explicit[span]:
-            # pages that have left even the first row's window are not read at all
-            gone = max(0, first - self.rule.window + 1) // self.layout.page_size
-            pages, keys = pages[gone:], keys[gone * self.layout.page_size :]
+            # pages before the first row's window are not read
+            num_hidden = max(0, first - self.rule.window + 1) // self.layout.page_size
+            pages, keys = pages[num_hidden:], keys[num_hidden * self.layout.page_size :]
         if len(keys) == 0:
             return None
         return self._prepared(frame_rows, pages, keys, self._visible(span, frame_rows, keys))
@@ -246,8 +247,8 @@ class _SpanBuilder:
         if self.rule.window:
             visible &= frame_rows[:, None] - keys < self.rule.window
         if self.masks[span] >= 0:
-            at = np.maximum(keys, 0)
-            bits = self.mask_words[self.masks[span] + at // 32] >> (at % 32)
+            key = np.maximum(keys, 0)
+            bits = self.mask_words[self.masks[span] + key // 32] >> (key % 32)
             visible &= (bits & 1) == 0
         return visible
 
@@ -264,5 +265,5 @@ class _SpanBuilder:
             distance = (frame_rows[:, None] - keys)[None]
             bias, blind = visibility_bias(visible[None], distance, 1, self.rule)
         block = KeyBlock.create(pages[None], self.layout, len(keys), bias, blind)
-        turn = self.table.at(torch.from_numpy(frame_rows).clamp_min(0))
-        return PreparedSpan(turn, block, causal_from)
+        angles = self.table.at(torch.from_numpy(frame_rows).clamp_min(0))
+        return PreparedSpan(angles, block, causal_from)

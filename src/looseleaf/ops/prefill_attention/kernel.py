@@ -1,9 +1,8 @@
-"""Prefill attention on the device: one program a tile, KV head and run of row blocks.
+"""Prefill attention on the device: one program per tile, KV head and set of row blocks.
 
-Query heads that share a KV head are packed into rows ("packed row" = row × head of the group). A
-packed row turns once per span, the keys never; tiles of keys that lie wholly in the future of the
-row block, or out of its window, are not read; keys that every row sees are read without any check.
-"""
+Query heads of a KV head are packed into rows ("packed row" = row × query head). A packed row is
+rotated once per span; keys are never rotated. Tiles of keys after all rows of a block, or outside
+their window, are not loaded. Keys that every row sees are loaded without masks."""
 
 from collections.abc import Sequence
 
@@ -46,7 +45,7 @@ def _prefill_attention_kernel(
     WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # the last rows of a request read the most: their tiles go first, so that none is left alone
+    # the last rows read the most keys: their tiles start first to balance the end
     tile = tl.load(num_tiles) - 1 - tl.program_id(1)
     if tile < 0:
         return
@@ -100,7 +99,7 @@ def _prefill_attention_kernel(
                 begin += num_blocks * part // PARTS * BLOCK_N
                 plain_end = tl.minimum(tl.maximum(plain_end, begin), tl.maximum(end, begin))
             if begin < end:
-                # a row before the frame sees nothing in it, and has no angle there
+                # a row before the frame sees no key in it: any angle is correct
                 b_q = load_rotated(
                     p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
                     HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
@@ -117,7 +116,7 @@ def _prefill_attention_kernel(
                     o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
                     m_kv = m_d
                     if mask_words is not None:
-                        # a span's bitmap is that of all its rows: it hides a key from everyone
+                        # all rows of a request share a span's bitmap
                         shown = is_shown(mask_words, first_word, start + o_n)
                         m_kv = shown[:, None] & m_d
                     if HEAD_DIM == BLOCK_D and mask_words is None:
@@ -144,7 +143,7 @@ def _prefill_attention_kernel(
                         m_explicit = in_span & (explicit + tl.zeros_like(slot) != 0)
                         b_position = tl.load(p_position, mask=m_explicit, other=-1)
                         position = tl.where(m_explicit, b_position, position)
-                    # a key that no row sees is not read: its page may hold anything
+                    # keys that no row sees are not loaded: their page is undefined
                     seen = in_span & (position >= 0) & (position <= latest - offset)
                     if mask_words is not None:
                         seen &= is_shown(mask_words, tl.where(seen, first_word, -1), position)
@@ -183,27 +182,28 @@ def prefill_attention_triton(
     num_kv_heads, page_size = k_pages.shape[1:3]
     tiles, group = spans.tile_request.shape[0], num_qo_heads // num_kv_heads
     if not tiles or not rows:
-        return AttnState(*_room(spans, q.shape, q))
+        return AttnState(*_empty_states(spans, q.shape, q))
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
-    patched = slot_positions is not None or spans.mask_words.numel() > 0
-    known = not patched or spans.row_patch_bounds is not None
+    has_patches = slot_positions is not None or spans.mask_words.numel() > 0
+    supported = not has_patches or spans.row_patch_bounds is not None
     if (
-        known
+        supported
         and spans.unit_numbers is not None
         and hopper_attention.serves(k_pages, rule, spans=True)
     ):
-        return _by_units(q, (k_pages, v_pages), spans, rotation, rule)
+        return _attend_units(q, (k_pages, v_pages), spans, rotation, rule)
     block_d = triton.next_power_of_2(head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
     block_m, block_n, num_warps, num_stages = tile
-    # how many rows a tile has is on the device only: blocks past the grid are looped over
+    # only the device has the rows of each tile: programs loop over blocks beyond the grid
     row_programs = min(group, triton.cdiv(rows * group, block_m))
     parts = spans.parts
     if parts > 1:
-        out, lse = _room(spans, (rows, parts, *q.shape[1:]), q.new_empty(0, dtype=torch.float32))
+        fp32 = q.new_empty(0, dtype=torch.float32)
+        out, lse = _empty_states(spans, (rows, parts, *q.shape[1:]), fp32)
     else:
-        out, lse = _room(spans, q.shape, q)
+        out, lse = _empty_states(spans, q.shape, q)
     stride_part, stride_lse_part = (out.stride(1), lse.stride(1)) if parts > 1 else (0, 0)
     _prefill_attention_kernel[(num_kv_heads * parts, tiles, row_programs)](
         q, k_pages, v_pages, out, lse, *table(rotation), rule.alibi_slopes, slot_positions,
@@ -228,59 +228,59 @@ def prefill_attention_triton(
     return merge_states(states, indptr, out=torch.empty_like(q))
 
 
-def _by_units(
+def _attend_units(
     q: Tensor,
     pages: tuple[Tensor, Tensor],
     spans: SpanList,
     rotation: Rotation,
     rule: ScoreRule,
 ) -> AttnState:
-    """By the kernel of the Hopper generation, and merged where tiles are cut."""
+    """Runs the Hopper kernel and merges the states of cut tiles."""
     from looseleaf.ops.hopper.attention.kernel import Grid, launch
 
-    assert spans.unit_numbers is not None, "a list with units"
+    assert spans.unit_numbers is not None, "a list with units has them"
     lists = _unit_arrays(spans)
     programs = spans.unit_numbers.shape[0] // UNIT_NUMBERS * pages[0].shape[1]
-    # to begin a program takes as long as some tiles of keys, and nothing runs beside it
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    programs = min(programs, processors * hopper_attention.PROGRAMS[spans.groups])
+    # persistent programs: the start of a program costs as much as several tiles of keys
+    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    programs = min(programs, num_sms * hopper_attention.PROGRAMS[spans.groups])
     if spans.num_states:
         out = q.new_empty((spans.num_states, *q.shape[1:]), dtype=torch.float32)
         state = AttnState(out, out.new_empty(out.shape[:2]))
     else:
-        state = AttnState(*_room(spans, q.shape, q))
+        state = AttnState(*_empty_states(spans, q.shape, q))
     grid = Grid(programs, spans.groups, in_parts=spans.num_states > 0)
     launch(q, pages, lists, spans.page_indices, state, rotation, rule, grid)
     if not spans.num_states:
         return state
     assert spans.row_state_indptr is not None
-    # no batch-invariant step has tiles that are cut
+    # few_states changes bits with the number of rows; batch-invariant steps have no cut tiles
     out, indptr = torch.empty_like(q), spans.row_state_indptr
-    return merge_states(state, indptr, out=out, at_once=True, sent=True)
+    return merge_states(state, indptr, out=out, few_states=True, indptr_ready=True)
 
 
-def _room(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Where outputs of ``shape`` go, on the device and in the dtype of ``like``, and their lse."""
+def _empty_states(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised or empty outputs of ``shape``, like ``like``, and their fp32 lse."""
     if spans.complete and spans.tile_request.numel():
         out = like.new_empty(tuple(shape))
         return out, out.new_empty(shape[:-1], dtype=torch.float32)
-    # rows of a batch that no tile holds are padding: they get the empty state
+    # rows outside of all tiles are padding: they get the empty state
     out = like.new_zeros(tuple(shape))
     return out, out.new_full(shape[:-1], -torch.inf, dtype=torch.float32)
 
 
 def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
-    """``BLOCK_M`` for the mean number of packed rows a tile has room for, ``BLOCK_N``, warps and
-    stages."""
-    most = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
-    block_m = max(16, min(most, triton.next_power_of_2(round(packed_rows))))
-    block_n = min(most, 64)
+    """``BLOCK_M``, ``BLOCK_N``, warps and stages for tiles with ``packed_rows`` packed rows on
+    average."""
+    max_block = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
+    block_m = max(16, min(max_block, triton.next_power_of_2(round(packed_rows))))
+    block_n = min(max_block, 64)
     num_warps = 8 if block_m * block_d > 8192 else 4
     return block_m, block_n, num_warps, tile_stages(block_n, block_d, itemsize)
 
 
 def _unit_arrays(spans: SpanList) -> tuple[Tensor, ...]:
-    """The arrays of a span list as the Hopper kernel counts them."""
+    """The arrays of a span list in the order of the Hopper kernel."""
     assert spans.num_units is not None
     assert spans.unit_numbers is not None
     arrays = (

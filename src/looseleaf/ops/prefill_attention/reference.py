@@ -1,4 +1,4 @@
-"""Prefill attention, tile by tile: the scores over every span side by side, one softmax."""
+"""Prefill attention, tile by tile: scores over all spans of a request, one softmax."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.prefill_attention.span_list import SpanList, require_room
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.ops.scores.reference import gather_pages, hidden, run_positions, score, softmax_state
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -37,9 +37,9 @@ def prefill_attention_reference(
             visible &= ~hidden(spans.mask_words, spans.span_mask[span : span + 1], positions)
             if rule.window:
                 visible &= distance < rule.window
-            # a row before the frame sees nothing in it, and has no angle there
-            turned = turn(q[rows], frame_position.clamp_min(0), rotation)
-            scores.append(score(turned, gather_pages(k_pages, pages), distance, visible, rule))
+            # a row before the frame sees no key in it: any angle is correct
+            rotated = rotate_wide(q[rows], frame_position.clamp_min(0), rotation)
+            scores.append(score(rotated, gather_pages(k_pages, pages), distance, visible, rule))
             values.append(gather_pages(v_pages, pages))
         if scores:
             state = softmax_state(torch.cat(scores, -1), torch.cat(values, 1))
@@ -53,7 +53,10 @@ def span_keys(
     page_size: int,
     slot_positions: Int[Tensor, "pages page_size"] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The pages of a span, the frame positions of their slots, and which slots hold a key."""
+    """Pages of a span, frame positions of their slots, and the mask of slots with a key.
+
+    Raises InvalidOption for a span longer than its pages, and for an explicit span without
+    ``slot_positions``."""
     run = slice(int(spans.span_page_indptr[span]), int(spans.span_page_indptr[span + 1]))
     pages = spans.page_indices[run].long()
     slots = run_positions(torch.arange(len(pages), device=pages.device) * page_size, page_size)

@@ -1,8 +1,7 @@
-"""The span list of prefill attention: tiles of new rows, each request with the spans that they may
-read.
+"""The span list of prefill attention: tiles of new rows, and the spans that each request reads.
 
-Same arrays-with-counts form as the decode work list, for the same reason: it replays as a CUDA
-graph and blend fills it with rows that have gaps and keys that carry explicit positions."""
+Arrays of fixed capacity with counts, as in the decode work list, replay in a CUDA graph. Blending
+adds rows with gaps and keys with explicit positions."""
 
 from dataclasses import dataclass
 
@@ -14,39 +13,37 @@ from looseleaf.errors import InvalidOption
 
 @dataclass(frozen=True)
 class SpanList:
-    """Tile ``t`` (of ``num_tiles[0]``) holds rows of one request; the request's spans are what they
-    read.
+    """Tile ``t`` of ``num_tiles[0]`` has rows of one request, which read that request's spans.
 
     - ``tile_row_indptr[t] : tile_row_indptr[t + 1]``: the tile's rows, sorted by position
-    - ``tile_request[t]``: the request ``u`` they belong to; ``row_positions`` are true positions
+    - ``tile_request[t]``: their request ``u``; ``row_positions`` are true positions
     - ``request_span_indptr[u] : request_span_indptr[u + 1]``: its spans
 
     Span ``s``:
 
-    - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` into ``page_indices``; the n-th page
-      of a span holds frame positions from ``n * page_size``
-    - ``span_offset[s]``: Δ; a key at frame position ``p`` truly stands at ``Δ + p``
-    - ``span_length[s]``: how many keys (slots, for an explicit span) the span has, no more than
-      its pages have slots
+    - pages ``span_page_indptr[s] : span_page_indptr[s + 1]`` of ``page_indices``; page ``n`` of a
+      span starts at frame position ``n * page_size``
+    - ``span_offset[s]``: Δ; a key at frame position ``p`` has the true position ``Δ + p``
+    - ``span_length[s]``: number of keys (of slots, for an explicit span), at most the slots of its
+      pages
     - ``span_explicit[s]``: 1 if frame positions are read from ``slot_positions`` (a patch), else 0
-    - ``span_mask[s]``: -1, or the word of ``mask_words`` where a bitmap over frame positions
-      begins; a set bit hides the key from this request
+    - ``span_mask[s]``: first word in ``mask_words`` of a bitmap over frame positions, or -1; a set
+      bit hides the key from this request
 
-    - ``row_patch_bounds``: of how many leading slots of the explicit span of its request each row
-      stands at the position or behind; None where a request may have more than one such span, or
-      its slots are not sorted by position
+    Options:
 
-    Where there are few tiles, a kernel may read the keys of each in so many ``parts`` at a time. In
-    a ``complete`` list every row is in a tile, so that nothing need be cleared for the others.
+    - ``row_patch_bounds``: per row, the leading slots of its request's explicit span at its
+      position or before. None if a request may have several such spans, or unsorted slots.
+    - ``parts``: few tiles are read by several programs each, which split the keys.
+    - ``complete``: every row is in a tile, so that outputs need no initialisation.
+    - ``source_slots`` and ``source_turns`` (`looseleaf.ops.gather_kv.KeySources`): keys are
+      gathered first, into the list's pages of `GATHERED_SIZE` slots.
 
-    With ``source_slots`` and ``source_turns``, as in `looseleaf.ops.gather_kv.KeySources`, the
-    pages of the list are those of `GATHERED_SIZE` slots into which these are gathered first.
-
-    A list that the kernel of the Hopper generation reads tells it its units
-    (`looseleaf.ops.prefill_attention.units`): ``num_units[0]`` of them, eight ``unit_numbers``
-    each, the longest first. If some tiles are cut, units leave ``num_states`` states at most, of
-    which row ``r`` has those from ``row_state_indptr[r]`` on; 0 if each row has one, its answer.
-    Each of its programs has so many computing ``groups``, of 64 packed rows of a tile each."""
+    A list for the Hopper kernel has units (`looseleaf.ops.prefill_attention.units`):
+    ``num_units[0]`` of them with eight ``unit_numbers`` each, the longest first. If tiles are cut,
+    units leave at most ``num_states`` states, and row ``r`` owns those from ``row_state_indptr[r]``
+    on. Otherwise ``num_states`` is 0, and a row's only state is final. Each program has ``groups``
+    consumer warpgroups of 64 packed rows."""
 
     num_tiles: Int[Tensor, "1"]
     tile_row_indptr: Int[Tensor, " tiles_plus_one"]
@@ -73,9 +70,9 @@ class SpanList:
 
 
 def require_room(span: int, length: int, slots: int) -> None:
-    """Raises InvalidOption if ``length`` keys of a span are more than its pages have ``slots``."""
+    """Raises InvalidOption if a span has more keys (``length``) than its pages have ``slots``."""
     if length > slots:
         raise InvalidOption(
-            f"span {span} has {length} keys, and pages of {slots} slots: list its other pages, or "
-            "lower span_length"
+            f"span {span} has {length} keys, but its pages have {slots} slots: list all its pages, "
+            "or lower span_length"
         )

@@ -1,5 +1,7 @@
-/* The units of a span list, as units_reference.py tells it: before a first launch the device waits
-   for them, and some hundred numbers one by one take Python longer than a layer takes the device. */
+/* The units of a span list, as defined by units_reference.py.
+
+   The device waits for the units before the first launch of a step. For some hundred units, Python takes longer
+   than the device takes for a layer. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -7,13 +9,13 @@
 
 enum { KEYS = 128, STEPS = 4, NUMBERS = 8 };
 
-/* Arrays of a span list side by side, and how long they are. */
+/* The arrays of a span list, concatenated, and their lengths. */
 typedef struct {
     const int32_t *arrays;
     int64_t tiles, requests, spans, rows, patched, num_heads;
-} Given;
+} SpanArrays;
 
-/* patch_bounds is NULL without patches. */
+/* Pointers to the arrays; patch_bounds is NULL without patches. */
 typedef struct {
     const int32_t *row_indptr, *request, *span_indptr, *offset, *length, *is_patch, *positions, *patch_bounds;
     int64_t num_tiles, num_heads;
@@ -21,15 +23,14 @@ typedef struct {
 
 typedef struct {
     double start, per_block, launch, per_state;
-    int64_t programs, border; /* border in steps */
+    int64_t programs, border; /* border is in steps */
 } Costs;
 
-/* What a tile reads: spans first..first + count that it sees something of are not all it has, so
-   span[n] names them, ends[n] counts blocks up to the end of the n-th, and reached[n] is what it
-   takes from its first block on to have read one of the n-th. */
+/* The visible spans of a tile. span[n] is the n-th of them and blocks[n] its number of blocks, ends[n] the
+   blocks up to its end. arrival[n] counts the steps from the tile's first block through the span's first block. */
 typedef struct {
     int32_t *span, *blocks;
-    int64_t *ends, *reached;
+    int64_t *ends, *arrival;
     int64_t count;
 } Tile;
 
@@ -53,8 +54,8 @@ static int64_t steps_of(const Tile *tile, int64_t border)
     return STEPS * blocks_of(tile) + border * most(0, tile->count - 1);
 }
 
-/* See what a tile reads. */
-static void look(const Lists *lists, int64_t number, int64_t border, Tile *tile)
+/* Finds the visible spans of a tile. */
+static void find_spans(const Lists *lists, int64_t number, int64_t border, Tile *tile)
 {
     int32_t request = lists->request[number], row = lists->row_indptr[number + 1] - 1;
     int64_t total = 0;
@@ -68,23 +69,23 @@ static void look(const Lists *lists, int64_t number, int64_t border, Tile *tile)
         int64_t n = tile->count++;
         tile->span[n] = span;
         tile->blocks[n] = (int32_t)((slots + KEYS - 1) / KEYS);
-        tile->reached[n] = STEPS * (total + 1) + border * n;
+        tile->arrival[n] = STEPS * (total + 1) + border * n;
         tile->ends[n] = total += tile->blocks[n];
     }
 }
 
-/* The part that begins at a block of the begin-th span, as long as a length lets it. */
+/* The longest part of at most `length` steps that begins at block `at`, in the begin-th span. */
 static Part part_from(const Tile *tile, int64_t at, int64_t begin, int64_t length, int64_t border)
 {
     int64_t reach = STEPS * at + border * begin + length, last = begin;
-    while (last + 1 < tile->count && tile->reached[last + 1] <= reach)
+    while (last + 1 < tile->count && tile->arrival[last + 1] <= reach)
         last++;
     return (Part){at, least(tile->ends[last], (reach - border * last) / STEPS), begin, last};
 }
 
 static Part whole_of(const Tile *tile) { return (Part){0, blocks_of(tile), 0, most(0, tile->count - 1)}; }
 
-/* The part behind another one. */
+/* The part after another part. */
 static Part next_part(const Tile *tile, Part part, int64_t length, int64_t border)
 {
     return part_from(tile, part.stop, part.last + (part.stop == tile->ends[part.last]), length, border);
@@ -107,7 +108,7 @@ static double time_of(const Costs *costs, int64_t steps, int64_t states, int64_t
     return states ? time + costs->launch + costs->per_state * states * heads : time;
 }
 
-/* How long parts are to be, 0 where tiles are read whole. */
+/* The length of parts with the least time, 0 for whole tiles. */
 static int64_t length_of_parts(const Lists *lists, const Costs *costs, const Tile *tiles)
 {
     int64_t slots = most(1, costs->programs / lists->num_heads), sum = 0, longest = STEPS;
@@ -128,7 +129,7 @@ static int64_t length_of_parts(const Lists *lists, const Costs *costs, const Til
         else
             low = middle + 1;
     }
-    /* what a part leaves of its length was not counted */
+    /* a part may stay shorter than its length by less than a block and a border */
     for (;; length += STEPS / 2) {
         int64_t count = 0, states = 0;
         for (int64_t n = 0; n < lists->num_tiles; n++) {
@@ -145,7 +146,7 @@ static int64_t length_of_parts(const Lists *lists, const Costs *costs, const Til
     }
 }
 
-/* The units of a tile, in parts of a length or whole if it is 0; returns how many. */
+/* Writes the units of a tile, in parts of `length` or whole if it is 0; returns their number. */
 static int64_t list_tile(const Lists *lists, int64_t number, const Tile *tile, int64_t length, int64_t border,
                          int64_t state, int64_t num_units, Unit *units)
 {
@@ -157,13 +158,13 @@ static int64_t list_tile(const Lists *lists, int64_t number, const Tile *tile, i
         memset(unit, 0, sizeof *unit);
         unit->blocks = part.stop - part.first;
         unit->number = num_units + n;
-        int32_t *to = unit->numbers;
-        to[0] = first, to[1] = rows, to[6] = (int32_t)(state + n), to[7] = (int32_t)count;
+        int32_t *numbers = unit->numbers;
+        numbers[0] = first, numbers[1] = rows, numbers[6] = (int32_t)(state + n), numbers[7] = (int32_t)count;
         if (part.first < part.stop) {
-            to[2] = tile->span[part.begin];
-            to[3] = tile->span[part.last] + 1;
-            to[4] = (int32_t)((part.first - tile->ends[part.begin] + tile->blocks[part.begin]) * KEYS);
-            to[5] = (int32_t)((part.stop - tile->ends[part.last] + tile->blocks[part.last]) * KEYS);
+            numbers[2] = tile->span[part.begin];
+            numbers[3] = tile->span[part.last] + 1;
+            numbers[4] = (int32_t)((part.first - tile->ends[part.begin] + tile->blocks[part.begin]) * KEYS);
+            numbers[5] = (int32_t)((part.stop - tile->ends[part.last] + tile->blocks[part.last]) * KEYS);
         }
         if (n + 1 < count)
             part = next_part(tile, part, length, border);
@@ -171,25 +172,25 @@ static int64_t list_tile(const Lists *lists, int64_t number, const Tile *tile, i
     return count;
 }
 
-/* The longest first, else as they were. */
+/* Orders units by length, the longest first, then by number. */
 static int by_length(const void *a, const void *b)
 {
-    const Unit *one = a, *other = b;
-    if (one->blocks != other->blocks)
-        return one->blocks < other->blocks ? 1 : -1;
-    return one->number < other->number ? -1 : 1;
+    const Unit *left = a, *right = b;
+    if (left->blocks != right->blocks)
+        return left->blocks < right->blocks ? 1 : -1;
+    return left->number < right->number ? -1 : 1;
 }
 
-static Lists lists_of(const Given *given)
+static Lists lists_of(const SpanArrays *input)
 {
-    Lists lists = {.row_indptr = given->arrays, .num_tiles = given->tiles, .num_heads = given->num_heads};
-    lists.request = lists.row_indptr + given->tiles + 1;
-    lists.span_indptr = lists.request + given->tiles;
-    lists.offset = lists.span_indptr + given->requests + 1;
-    lists.length = lists.offset + given->spans;
-    lists.is_patch = lists.length + given->spans;
-    lists.positions = lists.is_patch + given->spans;
-    lists.patch_bounds = given->patched ? lists.positions + given->rows : NULL;
+    Lists lists = {.row_indptr = input->arrays, .num_tiles = input->tiles, .num_heads = input->num_heads};
+    lists.request = lists.row_indptr + input->tiles + 1;
+    lists.span_indptr = lists.request + input->tiles;
+    lists.offset = lists.span_indptr + input->requests + 1;
+    lists.length = lists.offset + input->spans;
+    lists.is_patch = lists.length + input->spans;
+    lists.positions = lists.is_patch + input->spans;
+    lists.patch_bounds = input->patched ? lists.positions + input->rows : NULL;
     return lists;
 }
 
@@ -199,13 +200,13 @@ static int64_t num_spans(const Lists *lists, int64_t tile)
     return lists->span_indptr[request + 1] - lists->span_indptr[request];
 }
 
-/* Units of all tiles and, behind them, the states of their rows; tiles and units have room. */
+/* Writes the units of all tiles and, in `states`, the first state of each row. */
 static int64_t list_all(const Lists *lists, const Costs *costs, int64_t num_rows, Tile *tiles, Unit *units,
                         int32_t *states)
 {
     int64_t border = costs ? costs->border : 0, length = 0, num_units = 0, state = 0;
     for (int64_t n = 0; n < lists->num_tiles; n++)
-        look(lists, n, border, &tiles[n]);
+        find_spans(lists, n, border, &tiles[n]);
     if (costs && lists->num_tiles * lists->num_heads < costs->programs)
         length = length_of_parts(lists, costs, tiles);
     states[0] = 0;
@@ -215,32 +216,32 @@ static int64_t list_all(const Lists *lists, const Costs *costs, int64_t num_rows
             states[row + 1] = (int32_t)(state += parts);
         num_units += parts;
     }
-    /* rows that are in no tile have none */
+    /* rows outside of all tiles have no states */
     for (int64_t row = lists->row_indptr[lists->num_tiles]; row < num_rows; row++)
         states[row + 1] = (int32_t)state;
     qsort(units, num_units, sizeof *units, by_length);
     return num_units;
 }
 
-/* Write the numbers of so many units at most, and behind the room for these where the states of each
-   row begin, and of the last one end; costs are NULL for tiles that are read whole. Returns how many
-   units there are; -1 without memory. */
-int64_t looseleaf_units(const Given *given, const Costs *costs, int64_t most_units, int32_t *made)
+/* Writes the numbers of at most `most_units` units to `output`. Behind the room for these, it writes the first
+   state of each row and the end of the last row's states. `costs` is NULL for whole tiles. Returns the number
+   of units, -1 if memory runs out. */
+int64_t looseleaf_units(const SpanArrays *input, const Costs *costs, int64_t most_units, int32_t *output)
 {
-    Lists lists = lists_of(given);
-    int64_t room = 0, num_units = -1;
+    Lists lists = lists_of(input);
+    int64_t num_read_spans = 0, num_units = -1;
     for (int64_t n = 0; n < lists.num_tiles; n++)
-        room += num_spans(&lists, n);
+        num_read_spans += num_spans(&lists, n);
     Tile *tiles = malloc((lists.num_tiles + 1) * sizeof *tiles);
-    int64_t *longs = malloc((2 * room + 1) * sizeof *longs);
-    int32_t *ints = malloc((2 * room + 1) * sizeof *ints);
+    int64_t *longs = malloc((2 * num_read_spans + 1) * sizeof *longs);
+    int32_t *ints = malloc((2 * num_read_spans + 1) * sizeof *ints);
     Unit *units = malloc((most_units + 1) * sizeof *units);
     if (tiles && longs && ints && units) {
         for (int64_t n = 0, at = 0; n < lists.num_tiles; at += num_spans(&lists, n), n++)
-            tiles[n] = (Tile){ints + at, ints + room + at, longs + at, longs + room + at, 0};
-        num_units = list_all(&lists, costs, given->rows, tiles, units, made + NUMBERS * most_units);
+            tiles[n] = (Tile){ints + at, ints + num_read_spans + at, longs + at, longs + num_read_spans + at, 0};
+        num_units = list_all(&lists, costs, input->rows, tiles, units, output + NUMBERS * most_units);
         for (int64_t n = 0; n < num_units; n++)
-            memcpy(made + n * NUMBERS, units[n].numbers, sizeof units[n].numbers);
+            memcpy(output + n * NUMBERS, units[n].numbers, sizeof units[n].numbers);
     }
     free(tiles), free(longs), free(ints), free(units);
     return num_units;

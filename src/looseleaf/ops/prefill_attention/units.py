@@ -1,11 +1,8 @@
-"""The units in which the kernel of the Hopper generation reads a span list: its tiles, whole or in
-parts.
+"""The units of a span list for the Hopper kernel: its tiles, whole or cut into parts.
 
-Few tiles leave processors idle, so their keys are read in several parts at a time, each of which
-leaves a state of its own, and the states of a row are merged (docs/ideas.md). A part holds whole
-blocks of keys, counted over all spans that the rows of its tile may see, wherever spans begin and
-end.
-"""
+Few tiles leave SMs idle. Their keys are then split into parts, each of which leaves a state, and
+the states of a row are merged (docs/ideas.md). A part has whole blocks of keys, counted over all
+spans that the tile's rows may see, across borders of spans."""
 
 import ctypes
 from collections.abc import Mapping
@@ -22,13 +19,13 @@ from looseleaf.ops.native.native_build import load_library
 IntArray = npt.NDArray[np.integer[Any]]
 
 KEYS = 128
-"""Keys of a block: a part begins and ends at a multiple of it from the first of a span."""
+"""Keys per block: a part begins and ends at a multiple of it from a span's first key."""
 UNIT_NUMBERS = 8
-"""Numbers of a unit: first row, rows, first and end span, the slot from which on its first span is
-read and the one before which its last, state of its first row, states from a row to the next."""
+"""Numbers per unit: first row, rows, first and end span, first slot in its first span, end slot in
+its last span, state of its first row, and states from a row to the next."""
 
 STEPS = 4
-"""A length is counted in so many steps a block, and a border of spans in whole steps."""
+"""Steps per block; lengths of parts and borders of spans are whole steps."""
 
 _ARRAYS = (
     "tile_row_indptr",
@@ -44,9 +41,10 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """What units cost, in microseconds: ``start`` each, ``per_block`` for a block of keys and
-    ``border`` to go on from one span to the next, while ``programs`` are in flight; and a merge,
-    ``launch`` and ``per_state`` for a row and KV head."""
+    """Costs in microseconds, with ``programs`` units in flight.
+
+    A unit costs ``start``, ``per_block`` for a block of keys and ``border`` for each next span. A
+    merge costs ``launch``, and ``per_state`` for a row and KV head."""
 
     programs: int
     start: float
@@ -57,12 +55,12 @@ class UnitCosts:
 
     @property
     def border_steps(self) -> int:
-        """A border as a part of a unit's length."""
+        """The cost of a border, in steps."""
         return round(STEPS * self.border / self.per_block)
 
     def time(self, steps: int, num_states: int, num_heads: int) -> float:
-        """How long units take that are in flight at the same time, of so many ``steps`` at most;
-        they leave ``num_states`` states that are to be merged, or none."""
+        """Time of concurrent units of at most ``steps`` steps, and of the merge of ``num_states``
+        states if there are any."""
         time = self.start + self.per_block * steps / STEPS
         return time + self.launch + self.per_state * num_states * num_heads if num_states else time
 
@@ -86,48 +84,49 @@ class _Costs(ctypes.Structure):
 def span_units(
     arrays: Mapping[str, IntArray], num_heads: int, costs: UnitCosts | None
 ) -> tuple[dict[str, npt.NDArray[np.int32]], int]:
-    """``num_units``, ``unit_numbers`` and ``row_state_indptr`` of the arrays of a span list, and
-    how many states its units leave; 0 if every row has one only, which is its answer.
+    """``num_units``, ``unit_numbers`` and ``row_state_indptr`` of a span list's arrays, and the
+    number of states.
 
-    Without ``costs`` tiles are read whole. With them all are cut to one length, so that all parts
-    are in flight at a time, if they are read sooner so: parts that wait for others cost more than
-    they save, and one that crosses a border of spans has fewer blocks than one that does not
-    (docs/log.md). In C, which needs a compiler as Triton does: raises NativeUnavailable without."""
+    The number of states is 0 if every row has one state, which is final. Without ``costs`` tiles
+    stay whole. With costs, all tiles are cut into parts of one length, so that all parts run
+    concurrently, if that is faster. Parts that wait for others cost more than they save; a part
+    across a border of spans has fewer blocks (docs/log.md). The C code follows `units_reference`.
+    Raises NativeUnavailable without a C compiler, and MemoryError."""
     tiles, rows = len(arrays["tile_request"]), len(arrays["row_positions"])
     requests, spans = len(arrays["request_span_indptr"]) - 1, len(arrays["span_length"])
-    patched = "row_patch_bounds" in arrays
-    names = _ARRAYS if patched else _ARRAYS[:-1]
-    # each address that is asked for costs a microsecond
+    has_patches = "row_patch_bounds" in arrays
+    names = _ARRAYS if has_patches else _ARRAYS[:-1]
+    # one array: each ctypes address costs a microsecond
     flat = np.concatenate([arrays[name] for name in names], dtype=np.int32)
-    sizes = tiles, requests, spans, rows, patched
+    sizes = tiles, requests, spans, rows, has_patches
     lists = _Lists(flat.ctypes.data, *sizes, num_heads)
-    most, told = tiles, None
+    max_units, costs_pointer = tiles, None
     if costs is not None:
-        most = max(most, costs.programs // num_heads)
+        max_units = max(max_units, costs.programs // num_heads)
         times = costs.start, costs.per_block, costs.launch, costs.per_state
-        told = ctypes.byref(_Costs(*times, costs.programs, costs.border_steps))
-    made = np.empty(UNIT_NUMBERS * most + rows + 1, dtype=np.int32)
-    count = _listing()(ctypes.byref(lists), told, most, made.ctypes.data)
+        costs_pointer = ctypes.byref(_Costs(*times, costs.programs, costs.border_steps))
+    output = np.empty(UNIT_NUMBERS * max_units + rows + 1, dtype=np.int32)
+    count = _load_units()(ctypes.byref(lists), costs_pointer, max_units, output.ctypes.data)
     if count < 0:
         raise MemoryError(f"no memory for the units of {tiles:,} tiles")
-    states = made[UNIT_NUMBERS * most :]
+    states = output[UNIT_NUMBERS * max_units :]
     units = {
         "num_units": np.array([count], dtype=np.int32),
-        "unit_numbers": made[: UNIT_NUMBERS * count],
+        "unit_numbers": output[: UNIT_NUMBERS * count],
         "row_state_indptr": states,
     }
     return units, int(states[-1]) if count > tiles else 0
 
 
 @cache
-def _listing() -> Any:
+def _load_units() -> Any:
     source = (
         resources.files("looseleaf.ops.prefill_attention")
         .joinpath("units.c")
         .read_text(encoding="utf-8")
     )
-    # times are compared: they are rounded as the reference rounds them
-    listing = load_library(source, (), ("-ffp-contract=off",)).looseleaf_units
-    listing.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    listing.restype = ctypes.c_int64
-    return listing
+    # the code compares times, so they must round as in the reference
+    function = load_library(source, (), ("-ffp-contract=off",)).looseleaf_units
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    function.restype = ctypes.c_int64
+    return function

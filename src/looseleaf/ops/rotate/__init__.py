@@ -1,7 +1,7 @@
-"""Turn vectors by the angle of their position (RoPE), from the unrotated vector, in fp32.
+"""Rotary position embedding (RoPE) of unrotated vectors, in fp32.
 
-Angles come from a table (`Rotation`); the result has the dtype of the input. Never rotate an
-already rotated vector from one frame to the next: rounding adds up (docs/frames.md)."""
+Cosines and sines come from a table (`Rotation`). Vectors are never rotated twice, from one frame to
+another: rounding errors would add up (docs/frames.md)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,14 +19,13 @@ def rotate(
     rotation: Rotation,
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """``x`` with each token's heads turned to its position; dims past ``rotary_dim`` are copied.
+    """``x`` with the heads of each token rotated to its position, in the dtype of ``x``.
 
-    ``positions`` are int32 or int64 in ``[0, table length)``; strides of ``x`` are free. Raises
-    InvalidOption for positions outside (the kernel does not look), and for e4m3, which is what
-    pages hold and too coarse to turn.
-    """
+    Dims after ``rotary_dim`` are copied. ``positions`` are int32 or int64 in ``[0, table length)``;
+    ``x`` may have any strides. Raises InvalidOption for e4m3, which is too coarse to rotate, and on
+    a CPU for positions outside the table."""
     if x.dtype is FP8:
-        raise InvalidOption("e4m3 is for pages: turn a vector before it is stored, or widen it")
+        raise InvalidOption("e4m3 is a page dtype: rotate a vector before it is stored")
     if choose(implementation, x) == "triton":
         from looseleaf.ops.rotate.kernel import rotate_triton
 

@@ -1,4 +1,4 @@
-"""RoPE on the device: each dim loads its partner too, so halves and pairs are one code path."""
+"""RoPE on the device: each dim loads its partner too, so both pairings share one code path."""
 
 import torch
 import triton
@@ -23,17 +23,17 @@ def load_rotated(
     INTERLEAVED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The vectors that start at ``vector`` [M], turned to ``position`` [M]: fp32 [M, BLOCK_D]."""
+    """The vectors at ``vector`` [M], rotated to ``position`` [M]: fp32 [M, BLOCK_D]."""
     HALF: tl.constexpr = ROTARY_DIM // 2
     o_d = tl.arange(0, BLOCK_D)
     if INTERLEAVED:
-        first = o_d % 2 == 0
+        is_first = o_d % 2 == 0
         partner = o_d ^ 1
         angle = o_d // 2
     else:
-        first = o_d < HALF
-        partner = tl.where(first, o_d + HALF, o_d - HALF)
-        angle = tl.where(first, o_d, o_d - HALF)
+        is_first = o_d < HALF
+        partner = tl.where(is_first, o_d + HALF, o_d - HALF)
+        angle = tl.where(is_first, o_d, o_d - HALF)
     m_x = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
     m_turn = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
     p_angle = position.to(tl.int64)[:, None] * stride_table + angle[None, :]
@@ -41,11 +41,11 @@ def load_rotated(
     b_partner = tl.load(vector[:, None] + (partner * stride_d)[None, :], mask=m_turn, other=0.0)
     b_cos = tl.load(cos + p_angle, mask=m_turn, other=1.0)
     b_sin = tl.load(sin + p_angle, mask=m_turn, other=0.0)
-    b_sin = tl.where(first[None, :], -b_sin, b_sin)
+    b_sin = tl.where(is_first[None, :], -b_sin, b_sin)
     return b_x.to(tl.float32) * b_cos + b_partner.to(tl.float32) * b_sin
 
 
-# rows of a table of any length begin anywhere
+# slices of one buffer, so the pointer's alignment varies
 @triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rotate_kernel(
     x,
@@ -100,12 +100,12 @@ def rotate_triton(
 
 
 def heads_per_program(heads: int, block_d: int) -> int:
-    """How many heads a program of an elementwise kernel takes: at most 4,096 numbers."""
+    """Heads per program of an elementwise kernel: at most 4,096 numbers."""
     return max(1, min(triton.next_power_of_2(heads), 4096 // block_d))
 
 
 def table(rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """The cosines and sines, whose rows the kernels read with one stride for both."""
+    """Cosines and sines of ``rotation``; kernels use one stride for both."""
     cos, sin = rotation.cos, rotation.sin
     assert cos.stride() == sin.stride(), "cos and sin must be laid out alike"
     assert cos.shape[1] < 2 or cos.stride(1) == 1, "a position's angles must be contiguous"

@@ -1,4 +1,4 @@
-"""RoPE, written as its equation: a pair of dims is a point in the plane, and turns."""
+"""RoPE as its equation: each pair of dims is a point in the plane, rotated by an angle."""
 
 import torch
 from jaxtyping import Float, Int
@@ -19,25 +19,25 @@ def rotate_reference(
     ):
         raise InvalidOption(
             f"positions {int(positions.min())} to {int(positions.max())} are not all in a table of "
-            f"{len(rotation.cos)}: make it longer"
+            f"{len(rotation.cos)}: make the rotation table longer"
         )
-    return turn(x, positions, rotation).to(x.dtype)
+    return rotate_wide(x, positions, rotation).to(x.dtype)
 
 
-def turn(
+def rotate_wide(
     x: Float[Tensor, "tokens heads head_dim"],
     positions: Int[Tensor, " tokens"],
     rotation: Rotation,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """The rotation before any rounding: fp32, or fp64 for fp64."""
+    """The rotation without rounding: fp32, or fp64 for fp64."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     cos = rotation.cos[positions].to(x.dtype)[:, None]
     sin = rotation.sin[positions].to(x.dtype)[:, None]
-    turning, rest = x[..., : rotation.rotary_dim], x[..., rotation.rotary_dim :]
+    pairs, rest = x[..., : rotation.rotary_dim], x[..., rotation.rotary_dim :]
     if rotation.interleaved:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        a, b = pairs[..., 0::2], pairs[..., 1::2]
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     else:
-        a, b = turning.chunk(2, -1)
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned, rest], -1)
+        a, b = pairs.chunk(2, -1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([rotated, rest], -1)

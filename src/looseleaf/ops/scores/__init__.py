@@ -1,5 +1,3 @@
-"""What the attention operators have in common: scores, visibility, the softmax; no operator of its
-own.
+"""Scores, visibility and softmax for the attention operators; not an operator itself.
 
-``reference.py`` has it dense, ``kernel.py`` a tile at a time.
-"""
+``reference.py`` computes them dense, ``kernel.py`` one tile at a time."""

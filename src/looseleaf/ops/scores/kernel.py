@@ -1,8 +1,7 @@
-"""Device functions of the attention kernels: one tile of scores, and the online softmax over tiles.
+"""Device functions of the attention kernels: scores of a tile, and the online softmax over tiles.
 
-A running state is ``(acc, peak, total)``: the values weighted by ``2 ** (score - peak)``, the
-largest score so far, and the sum of the weights. Scores are in base 2, the lse in base e.
-"""
+A running state is ``(acc, peak, total)``: the sum of values weighted by ``2 ** (score - peak)``,
+the largest score so far, and the sum of weights. Scores are in base 2, the lse in base e."""
 
 import torch
 import triton
@@ -16,25 +15,24 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def await_previous(CHAINED: tl.constexpr):
-    """Wait until all kernels before this one are done and what they wrote can be read.
+    """Waits until all previous kernels are complete and their writes are visible.
 
-    A chained kernel starts while the one before still runs: until here it may read only what the
-    host sent.
-    """
+    A chained kernel (programmatic dependent launch) starts while the previous one runs. Before this
+    wait it may read only data that the host wrote."""
     if CHAINED:
         gdc_wait()
 
 
 @triton.jit
 def start_next(CHAINED: tl.constexpr):
-    """Let the next kernel start, if it is chained, once all programs are here."""
+    """Lets the next chained kernel start once all programs of this one reach this call."""
     if CHAINED:
         gdc_launch_dependents()
 
 
 @triton.jit
 def tanh(x):
-    """Exact to a few units in the last place, also near 0, where the exponential cancels."""
+    """tanh to a few ulp; the series avoids cancellation near 0."""
     square = x * x
     series = x * (1.0 - square * (1.0 / 3 - square * (2.0 / 15 - square * (17.0 / 315))))
     decay = tl.exp(-2.0 * tl.abs(x))
@@ -44,7 +42,7 @@ def tanh(x):
 
 @triton.jit
 def is_hidden(mask_words, first_word, position, visible):
-    """Whether the row's bitmap hides the key: ``first_word`` [M], ``position`` [N] -> [M, N]."""
+    """Whether the row's bitmap hides a key: ``first_word`` [M], ``position`` [N] -> [M, N]."""
     word = tl.load(
         mask_words + first_word[:, None] + (position >> 5)[None, :],
         mask=visible & (first_word >= 0)[:, None],
@@ -55,8 +53,9 @@ def is_hidden(mask_words, first_word, position, visible):
 
 @triton.jit
 def is_shown(mask_words, first_word, position):
-    """Whether one bitmap, that of all rows, leaves a key: ``position`` [N] -> [N]; ``first_word``
-    is where it begins, -1 for none, one or [N]."""
+    """Whether a bitmap shared by all rows leaves a key visible: ``position`` [N] -> [N].
+
+    ``first_word`` is the bitmap's first word, a scalar or [N]; -1 for no bitmap."""
     first_word += tl.zeros_like(position)
     word = tl.load(mask_words + first_word + (position >> 5), mask=first_word >= 0, other=0)
     return ((word >> (position & 31)) & 1) == 0
@@ -64,11 +63,10 @@ def is_shown(mask_words, first_word, position):
 
 @triton.jit
 def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
-    """Turned rows times what the scores are scaled by, before they are rounded.
+    """Rotated rows times the softmax scale, before they are rounded.
 
-    Rounding errs no more for it, and no score is multiplied any more: they come out in base 2, or
-    as the argument of the cap.
-    """
+    The rounding error is the same as without the scale. Scores then need no multiplication: they
+    are in base 2, or arguments of the soft-cap."""
     if CAPPED:
         return b_q * (softmax_scale / soft_cap)
     return b_q * (softmax_scale * LOG2_E)
@@ -77,7 +75,7 @@ def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
 @triton.jit
 def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr):
     """Scores [M, N] in base 2 of scaled rows [M, D] and keys [N, D]."""
-    # keys of e4m3 are widened to what the query has; of any other dtype they have it
+    # e4m3 keys are cast to the query's dtype; other dtypes are equal already
     scores = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
     if CAPPED:
         scores = soft_cap * LOG2_E * tanh(scores)
@@ -88,12 +86,12 @@ def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr):
 
 @triton.jit
 def fold_tile(scores, b_v, acc, peak, total, CHECKED: tl.constexpr):
-    """The running state with one more tile of keys in it; unless ``CHECKED`` every row sees some
-    key of the tile."""
+    """The running state with one more tile of keys. Without ``CHECKED``, every row sees a key of
+    the tile."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     pivot = new_peak
     if CHECKED:
-        # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
+        # a row without keys so far: a finite pivot keeps its weights 0, not NaN
         pivot = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weight = tl.exp2(scores - pivot[:, None])
     shrink = tl.exp2(peak - pivot)
@@ -105,9 +103,9 @@ def fold_tile(scores, b_v, acc, peak, total, CHECKED: tl.constexpr):
 
 @triton.jit
 def slots_of_tile(start, o_n, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which page of the run, and which slot of it, holds each key of the tile at ``start``."""
+    """Page ordinal in the run, and slot in the page, of each key of the tile at ``start``."""
     if BLOCK_N % PAGE_SIZE == 0:
-        # the slots of all tiles are the same then, and need not be computed in the loop
+        # slots are the same in all tiles: the compiler hoists them out of the loop
         return start // PAGE_SIZE + o_n // PAGE_SIZE, o_n % PAGE_SIZE
     else:
         return (start + o_n) // PAGE_SIZE, (start + o_n) % PAGE_SIZE
@@ -115,7 +113,7 @@ def slots_of_tile(start, o_n, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def finish(acc, peak, total):
-    """``(out, lse)`` of the running state: ``(0, -inf)`` if no key was seen."""
+    """``(out, lse)`` of the running state; ``(0, -inf)`` without keys."""
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     lse = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN_2)
@@ -123,10 +121,10 @@ def finish(acc, peak, total):
 
 
 def tile_stages(block_n: int, block_d: int, itemsize: int) -> int:
-    """Pipeline stages whose tiles of keys and values fit half of a streaming multiprocessor."""
+    """Pipeline stages with which tiles of K and V fit half of an SM's shared memory."""
     return 2 if 2 * 2 * block_n * block_d * itemsize <= 98304 else 1
 
 
 def chains(tensor: Tensor) -> bool:
-    """Whether the device can start a kernel while the one before it still runs."""
+    """Whether the device supports programmatic dependent launch."""
     return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9

@@ -1,8 +1,8 @@
-"""The pages with the largest scores, as items of a work list: top-k of a fixed size on the device.
+"""Top-k selection of pages on the device, written as items of a work list.
 
-Per row and KV head, with no sorting: a score is found that just enough pages reach, then those that
-do are written side by side, in order. Where earlier rows are revised (RetroAttention, arXiv
-2508.09001), what was read is marked in the same pass."""
+Per row and KV head, without a sort: a search finds the threshold score, then a scan writes the
+pages that reach it, in order. The same pass updates the read history for revised rows
+(RetroAttention, arXiv 2508.09001)."""
 
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.select_pages.candidate_list import (
@@ -24,13 +24,13 @@ def select_pages(
     seen: SeenPages | None = None,
     implementation: Implementation = "auto",
 ) -> None:
-    """Write the chosen pages of every row and KV head into the lists of ``into``, from their first
-    places on.
+    """Writes the selected pages of every row and KV head to the lists of ``into``.
 
-    Of a row's candidates those with the largest ``scores`` are chosen, as many as its limit,
-    none whose score is -inf; of equal ones the earlier. Written are ``item_page_indptr``,
+    A row selects the candidates with the largest ``scores``, up to its limit. Scores of -inf are
+    never selected; of equal scores the earlier candidate wins. Written are ``item_page_indptr``,
     ``page_indices``, ``page_positions``, ``entry_offset``, ``entry_bound`` and ``entry_mask``, and
-    what `SeenPages` says, if given. A page that no limit counts has room too."""
+    the arrays of ``seen``. ``into.room`` covers newly sealed pages as well. Raises InvalidOption
+    for an unknown ``implementation``."""
     if choose(implementation, scores.each) == "triton":
         from looseleaf.ops.select_pages.kernel import select_pages_triton
 

@@ -1,5 +1,6 @@
-"""The candidates of some rows, and where what is chosen of them goes: plain int32 tensors of fixed
-capacity, so that a step replays as a CUDA graph."""
+"""Candidate pages of rows, and the destination of the selection.
+
+Plain int32 tensors of fixed capacity, so that a step replays as a CUDA graph."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,15 +14,14 @@ from looseleaf.ops.partial_attention.work_list import WorkList
 
 @dataclass(frozen=True)
 class CandidateList:
-    """Row ``r`` (of ``num_rows[0]``) is row ``row[r]`` of the queries and chooses at most
-    ``limit[r]`` of its ``num_pages[r]`` candidates for each KV head.
+    """Candidates of rows: row ``r`` of ``num_rows[0]`` selects pages for query row ``row[r]``.
 
-    Candidate ``i`` is page ``pages[r, i]``, whose first slot stands at ``starts[r, i]`` in the
-    frame of the row's span ``spans[r, i]``; spans rise. Span ``s`` has its offset Δ, the frame
-    position before which keys stand, and where its bitmap begins (or -1): ``span_offset``,
-    ``span_bound``, ``span_mask`` ``[r, s]``. The first ``sink`` candidates and those from
-    ``first_recent[r]`` on are chosen before others.
-    """
+    For each KV head it selects at most ``limit[r]`` of its ``num_pages[r]`` candidates. Candidate
+    ``i`` is page ``pages[r, i]`` of span ``spans[r, i]``; ``starts[r, i]`` is the frame position of
+    its first slot. Spans rise. Span ``s`` has the offset Δ ``span_offset[r, s]``, the bound
+    ``span_bound[r, s]`` on frame positions, and the first word of its bitmap ``span_mask[r, s]``
+    (or -1). The first ``sink`` candidates and those from ``first_recent[r]`` on are always selected
+    first."""
 
     num_rows: Int[Tensor, "1"]
     row: Int[Tensor, " rows"]
@@ -38,8 +38,10 @@ class CandidateList:
 
 
 class PageScores(NamedTuple):
-    """How much each KV head of a row wants ``each`` of its candidates, fp32: anything where it has
-    none; and the largest of every ``run`` neighbours, -inf where there is none."""
+    """fp32 scores of candidates per row and KV head, and maxima of runs of candidates.
+
+    ``each`` is undefined after a row's last candidate. ``maxima`` are over ``run`` consecutive
+    candidates, -inf without a candidate."""
 
     each: Float[Tensor, "rows kv_heads most"]
     maxima: Float[Tensor, "rows kv_heads runs"]
@@ -50,18 +52,19 @@ class PageScores(NamedTuple):
         cls, each: Float[Tensor, "rows kv_heads most"], candidates: CandidateList, run: int
     ) -> "PageScores":
         """Scores with their maxima."""
-        most = each.shape[2]
-        exists = torch.arange(most, device=each.device) < candidates.num_pages[:, None]
-        there = each.masked_fill(~exists[:, None], -torch.inf)
-        padded = torch.nn.functional.pad(there, (0, -most % run), value=-torch.inf)
+        num_candidates = each.shape[2]
+        exists = torch.arange(num_candidates, device=each.device) < candidates.num_pages[:, None]
+        masked = each.masked_fill(~exists[:, None], -torch.inf)
+        padded = torch.nn.functional.pad(masked, (0, -num_candidates % run), value=-torch.inf)
         return cls(each, padded.unflatten(2, (-1, run)).amax(3), run)
 
 
 def best_run(most: int, room: int) -> int:
-    """How long runs had better be for ``room`` of ``most`` pages to be chosen: so that maxima, and
-    the pages of the runs that are chosen, up to twice as many, are few together."""
+    """Length of runs for the selection of ``room`` of ``most`` pages.
+
+    It minimises the number of maxima plus the pages in the selected runs, up to twice ``room``."""
     lengths = [run for run in (1, 2, 4, 8, 16, 32) if run == 1 or 2 * room * run < most]
-    # of equal ones the longest, which has the fewest maxima to look at, or no runs at all
+    # ties: the longest run, which has the fewest maxima, or no runs
     return min(
         lengths,
         key=lambda run: (most, 0.0) if run == 1 else (most // run + 2 * room * run, 1 / run),
@@ -70,17 +73,17 @@ def best_run(most: int, room: int) -> int:
 
 @dataclass(frozen=True)
 class ChosenPages:
-    """Items, entries and pages of a work list which hold what some rows choose.
+    """Items, entries and pages of a work list that hold the selection.
 
-    Place ``p`` (of row ``r`` and KV head ``h``: ``r * kv_heads + h``) has ``room`` pages from ``p *
-    room`` on, in ``num_items`` items with ``window`` entries each and one more without, which takes
-    the room left over: from item ``p * (num_items + 1)`` and entry ``p * num_items * window`` on.
-    The first entry of an item is the row that chooses, the others are earlier rows that read with
-    it. The chosen pages are cut where a span begins, and in
-    ``num_parts`` of the same length, but of no less than ``least_pages``; ``num_items`` is
-    ``num_parts`` plus spans of a row less one. What the operators do not write is written already:
-    rows, states and KV heads of items and entries.
-    """
+    Pair ``p = r * kv_heads + h`` of row ``r`` and KV head ``h`` owns ``room`` pages from ``p *
+    room`` on. It owns ``num_items`` items with ``window`` entries each, and one item without
+    entries for unused room. Its first item is ``p * (num_items + 1)``, its first entry ``p *
+    num_items * window``. The first entry of an item is the selecting row, the others are earlier
+    rows that read the same pages.
+
+    The selected pages are cut at borders of spans and into ``num_parts`` equal parts of at least
+    ``least_pages`` pages; ``num_items`` is ``num_parts`` plus the spans of a row minus one. Rows,
+    states and KV heads of items and entries are constant and not written."""
 
     work: WorkList
     room: int
@@ -92,16 +95,14 @@ class ChosenPages:
 
 @dataclass(frozen=True)
 class SeenPages:
-    """What rows of earlier steps have read, if they are revised, in one layer.
+    """Read history of pages in one layer, for rows that are revised.
 
-    ``registers[slot[r], h, i]`` says of candidate ``i`` of row ``r`` in which of the last eight
-    steps it was read: bit ``j`` for the ``j + 1``th last. The last ``newly_sealed[r]`` candidates,
-    at most 16, are read whatever they score, on top of the limit. ``booked[slot[r], h]`` is the
-    position of the last row that was marked: if it is the row's own, the step is made again, and
-    nothing is marked.
-    ``chosen`` gets the registers before this step of the chosen pages, as a work list has them in
-    ``page_seen``: 255 if the step is made again.
-    """
+    Bit ``j`` of ``registers[slot[r], h, i]`` is set if candidate ``i`` of row ``r`` was read ``j +
+    1`` steps ago. The last ``newly_sealed[r]`` candidates, at most 16, are always selected, beyond
+    the limit. ``booked[slot[r], h]`` is the position of the last row in the history. If it equals
+    the row's own position, the step is a repetition and the history stays. ``chosen`` receives the
+    registers of the selected pages before this step, as ``page_seen`` of a work list; 255 in a
+    repetition."""
 
     registers: UInt8[Tensor, "slots kv_heads pages"]
     booked: Int64[Tensor, "slots kv_heads"]

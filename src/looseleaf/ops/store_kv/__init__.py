@@ -1,7 +1,7 @@
-"""Rotate this step's keys into their frames and scatter keys and values to pages, in one launch.
+"""Rotates a step's keys into their frames and writes keys and values to pages, in one launch.
 
-``slots`` are flat: ``page * page_size + slot``; a negative slot is padding and writes nothing, so
-that a captured graph can run with fewer rows than its capacity."""
+``slots`` are flat: ``page * page_size + slot``. A negative slot is padding and writes nothing, so
+that a CUDA graph runs with fewer rows than its capacity."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from looseleaf.types import Rotation
 
 
 class NewRows(NamedTuple):
-    """Keys and values of a step, and where they go."""
+    """Keys and values of a step, and their slots; the arguments of `store_kv`."""
 
     k: Float[Tensor, "tokens kv_heads head_dim"]
     v: Float[Tensor, "tokens kv_heads head_dim"]
@@ -34,12 +34,11 @@ def store_kv(
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     implementation: Implementation = "auto",
 ) -> None:
-    """Write ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
+    """Writes ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
 
-    Slots are distinct; the pages' dtype may differ from that of ``k`` and is what is stored: e4m3
-    saturates. Positions and slots are read while the launch before still runs: who computes them on
-    the device has another one stand in between.
-    """
+    Slots are distinct. The pages may have another dtype than ``k``; e4m3 saturates. The kernel
+    reads positions and slots while the previous kernel still runs: a kernel that writes them needs
+    another launch in between. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, k) == "triton":
         from looseleaf.ops.store_kv.kernel import store_kv_triton
 

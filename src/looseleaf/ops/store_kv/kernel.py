@@ -1,4 +1,4 @@
-"""Keys turned and keys and values scattered to pages: one program a token and some heads."""
+"""Rotation of keys and the write to pages: one program per token and some heads."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def store_heads(
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, SATURATE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Store some heads [H] of one token, if it has a slot; waits for the kernels before."""
+    """Stores heads [H] of one token if it has a slot; waits for the previous kernels."""
     flat = tl.load(slots + token).to(tl.int64)
     page, slot = flat // PAGE_SIZE, flat % PAGE_SIZE
     o_d = tl.arange(0, BLOCK_D)
@@ -33,7 +33,7 @@ def store_heads(
         cos, sin, stride_table, m_head, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
     )  # fmt: skip
     if SATURATE:
-        # e4m3: the largest number that a page holds
+        # saturates to the largest e4m3 number
         b_k = tl.minimum(tl.maximum(b_k, -448.0), 448.0)
     p_k = k_pages + page * stride_k_page + slot * stride_k_slot + head * stride_k_page_head
     tl.store(p_k[:, None] + (o_d * stride_k_page_d)[None, :], b_k, mask=m_x)
@@ -46,7 +46,7 @@ def store_heads(
     tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
 
 
-# rows of a table of any length begin anywhere
+# slices of one buffer, so the pointers' alignment varies
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _store_kv_kernel(
     k, v, positions, slots, cos, sin, k_pages, v_pages, num_heads,
@@ -84,7 +84,7 @@ def store_kv_triton(
     tokens, heads, head_dim = k.shape
     block_d = triton.next_power_of_2(head_dim)
     block_h = heads_per_program(heads, block_d)
-    # copies of these two would be made by the launch before, and are read before it is waited for
+    # a chained kernel reads these before its wait, so the previous launch may not copy them
     chained = chains(k) and frame_positions.is_contiguous() and slots.is_contiguous()
     _store_kv_kernel[(tokens, triton.cdiv(heads, block_h))](
         k, v, frame_positions.contiguous(), slots.contiguous(), *table(rotation), k_pages, v_pages,

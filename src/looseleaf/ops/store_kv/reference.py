@@ -1,10 +1,10 @@
-"""Rotate and scatter, written as the two assignments that they are."""
+"""Rotation and the write to pages, as two assignments."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.page_dtypes import to_pages
-from looseleaf.ops.rotate.reference import turn
+from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation
 
 
@@ -18,9 +18,11 @@ def store_kv_reference(
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
 ) -> None:
     """See `looseleaf.ops.store_kv`."""
-    kept = slots >= 0
-    slots, frame_positions = slots[kept], frame_positions[kept]
+    has_slot = slots >= 0
+    slots, frame_positions = slots[has_slot], frame_positions[has_slot]
     page_size = k_pages.shape[2]
     page, slot = slots // page_size, slots % page_size
-    k_pages[page, :, slot] = to_pages(turn(k[kept], frame_positions, rotation), k_pages.dtype)
-    v_pages[page, :, slot] = to_pages(v[kept], v_pages.dtype)
+    k_pages[page, :, slot] = to_pages(
+        rotate_wide(k[has_slot], frame_positions, rotation), k_pages.dtype
+    )
+    v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)

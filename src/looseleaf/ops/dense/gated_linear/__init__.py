@@ -1,8 +1,8 @@
-"""The first half of a gated MLP: both products, the activation and its factor at once.
+"""The first half of a gated MLP, fused: both products, the activation and the multiplication.
 
-Products of few rows take as long as their matrix takes to be read, and what comes between them and
-the next is a launch that waits for all of it and is waited for. Products of many rows leave three
-times what they need to memory, if their activation is a launch of its own."""
+Products of few rows are bound by the read of their matrix, and a separate activation kernel would
+leave memory idle before and after it. Products of many rows would write and read three times the
+data for a separate activation."""
 
 import torch
 from jaxtyping import Float
@@ -12,22 +12,20 @@ from looseleaf.ops.dense.gated_linear.reference import gated_linear_reference
 from looseleaf.ops.dispatch import Implementation, choose
 
 MAX_FEW = 64
-"""Up to so many rows a program has all of them, and the matrix is the second operand."""
+"""Most rows of the kernel in which a program has all rows, and the matrix is the second operand."""
 MAX_SEVERAL = 192
-"""Up to so many a program has all of them still, and the matrix is the first operand. Past it there
-are tiles of 128 rows."""
+"""Most rows of the kernel in which a program has all rows, and the matrix is the first operand.
+
+More rows use tiles of 128 rows."""
 
 FEATURES, FEATURES_OF_MANY, INNER = 64, 128, 64
-"""What a tile has of gate's outputs, for few and for more rows, and of the inner dim."""
+"""Outputs of gate per tile for few rows and for more rows, and inner dims per tile."""
 
 
 def _is_quicker(rows: int, tiles: int, device: torch.device) -> bool:
-    """Whether a kernel is quicker than products, activation and factor in turn.
+    """Whether the kernel is faster than product, activation and multiplication.
 
-    Measured on an H200, 14,336 features, us: 112 rows 66 for 69, 144 rows 66.5 for 71, 192 rows 72
-    for 83, 256 rows 107 for 113, 1,024 rows 373 for 387; but 512 rows 212 for 185, which fill its
-    processors badly.
-    """
+    Between 257 and 1,023 rows its tiles fill the SMs badly."""
     if rows <= MAX_FEW:
         return True
     if rows <= MAX_SEVERAL:
@@ -36,8 +34,7 @@ def _is_quicker(rows: int, tiles: int, device: torch.device) -> bool:
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether there is a kernel for such rows and such a matrix on their device: on Hopper, in 16
-    bits, where tiles fit."""
+    """Whether the kernels support ``x`` and ``weight``: 16 bits on Hopper, with whole tiles."""
     tile = FEATURES if x.shape[0] <= MAX_FEW else FEATURES_OF_MANY
     return (
         x.is_cuda
@@ -51,7 +48,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel `fits`, and is the quicker way."""
+    """Whether a kernel `fits` and is the faster choice."""
     tiles = weight.shape[0] // (2 * FEATURES_OF_MANY)
     return fits(x, weight) and _is_quicker(x.shape[0], tiles, x.device)
 
@@ -61,19 +58,16 @@ def gated_linear(
     weight: Float[Tensor, "twice_features inner"],
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "rows features"]:
-    """``silu(x @ gate.T) * (x @ up.T)`` of ``weight = [gate, up]``, in fp32, rounded once.
+    """``silu(x @ gate.T) * (x @ up.T)`` of ``weight = [gate, up]``: fp32 inside, rounded once.
 
-    The kernels take what `fits` says; rows are contiguous."""
-    if choose(implementation, x) == "triton" and x.shape[0] > MAX_SEVERAL:
-        from looseleaf.ops.dense.gated_many.kernel import gated_linear_many
-
-        return gated_linear_many(x, weight)
-    if choose(implementation, x) == "triton" and x.shape[0] > MAX_FEW:
-        from looseleaf.ops.dense.gated_several.kernel import gated_linear_several
-
-        return gated_linear_several(x, weight)
-    if choose(implementation, x) == "triton":
-        from looseleaf.ops.dense.gated_linear.kernel import gated_linear_gluon
-
-        return gated_linear_gluon(x, weight)
-    return gated_linear_reference(x, weight)
+    The result has the dtype of ``x``. Rows are contiguous; the kernels require `fits`. Raises
+    InvalidOption for an unknown ``implementation``."""
+    if choose(implementation, x) != "triton":
+        return gated_linear_reference(x, weight)
+    if x.shape[0] > MAX_SEVERAL:
+        from looseleaf.ops.dense.gated_many.kernel import gated_linear_many as multiply
+    elif x.shape[0] > MAX_FEW:
+        from looseleaf.ops.dense.gated_several.kernel import gated_linear_several as multiply
+    else:
+        from looseleaf.ops.dense.gated_linear.kernel import gated_linear_gluon as multiply
+    return multiply(x, weight)

@@ -1,10 +1,9 @@
-"""The gated products on Hopper: a warp that fetches, a warp group that multiplies, one program 64
-outputs of gate and of up.
+"""The gated products of up to 64 rows on Hopper: a producer warp and a consumer warpgroup per
+program.
 
-The matrix does not depend on the kernel before. So the fetching warp has the first tiles of it on
-their way before it waits for that kernel, and two programs share a multiprocessor: reading goes on
-from one kernel to the next.
-"""
+A program computes 64 outputs of gate and of up for all rows. The matrix does not depend on the
+previous kernel, so the producer copies its first tiles before the wait for that kernel. Two
+programs share an SM, so that reads continue from one kernel to the next."""
 
 import torch
 from jaxtyping import Float
@@ -25,21 +24,20 @@ from looseleaf.ops.dense.hopper_gate.kernel import gated
 from looseleaf.ops.hopper.fetch.kernel import load_tile
 from looseleaf.ops.hopper.tiles.kernel import ROWS, wait_for_group
 
-# the width that the hardware swizzles
+# the width of the hardware's swizzle
 INNER = gl.constexpr(64)
 STAGES = gl.constexpr(4)
 
 
 @gluon.jit
 def _fetch_matrix(data, block, stage, FEATURES: gl.constexpr):
-    """A tile of gate and one of up; the barrier waits for the rows as well."""
+    """Copies a tile of gate and one of up; the barrier also expects the rows."""
     _, w_desc, _, w_tiles, full, _, tile, features = data
-    place = block * INNER
+    column = block * INNER
     mbarrier.expect(full.index(stage), (2 * FEATURES + ROWS) * INNER * 2)
-    load_tile(w_desc, [tile * FEATURES, place], full.index(stage), w_tiles.index(2 * stage))
-    load_tile(
-        w_desc, [features + tile * FEATURES, place], full.index(stage), w_tiles.index(2 * stage + 1)
-    )
+    load_tile(w_desc, [tile * FEATURES, column], full.index(stage), w_tiles.index(2 * stage))
+    up_row = features + tile * FEATURES
+    load_tile(w_desc, [up_row, column], full.index(stage), w_tiles.index(2 * stage + 1))
 
 
 @gluon.jit
@@ -50,13 +48,13 @@ def _fetch_rows(data, block, stage):
 
 @gluon.jit
 def _fetch(data, num_blocks, FEATURES: gl.constexpr):
-    """The fetching warp."""
+    """The producer warp."""
     empty = data[5]
     gdc_launch_dependents()
     early = gl.minimum(num_blocks, STAGES)
     for block in range(0, early):
         _fetch_matrix(data, block, block, FEATURES)
-    # what the kernel before has written may be read from here on
+    # the previous kernel's output may be read from here on
     gdc_wait()
     for block in range(0, early):
         _fetch_rows(data, block, block)
@@ -69,7 +67,7 @@ def _fetch(data, num_blocks, FEATURES: gl.constexpr):
 
 @gluon.jit
 def _multiply(data, target, num_blocks, FEATURES: gl.constexpr, LAYOUT: gl.constexpr):
-    """The computing group: both products of all rows, and what becomes of them."""
+    """The consumer warpgroup: both products of all rows, and the activation."""
     _, _, x_tiles, w_tiles, full, empty, tile, _ = data
     out, rows, stride_out = target
     gate = gl.zeros([ROWS, FEATURES], gl.float32, layout=LAYOUT)
@@ -90,7 +88,7 @@ def _multiply(data, target, num_blocks, FEATURES: gl.constexpr, LAYOUT: gl.const
     gl.store(p_out, gated(gate, up).to(out.dtype.element_ty), mask=m_out)
 
 
-# for whatever number of rows it is compiled once
+# compiled once for all numbers of rows
 @gluon.jit(do_not_specialize=["rows"])
 def _gated_linear_kernel(
     x_desc, w_desc, out, rows, features, inner, stride_out, FEATURES: gl.constexpr

@@ -1,10 +1,10 @@
-"""The gated products of many rows on Hopper: programs that stay, each with a warp that fetches and
-two warp groups that multiply 64 rows each by 128 outputs of gate and of up.
+"""The gated products of many rows on Hopper: persistent programs with a producer warp and two
+consumers.
 
-Gate and up are one product of 256 outputs, whose two halves stand in the same threads: the
-activation and its factor need no memory. While one group is busy with them the other one has all of
-the matrix units, since the fetching warp is tiles ahead of both.
-"""
+Each consumer warpgroup multiplies 64 rows by 128 outputs of gate and of up. Gate and up are one
+product of 256 outputs, whose halves are in the same threads: the activation needs no memory. While
+one warpgroup computes the activation, the other uses the tensor cores, since the producer is tiles
+ahead of both."""
 
 import torch
 from jaxtyping import Float
@@ -24,29 +24,29 @@ from looseleaf.ops.dense.hopper_gate.kernel import gated
 from looseleaf.ops.hopper.fetch.kernel import load_tile
 from looseleaf.ops.hopper.tiles.kernel import ROWS, wait_for_group
 
-# the width that the hardware swizzles
+# the width of the hardware's swizzle
 INNER = gl.constexpr(64)
-GROUPS = gl.constexpr(2)
+CONSUMERS = gl.constexpr(2)
 # rows of a tile, and its outputs of gate (and as many of up)
 HEIGHT = gl.constexpr(128)
 FEATURES = gl.constexpr(128)
 STAGES = gl.constexpr(4)
-# tiles that run at the same time stand in a square, so that they have the most in common
-TALL = gl.constexpr(16)
+# concurrent tiles form a square, so that they share the most rows and outputs
+COLUMN_TILES = gl.constexpr(16)
 
 
 @gluon.jit
 def _tile_of(unit, row_tiles, feature_tiles):
-    """Which rows and which outputs: columns of ``TALL`` tiles, from left to right."""
-    first = unit // (TALL * feature_tiles) * TALL
-    height = gl.minimum(row_tiles - first, TALL)
+    """Row tile and feature tile of a unit, in columns of ``COLUMN_TILES`` tiles."""
+    first = unit // (COLUMN_TILES * feature_tiles) * COLUMN_TILES
+    height = gl.minimum(row_tiles - first, COLUMN_TILES)
     rest = unit - first * feature_tiles
     return first + rest % height, rest // height
 
 
 @gluon.jit
 def _fetch(data, sizes):
-    """The fetching warp."""
+    """The producer warp."""
     x_desc, w_desc, x_tiles, w_tiles, full, empty = data
     row_tiles, feature_tiles, features, num_blocks, _ = sizes
     gdc_wait()
@@ -56,22 +56,23 @@ def _fetch(data, sizes):
         row_tile, feature_tile = _tile_of(unit, row_tiles, feature_tiles)
         for block in range(0, num_blocks):
             stage, phase = count % STAGES, (count // STAGES) & 1
-            place, barrier = block * INNER, full.index(stage)
+            column, barrier = block * INNER, full.index(stage)
             mbarrier.wait(empty.index(stage), phase ^ 1)
             mbarrier.expect(barrier, (2 * FEATURES + HEIGHT) * INNER * 2)
-            for group in gl.static_range(GROUPS):
-                row = row_tile * HEIGHT + group * ROWS
-                load_tile(x_desc, [row, place], barrier, x_tiles.index(stage * GROUPS + group))
+            for consumer in gl.static_range(CONSUMERS):
+                row = row_tile * HEIGHT + consumer * ROWS
+                x_tile = x_tiles.index(stage * CONSUMERS + consumer)
+                load_tile(x_desc, [row, column], barrier, x_tile)
             for half in gl.static_range(2):
                 feature = half * features + feature_tile * FEATURES
                 part = w_tiles.index(stage).slice(half * FEATURES, FEATURES, 0)
-                load_tile(w_desc, [feature, place], barrier, part)
+                load_tile(w_desc, [feature, column], barrier, part)
             count += 1
 
 
 @gluon.jit
-def _multiply(data, sizes, target, GROUP: gl.constexpr):
-    """A computing group: both products of its rows, and what becomes of them."""
+def _multiply(data, sizes, target, CONSUMER: gl.constexpr):
+    """A consumer warpgroup: both products of its rows, and the activation."""
     _, _, x_tiles, w_tiles, full, empty = data
     row_tiles, feature_tiles, _, num_blocks, rows = sizes
     out, stride_out = target
@@ -84,9 +85,9 @@ def _multiply(data, sizes, target, GROUP: gl.constexpr):
         for block in range(0, num_blocks):
             stage, phase = count % STAGES, (count // STAGES) & 1
             mbarrier.wait(full.index(stage), phase)
-            b_x = x_tiles.index(stage * GROUPS + GROUP)
+            b_x = x_tiles.index(stage * CONSUMERS + CONSUMER)
             both = warpgroup_mma(b_x, w_tiles.index(stage).permute((1, 0)), both, is_async=True)
-            # the product before this one is done, and its tiles can go
+            # the previous product is complete, so its tiles are free
             both = warpgroup_mma_wait(1, deps=[both])
             wait_for_group()
             if block > 0:
@@ -97,24 +98,25 @@ def _multiply(data, sizes, target, GROUP: gl.constexpr):
         mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)
         gate, up = gl.split(gl.permute(gl.reshape(both, [ROWS, 2, FEATURES]), [0, 2, 1]))
         value = gl.convert_layout(gated(gate, up).to(out.dtype.element_ty), STORE)
-        o_m = row_tile * HEIGHT + GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+        o_m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+        o_m += row_tile * HEIGHT + CONSUMER * ROWS
         o_n = feature_tile * FEATURES + gl.arange(0, FEATURES, layout=gl.SliceLayout(0, STORE))
         p_out = out + o_m.to(gl.int64)[:, None] * stride_out + o_n[None, :]
         gl.store(p_out, value, mask=(o_m < rows)[:, None] & (o_n >= 0)[None, :])
 
 
-# for whatever number of rows it is compiled once
+# compiled once for all numbers of rows
 @gluon.jit(do_not_specialize=["rows"])
 def _gated_many_kernel(x_desc, w_desc, out, rows, features, inner, stride_out):
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype = x_desc.dtype
-    x_tiles = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, ROWS, INNER], SHARED)
+    x_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, ROWS, INNER], SHARED)
     w_tiles = gl.allocate_shared_memory(dtype, [STAGES, 2 * FEATURES, INNER], SHARED)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=GROUPS)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
     wait_for_group()
     data = (x_desc, w_desc, x_tiles, w_tiles, full, empty)
@@ -144,10 +146,10 @@ def gated_linear_many(
     x_desc = TensorDescriptor(x, [rows, inner], [x.stride(0), 1], [ROWS.value, INNER.value], layout)
     w_desc = TensorDescriptor.from_tensor(weight, [FEATURES.value, INNER.value], layout)
     tiles = -(-rows // HEIGHT.value) * (features // FEATURES.value)
-    processors = 1
+    num_sms = 1
     if x.is_cuda:
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    _gated_many_kernel[(min(tiles, processors),)](
+        num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    _gated_many_kernel[(min(tiles, num_sms),)](
         x_desc, w_desc, out, rows, features, inner, out.stride(0),
         num_warps=4, enable_fp_fusion=True, launch_pdl=True,
     )  # fmt: skip

@@ -1,10 +1,8 @@
-"""The gated products of 65 to 192 rows on Hopper: a warp that fetches and two warp groups, of which
-each multiplies 64 outputs of gate and of up by all rows.
+"""The gated products of 65 to 192 rows on Hopper: a producer warp and two consumer warpgroups.
 
-The matrix is the first operand: its outputs stand where rows usually do, so rows come in sixteens
-and not in 64s, and a program has all of them: the matrix is read once. It does not depend on the
-kernel before, so the first tiles of it are on their way before that one is waited for.
-"""
+Each warpgroup multiplies 64 outputs of gate and of up by all rows. The matrix is the first operand:
+rows then come in multiples of 16 instead of 64, and a program has all rows, so the matrix is read
+once. Its first tiles are copied before the wait for the previous kernel."""
 
 import torch
 from jaxtyping import Float
@@ -24,47 +22,47 @@ from looseleaf.ops.dense.hopper_gate.kernel import gated
 from looseleaf.ops.hopper.fetch.kernel import load_tile
 from looseleaf.ops.hopper.tiles.kernel import wait_for_group
 
-# the width that the hardware swizzles
+# the width of the hardware's swizzle
 INNER = gl.constexpr(64)
 STAGES = gl.constexpr(4)
-GROUPS = gl.constexpr(2)
-# outputs of a group
+CONSUMERS = gl.constexpr(2)
+# outputs of a warpgroup
 OUTPUTS = gl.constexpr(64)
-# of gate, and as many of up
+# outputs of gate per program, and as many of up
 FEATURES = gl.constexpr(128)
-# rows of the first product; those behind it are another, of fewer
+# rows of the first product; the second product has the rest
 MOST = gl.constexpr(128)
 
 
 @gluon.jit
 def _fetch_matrix(data, block, stage, REST: gl.constexpr):
-    """A tile of gate and one of up; the barrier waits for the rows as well."""
+    """Copies a tile of gate and one of up; the barrier also expects the rows."""
     _, _, w_desc, _, _, w_tiles, full, _, tile, features = data
-    place, barrier = block * INNER, full.index(stage)
+    column, barrier = block * INNER, full.index(stage)
     mbarrier.expect(barrier, (2 * FEATURES + MOST + REST) * INNER * 2)
     for half in gl.static_range(2):
         row = half * features + tile * FEATURES
-        load_tile(w_desc, [row, place], barrier, w_tiles.index(2 * stage + half))
+        load_tile(w_desc, [row, column], barrier, w_tiles.index(2 * stage + half))
 
 
 @gluon.jit
 def _fetch_rows(data, block, stage, REST: gl.constexpr):
     x_desc, rest_desc, _, x_tiles, rest_tiles, _, full, _, _, _ = data
-    place, barrier = block * INNER, full.index(stage)
-    load_tile(x_desc, [0, place], barrier, x_tiles.index(stage))
+    column, barrier = block * INNER, full.index(stage)
+    load_tile(x_desc, [0, column], barrier, x_tiles.index(stage))
     if REST:
-        load_tile(rest_desc, [MOST, place], barrier, rest_tiles.index(stage))
+        load_tile(rest_desc, [MOST, column], barrier, rest_tiles.index(stage))
 
 
 @gluon.jit
 def _fetch(data, num_blocks, REST: gl.constexpr):
-    """The fetching warp."""
+    """The producer warp."""
     empty = data[7]
     gdc_launch_dependents()
     early = gl.minimum(num_blocks, STAGES)
     for block in range(0, early):
         _fetch_matrix(data, block, block, REST)
-    # what the kernel before has written may be read from here on
+    # the previous kernel's output may be read from here on
     gdc_wait()
     for block in range(0, early):
         _fetch_rows(data, block, block, REST)
@@ -77,8 +75,10 @@ def _fetch(data, num_blocks, REST: gl.constexpr):
 
 @gluon.jit
 def _store(value, tile, target, feature, first, COUNT: gl.constexpr):
-    """``value`` [outputs, COUNT rows from ``first`` on] by way of ``tile``, a tile of the matrix
-    that nobody reads any more: rows are written 16 bytes at a time, not number by number."""
+    """Stores ``value`` [outputs, COUNT rows from ``first`` on] through ``tile``, a free tile of the
+    matrix.
+
+    The tile transposes the output, so that rows are written 16 bytes at a time."""
     out, rows, stride_out = target
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     part = tile.slice(0, COUNT, 0)
@@ -90,10 +90,10 @@ def _store(value, tile, target, feature, first, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(data, target, num_blocks, GROUP: gl.constexpr, REST: gl.constexpr):
-    """A computing group: its outputs of gate and of up for all rows, and what becomes of them."""
+def _multiply(data, target, num_blocks, CONSUMER: gl.constexpr, REST: gl.constexpr):
+    """A consumer warpgroup: its outputs of gate and of up for all rows, and the activation."""
     _, _, _, x_tiles, rest_tiles, w_tiles, full, empty, tile, _ = data
-    # there are always some, so that the names exist
+    # at least 16, so that the names exist without a rest
     COUNT: gl.constexpr = max(REST, 16)
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MOST, 16])
     REST_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COUNT, 16])
@@ -104,8 +104,8 @@ def _multiply(data, target, num_blocks, GROUP: gl.constexpr, REST: gl.constexpr)
     for block in range(0, num_blocks):
         stage, phase = block % STAGES, (block // STAGES) & 1
         mbarrier.wait(full.index(stage), phase)
-        w_gate = w_tiles.index(2 * stage).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        w_up = w_tiles.index(2 * stage + 1).slice(GROUP * OUTPUTS, OUTPUTS, 0)
+        w_gate = w_tiles.index(2 * stage).slice(CONSUMER * OUTPUTS, OUTPUTS, 0)
+        w_up = w_tiles.index(2 * stage + 1).slice(CONSUMER * OUTPUTS, OUTPUTS, 0)
         b_x = x_tiles.index(stage).permute((1, 0))
         gate = warpgroup_mma(w_gate, b_x, gate, is_async=True)
         up = warpgroup_mma(w_up, b_x, up, is_async=True)
@@ -120,19 +120,19 @@ def _multiply(data, target, num_blocks, GROUP: gl.constexpr, REST: gl.constexpr)
             gate, up = warpgroup_mma_wait(0, deps=[gate, up])
         wait_for_group()
         mbarrier.arrive(empty.index(stage), count=1)
-    feature = tile * FEATURES + GROUP * OUTPUTS
+    feature = tile * FEATURES + CONSUMER * OUTPUTS
     value = gated(gate, up).reshape([OUTPUTS, 2, MOST // 2]).permute((0, 2, 1))
     low, high = gl.split(value)
-    own = w_tiles.index(0).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-    _store(low, own, target, feature, 0, MOST // 2)
-    own = w_tiles.index(1).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-    _store(high, own, target, feature, MOST // 2, MOST // 2)
+    staging = w_tiles.index(0).slice(CONSUMER * OUTPUTS, OUTPUTS, 0)
+    _store(low, staging, target, feature, 0, MOST // 2)
+    staging = w_tiles.index(1).slice(CONSUMER * OUTPUTS, OUTPUTS, 0)
+    _store(high, staging, target, feature, MOST // 2, MOST // 2)
     if REST:
-        own = w_tiles.index(2).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        _store(gated(rest_gate, rest_up), own, target, feature, MOST, COUNT)
+        staging = w_tiles.index(2).slice(CONSUMER * OUTPUTS, OUTPUTS, 0)
+        _store(gated(rest_gate, rest_up), staging, target, feature, MOST, COUNT)
 
 
-# for whatever number of rows it is compiled once
+# compiled once for all numbers of rows
 @gluon.jit(do_not_specialize=["rows"])
 def _gated_several_kernel(
     x_desc, rest_desc, w_desc, out, rows, features, inner, stride_out, REST: gl.constexpr
@@ -148,7 +148,7 @@ def _gated_several_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=GROUPS)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
     wait_for_group()
     tile, num_blocks = gl.program_id(0), inner // INNER
@@ -167,9 +167,9 @@ def _gated_several_kernel(
 
 
 def rows_of_rest(rows: int) -> int:
-    """How many rows the second product has: 0, 16, 32 or 64."""
-    behind = rows - MOST.value
-    return next((count for count in (0, 16, 32) if behind <= count), 64)
+    """Rows of the second product: 0, 16, 32 or 64."""
+    rest = rows - MOST.value
+    return next((count for count in (0, 16, 32) if rest <= count), 64)
 
 
 def gated_linear_several(

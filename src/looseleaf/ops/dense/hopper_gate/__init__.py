@@ -1,1 +1,1 @@
-"""Device functions of the gated products on Hopper; see `looseleaf.ops.dense.gated_linear`."""
+"""Activation of the gated products on Hopper; see `looseleaf.ops.dense.gated_linear`."""

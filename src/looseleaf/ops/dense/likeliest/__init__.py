@@ -1,4 +1,4 @@
-"""The likeliest token of every row: all that greedy decoding asks of its logits."""
+"""The argmax of every row of logits, for greedy decoding."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,8 +10,10 @@ from looseleaf.ops.dispatch import Implementation, choose
 def likeliest(
     logits: Float[Tensor, "rows vocab"], implementation: Implementation = "auto"
 ) -> Int[Tensor, " rows"]:
-    """The first of the largest logits of every row, int64; of a row with NaN some token. Rows are
-    contiguous."""
+    """Index of the first largest logit of every row, int64 ``[rows]``.
+
+    Rows are contiguous. A row with a NaN gets an arbitrary token. Raises InvalidOption for an
+    unknown ``implementation``."""
     if choose(implementation, logits) == "triton":
         from looseleaf.ops.dense.likeliest.kernel import likeliest_triton
 

@@ -1,4 +1,4 @@
-"""The largest logit of a row."""
+"""The first largest logit of a row."""
 
 from jaxtyping import Float, Int
 from torch import Tensor

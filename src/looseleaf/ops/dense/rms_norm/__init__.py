@@ -1,7 +1,7 @@
-"""RMS norm of the residual stream, with what a layer adds to the stream summed in the same launch.
+"""RMS norm of the residual stream, fused with the addition of a layer's output to the stream.
 
-The sum is rounded to the dtype of the stream before it is normed, as if it were stored in between:
-so the fused operator equals an addition followed by a norm."""
+The sum is rounded to the stream's dtype before the norm. The operator therefore equals an addition
+followed by a norm."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from looseleaf.ops.dispatch import Implementation, choose
 
 
 class NormedStream(NamedTuple):
-    """The norm's result and the stream it was taken of, both ``[rows, features]``."""
+    """The norm's result and the stream after the addition, both ``[rows, features]``."""
 
     normed: Tensor
     stream: Tensor
@@ -28,10 +28,10 @@ def rms_norm(
 ) -> NormedStream:
     """``weight * x / sqrt(mean(x²) + eps)`` of ``x = stream + delta``, computed in fp32.
 
-    With a ``delta`` the sum is written to ``stream``, in place, and returned as the new stream. A
-    delta may come in parts, as `looseleaf.ops.dense.split_linear` leaves it, and then in fp32, and
-    the weight may be fp32; otherwise all tensors have one dtype. Rows are contiguous.
-    """
+    ``stream`` is updated in place to ``x``. ``delta`` may have a leading dim of parts, which are
+    summed too (`looseleaf.ops.dense.split_linear`); parts are fp32. ``weight`` may be fp32; all
+    other tensors have the stream's dtype. Rows are contiguous. Raises InvalidOption for an unknown
+    ``implementation``."""
     if choose(implementation, stream) == "triton":
         from looseleaf.ops.dense.rms_norm.kernel import rms_norm_triton
 

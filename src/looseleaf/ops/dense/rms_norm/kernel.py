@@ -1,4 +1,4 @@
-"""Sum and RMS norm on the device: one program a row, which it reads and writes once."""
+"""Sum and RMS norm on the device: one program per row, which reads and writes the row once."""
 
 import torch
 import triton
@@ -26,7 +26,7 @@ def _rms_norm_kernel(
         for part in tl.static_range(PARTS):
             p_delta = delta + part * stride_part + row * stride_delta
             b_sum += tl.load(p_delta + o_x, mask=m_x, other=0.0).to(tl.float32)
-        # rounded as the stream is, so that what is normed is what is stored
+        # rounded to the stream's dtype: the norm reads the stored value
         b_x = b_sum.to(stream.dtype.element_ty)
         tl.store(stream + row * stride_stream + o_x, b_x, mask=m_x)
     b_x = b_x.to(tl.float32)

@@ -1,4 +1,4 @@
-"""What `looseleaf.ops.dense.rms_norm` means."""
+"""The equation of `looseleaf.ops.dense.rms_norm`."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,10 +10,10 @@ def rms_norm_reference(
     eps: float,
     delta: Float[Tensor, "*parts rows features"] | None = None,
 ) -> Float[Tensor, "rows features"]:
-    """The norm of the sum, which replaces ``stream``."""
+    """See `looseleaf.ops.dense.rms_norm`; updates ``stream`` in place."""
     if delta is not None:
         stream += delta if delta.ndim == 2 else delta.sum(0)
-    # fp64 stays fp64, everything narrower is widened
+    # fp64 stays fp64, narrower dtypes become fp32
     x = stream.double() if stream.dtype.itemsize == 8 else stream.float()
     scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (x * scale * weight).to(stream.dtype)

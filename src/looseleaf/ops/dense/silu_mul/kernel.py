@@ -1,4 +1,4 @@
-"""SiLU times up on the device: one program a stretch of a row."""
+"""SiLU times up on the device: one program per block of a row."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ def _silu_mul_kernel(
     await_previous(CHAINED)
     b_gate = tl.load(p_gate, mask=m_x, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate + features, mask=m_x, other=0.0).to(tl.float32)
-    # the exponential of what is not positive can't overflow
+    # exp of a number <= 0 cannot overflow
     decay = tl.exp(-tl.abs(b_gate))
     share = tl.where(b_gate < 0, decay, 1.0) / (1.0 + decay)
     tl.store(out + row * features + o_x, b_gate * share * b_up, mask=m_x)

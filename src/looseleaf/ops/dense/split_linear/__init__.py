@@ -1,12 +1,12 @@
-"""The product of few rows and a large matrix, cut along the inner dim: what decoding waits for.
+"""The product of a few rows and a large matrix, split along the inner dim (split-K).
 
-Such a product takes as long as its matrix takes to be read, if only all of the device reads. The
-outputs alone are too few to give every processor a share; so each takes a part of the inner dim,
-and the summands are left to whoever reads them next, `looseleaf.ops.dense.rms_norm`. Some more rows
-fill half of the processors: those are cut in two, by the library's batched product.
+Such a product is bound by the read of its matrix, and needs all SMs for it. The output tiles alone
+are fewer than the SMs, so each SM also takes a part of the inner dim. The next operator,
+`looseleaf.ops.dense.rms_norm`, sums the parts. With more than `MAX_ROWS` rows, two parts by the
+library's batched product can be faster than one.
 
-Where the outputs alone are enough, the same kernel takes the inner dim whole. It begins to read its
-matrix while the kernel before it still runs, as other products can't."""
+`whole_linear` is the same kernel without a split, for products with enough output tiles. It
+prefetches its matrix while the previous kernel runs."""
 
 import torch
 from jaxtyping import Float
@@ -19,33 +19,31 @@ from looseleaf.ops.dense.split_linear.reference import (
 from looseleaf.ops.dispatch import Implementation, choose
 
 MAX_ROWS = 64
-"""More rows are not for the kernel."""
+"""Largest number of rows of the kernel."""
 
 TILE_FEATURES, TILE_INNER = 64, 128
-"""What a tile of the kernel has of the outputs and of the inner dim."""
+"""Outputs and inner dims of a tile."""
 
-_MOST_PARTS = 4
-# rows up to which two parts by the library are quicker than one, for inner dims from so many on
-# (docs/log.md): past them its own ways to cut are as good
+_MAX_PARTS = 4
+# (least inner dim, most rows) for which two parts by the library beat one (docs/log.md)
 _HALVED_ROWS = ((8192, 256), (4096, 224))
-# rows and outputs of a tile of its
+# rows and outputs of a tile of the library
 _LIBRARY_TILE = 128
 
 
-def num_parts(x: Tensor, weight: Tensor, num_processors: int) -> int:
-    """In how many parts the inner dim is best cut for so many processors; 0 if another product is
-    better."""
+def num_parts(x: Tensor, weight: Tensor, num_sms: int) -> int:
+    """Best number of parts of the inner dim on ``num_sms`` SMs; 0 if a plain product is faster."""
     rows, inner = x.shape
     features = weight.shape[0]
     if x.itemsize != 2 or features % TILE_FEATURES:
         return 0
     if rows > MAX_ROWS:
-        most = next((most for least, most in _HALVED_ROWS if inner >= least), 0)
+        max_rows = next((max_rows for min_inner, max_rows in _HALVED_ROWS if inner >= min_inner), 0)
         tiles = -(-rows // _LIBRARY_TILE) * -(-features // _LIBRARY_TILE)
-        return 2 if rows <= most and inner % 2 == 0 and 2 * tiles <= num_processors else 0
+        return 2 if rows <= max_rows and inner % 2 == 0 and 2 * tiles <= num_sms else 0
     tiles = features // TILE_FEATURES
-    fitting = (n for n in range(_MOST_PARTS, 1, -1) if inner % (n * TILE_INNER) == 0)
-    return next((n for n in fitting if tiles * n <= num_processors), 0)
+    fitting = (n for n in range(_MAX_PARTS, 1, -1) if inner % (n * TILE_INNER) == 0)
+    return next((n for n in fitting if tiles * n <= num_sms), 0)
 
 
 def split_linear(
@@ -54,12 +52,15 @@ def split_linear(
     parts: int,
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "parts rows features"]:
-    """fp32 summands of ``x @ weight.T``: part ``p`` is over the ``p``-th of equal stretches of the
-    inner dim. The kernel takes what `num_parts` has parts for; more than `MAX_ROWS` rows go to the
-    library of a GPU."""
+    """fp32 summands of ``x @ weight.T``: ``out[p]`` is the product over part ``p`` of the inner
+    dim.
+
+    ``x`` and ``weight`` are 16-bit and row-contiguous on a GPU. The kernel takes ``parts`` from
+    `num_parts` and at most `MAX_ROWS` rows; more rows go to the GPU library. Raises InvalidOption
+    for an unknown ``implementation``."""
     if x.is_cuda and len(x) > MAX_ROWS and implementation == "auto":
-        some, rest = (matrix.unflatten(1, (parts, -1)).transpose(0, 1) for matrix in (x, weight))
-        return torch.bmm(some, rest.transpose(1, 2), out_dtype=torch.float32)
+        rows, matrix = (side.unflatten(1, (parts, -1)).transpose(0, 1) for side in (x, weight))
+        return torch.bmm(rows, matrix.transpose(1, 2), out_dtype=torch.float32)
     if choose(implementation, x) == "triton":
         from looseleaf.ops.dense.split_linear.kernel import split_linear_triton
 
@@ -68,15 +69,17 @@ def split_linear(
 
 
 def serves_whole(x: Tensor, weight: Tensor) -> bool:
-    """Whether `whole_linear` is the better product of such rows on their device: one that starts
-    kernels early, if tiles of all features are one for most of its processors."""
+    """Whether `whole_linear` is faster than the library for this product on its device.
+
+    True for few 16-bit rows on Hopper and later, if output tiles fill at least half of the SMs and
+    at most all."""
     (rows, inner), features = x.shape, weight.shape[0]
     if not x.is_cuda or rows > MAX_ROWS or x.itemsize != 2 or x.dtype != weight.dtype:
         return False
     properties = torch.cuda.get_device_properties(x.device)
-    tiles, processors = features // TILE_FEATURES, properties.multi_processor_count
+    tiles, num_sms = features // TILE_FEATURES, properties.multi_processor_count
     fit = features % TILE_FEATURES == 0 and inner % TILE_INNER == 0 and weight.is_contiguous()
-    return fit and properties.major >= 9 and processors <= 2 * tiles <= 2 * processors
+    return fit and properties.major >= 9 and num_sms <= 2 * tiles <= 2 * num_sms
 
 
 def whole_linear(
@@ -84,7 +87,9 @@ def whole_linear(
     weight: Float[Tensor, "features inner"],
     implementation: Implementation = "auto",
 ) -> Float[Tensor, "rows features"]:
-    """``x @ weight.T``, summed in fp32, rounded once. Rows are contiguous."""
+    """``x @ weight.T``: summed in fp32, rounded once to the dtype of ``x``. Rows are contiguous.
+
+    Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, x) == "triton":
         from looseleaf.ops.dense.split_linear.kernel import whole_linear_triton
 

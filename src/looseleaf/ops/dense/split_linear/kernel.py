@@ -1,9 +1,8 @@
-"""The product of few rows on the device: one program a stretch of outputs and a part of the inner
+"""The product of a few rows on the device: one program per block of outputs and part of the inner
 dim.
 
-The matrix does not depend on the kernel before, which may leave the memory idle (attention does).
-So a program that was started early asks for its first part of the matrix before it waits.
-"""
+The matrix does not depend on the previous kernel, which may leave memory idle. A program therefore
+prefetches its matrix before it waits for that kernel."""
 
 import torch
 import triton
@@ -14,21 +13,21 @@ from torch import Tensor
 from looseleaf.ops.dense.split_linear import MAX_ROWS, TILE_FEATURES, TILE_INNER
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
-# tiles of a program's matrix that go to the second cache while it waits: all of a part of 2,048
+# tiles that a program prefetches to L2 while it waits
 _TILES_AHEAD = 16
 _THREADS = tl.constexpr(128)
 
 
 @triton.jit
-def _fetch_ahead(address, BYTES: tl.constexpr):
-    """Ask for so many bytes behind each address; nobody waits for them."""
+def _prefetch(address, BYTES: tl.constexpr):
+    """Prefetches ``BYTES`` at each address to L2, without a wait."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
         "=r,l,r", [address, BYTES], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
-# for whatever number of rows it is compiled once
+# compiled once for all numbers of rows
 @triton.jit(do_not_specialize=["rows"])
 def _split_linear_kernel(
     x, weight, out, rows, features, inner, stride_x,
@@ -44,12 +43,12 @@ def _split_linear_kernel(
     p_x = x + o_m[:, None] * stride_x + o_k[None, :]
     p_weight = weight + o_n[:, None] * inner + o_k[None, :]
     if CHAINED:
-        # each thread asks for a piece of a row
+        # each thread prefetches a piece of a row
         PIECES: tl.constexpr = _THREADS // BLOCK_N
         thread = tl.arange(0, _THREADS)
         row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
         p_piece = weight + row * inner + part * length + thread % PIECES * (AHEAD // PIECES)
-        _fetch_ahead(p_piece.to(tl.int64), AHEAD // PIECES * weight.dtype.element_ty.itemsize)
+        _prefetch(p_piece.to(tl.int64), AHEAD // PIECES * weight.dtype.element_ty.itemsize)
     await_previous(CHAINED)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, length, BLOCK_K):
@@ -81,7 +80,7 @@ def whole_linear_triton(
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """The product, in as many parts as ``out`` has room for."""
+    """Writes the product to ``out``, with as many parts as ``out`` has."""
     (rows, inner), (parts, _, features) = x.shape, out.shape
     assert rows <= MAX_ROWS, "a program has all rows"
     assert features % TILE_FEATURES == 0 and inner % (parts * TILE_INNER) == 0, "tiles must fit"
@@ -89,7 +88,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor) -> None:
     if not rows:
         return
     chained, length = chains(x), inner // parts
-    # all rows: what multiplies whole warp groups of rows also reads fastest
+    # a full warpgroup of rows: smaller tiles read the matrix more slowly
     _split_linear_kernel[(features // TILE_FEATURES, parts)](
         x, weight, out, rows, features, inner, x.stride(0), PARTS=parts, CHAINED=chained,
         AHEAD=min(_TILES_AHEAD * TILE_INNER, length),

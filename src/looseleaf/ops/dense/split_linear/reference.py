@@ -1,4 +1,4 @@
-"""What `looseleaf.ops.dense.split_linear` means."""
+"""The equations of `looseleaf.ops.dense.split_linear`."""
 
 import torch
 from jaxtyping import Float
@@ -8,9 +8,9 @@ from torch import Tensor
 def split_linear_reference(
     x: Float[Tensor, "rows inner"], weight: Float[Tensor, "features inner"], parts: int
 ) -> Float[Tensor, "parts rows features"]:
-    """Every part's product, in fp32."""
+    """The fp32 product of every part."""
     pairs = zip(x.float().chunk(parts, 1), weight.float().chunk(parts, 1), strict=True)
-    return torch.stack([some @ rest.T for some, rest in pairs])
+    return torch.stack([rows @ matrix.T for rows, matrix in pairs])
 
 
 def whole_linear_reference(

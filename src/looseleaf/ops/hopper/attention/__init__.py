@@ -1,5 +1,6 @@
-"""Attention on Hopper GPUs for 64 or 128 packed rows at a time: what the two attention operators
-launch there for 16-bit pages and plain rules; no operator of its own."""
+"""Attention on Hopper GPUs over 64 or 128 packed rows, for 16-bit pages and plain rules.
+
+Both attention operators launch this kernel; it is not an operator itself."""
 
 import torch
 from torch import Tensor
@@ -7,15 +8,16 @@ from torch import Tensor
 from looseleaf.types import ScoreRule
 
 PACKED_ROWS = 128
-"""Packed rows of a program with two computing groups, 64 for each; one with one group has 64."""
+"""Packed rows of a program with two consumer warpgroups; each warpgroup has 64."""
 
 PROGRAMS = {1: 2, 2: 1}
-"""Programs that share a multiprocessor, by their computing groups."""
+"""Programs per SM, by the number of their consumer warpgroups."""
 
 
 def serves(k_pages: Tensor, rule: ScoreRule, *, spans: bool = False) -> bool:
-    """Whether the device has the kernel for such pages and rules; ``spans``: for those of a span
-    list, whose tiles are never smaller than such a page."""
+    """Whether the kernel supports the device, pages and rule.
+
+    ``spans``: the pages of a span list, which may also have 128 slots, the size of a tile."""
     return (
         k_pages.is_cuda
         and torch.cuda.get_device_capability(k_pages.device)[0] == 9

@@ -1,1 +1,1 @@
-"""Device functions of `looseleaf.ops.hopper.attention`; no operator of its own."""
+"""Named barriers of `looseleaf.ops.hopper.attention`; not an operator."""

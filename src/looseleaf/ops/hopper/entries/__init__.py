@@ -1,1 +1,1 @@
-"""Device functions of the Hopper kernel: the rows of a work list, turned."""
+"""Rotation of work-list rows in the Hopper kernel; not an operator."""

@@ -1,9 +1,7 @@
-"""Device functions of the Hopper kernel: 64 packed rows of an item of a work list, turned to its
-frame, as rows and their heads: cosines and sines are read once a row.
+"""Rotation of 64 packed rows of a work-list item in the Hopper kernel, as (row, head) pairs.
 
-Which rows they are and at what angles they stand is the host's to say, so it is read while the
-kernel before still runs; the queries alone are awaited.
-"""
+Cosines and sines are loaded once per row. The host writes the entries, so they are loaded while the
+previous kernel runs; only the queries are awaited."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,10 +11,12 @@ from looseleaf.ops.hopper.tiles.kernel import HALF, ROWS, store_halves
 
 @gluon.jit
 def angles_of(
-    lists, first, local, num_packed, scale, table, GROUP: gl.constexpr, TURNED: gl.constexpr
+    lists, first, local, num_packed, scale, table, GROUP: gl.constexpr, ROTATED: gl.constexpr
 ):  # fmt: skip
-    """Cosines and sines of the frame positions of 64 packed rows, times ``scale``: [rows, half of
-    the dims]. A row before the frame sees nothing in it, and has no angle there."""
+    """Cosines and sines of 64 packed rows' frame positions, times ``scale``: [rows, half of the
+    dims].
+
+    A row before the frame sees no key in it, and gets the angle of position 0."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
     ANGLES: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     cos, sin, stride_table = table
@@ -26,7 +26,7 @@ def angles_of(
     entry = lists[3] + (first + local // GROUP + o_row) * 4
     b_cos = gl.full([ROWS // GROUP, HALF], scale, gl.float32, layout=ANGLES)
     b_sin = gl.zeros([ROWS // GROUP, HALF], gl.float32, layout=ANGLES)
-    if TURNED:
+    if ROTATED:
         position = gl.maximum(gl.load(entry + 1, mask=m_row, other=0), 0).to(gl.int64)
         p_angle = (position * stride_table)[:, None] + o_d[None, :]
         p_cos = gl.multiple_of(cos + p_angle, [1, 16])
@@ -38,7 +38,7 @@ def angles_of(
 
 @gluon.jit
 def queries_of(lists, first, local, num_packed, kv_head, queries, GROUP: gl.constexpr):
-    """Where the lower halves of 64 packed rows stand, and which of them there are."""
+    """Addresses of the lower halves of 64 packed rows, and their mask."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
     q, stride_row, stride_head, _ = queries
     o_row = gl.arange(0, ROWS // GROUP, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
@@ -53,9 +53,9 @@ def queries_of(lists, first, local, num_packed, kv_head, queries, GROUP: gl.cons
 
 
 @gluon.jit
-def turn_entries(q_tile, where, angles):
-    """The rows at ``where``, turned, to a tile of shared memory."""
-    p_x, m_x = where
+def rotate_entries(q_tile, addresses, angles):
+    """Rotates the rows at ``addresses`` into a tile of shared memory."""
+    p_x, m_x = addresses
     b_cos, b_sin = angles
     p_high = gl.multiple_of(p_x + HALF, [1, 1, 16])
     b_low = gl.load(gl.multiple_of(p_x, [1, 1, 16]), mask=m_x, other=0.0).to(gl.float32)

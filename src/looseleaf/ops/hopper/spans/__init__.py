@@ -1,1 +1,1 @@
-"""Device functions of `looseleaf.ops.hopper.attention`; no operator of its own."""
+"""The span loop of `looseleaf.ops.hopper.attention`; not an operator."""

@@ -1,5 +1,4 @@
-"""Device functions of the Hopper kernel: what a computing group does with the tiles that were
-fetched for it, 64 rows at a time.
+"""The work of a consumer warpgroup on the tiles of a span, 64 rows at a time.
 
 A running state is that of `looseleaf.ops.scores.kernel`."""
 
@@ -12,66 +11,71 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from looseleaf.ops.hopper.barriers.kernel import begin_products, give_back, leave_products
+from looseleaf.ops.hopper.barriers.kernel import (
+    acquire_tensor_cores,
+    release_tile,
+    yield_tensor_cores,
+)
 
 ROWS = gl.constexpr(64)
-# tiles lie in halves of 64 dims, the width that the hardware swizzles, one behind the other
+# tiles are stored as halves of 64 dims, the width of the hardware's swizzle
 HALF = gl.constexpr(64)
 PACKED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 wait_for_group = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
 @gluon.jit
-def _turn_half(
+def _rotate_half(
     q_half, vector, position, m_row, scale, table,
     HALF_INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Half of the dims of some rows, turned to ``position``, scaled, to shared memory."""
+    """Half of the dims of rows, rotated to ``position`` and scaled, into shared memory."""
     cos, sin, stride_table = table
-    TURNED: gl.constexpr = ROTARY_DIM // 2
+    ROTATED: gl.constexpr = ROTARY_DIM // 2
     o_d = HALF_INDEX * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
     if INTERLEAVED:
         is_first = o_d % 2 == 0
         partner = o_d ^ 1
         angle = o_d // 2
     else:
-        is_first = o_d < TURNED
-        partner = gl.where(is_first, o_d + TURNED, o_d - TURNED)
-        angle = gl.where(is_first, o_d, o_d - TURNED)
+        is_first = o_d < ROTATED
+        partner = gl.where(is_first, o_d + ROTATED, o_d - ROTATED)
+        angle = gl.where(is_first, o_d, o_d - ROTATED)
     m_x = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
-    m_turn = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
+    m_rotated = m_row[:, None] & (o_d < ROTARY_DIM)[None, :]
     p_angle = position.to(gl.int64)[:, None] * stride_table + angle[None, :]
     b_x = gl.load(vector[:, None] + o_d[None, :], mask=m_x, other=0.0)
-    b_partner = gl.load(vector[:, None] + partner[None, :], mask=m_turn, other=0.0)
-    b_cos = gl.load(cos + p_angle, mask=m_turn, other=1.0)
-    b_sin = gl.load(sin + p_angle, mask=m_turn, other=0.0)
+    b_partner = gl.load(vector[:, None] + partner[None, :], mask=m_rotated, other=0.0)
+    b_cos = gl.load(cos + p_angle, mask=m_rotated, other=1.0)
+    b_sin = gl.load(sin + p_angle, mask=m_rotated, other=0.0)
     b_sin = gl.where(is_first[None, :], -b_sin, b_sin)
-    turned = b_x.to(gl.float32) * b_cos + b_partner.to(gl.float32) * b_sin
-    q_half.store((turned * scale).to(q_half.dtype))
+    rotated = b_x.to(gl.float32) * b_cos + b_partner.to(gl.float32) * b_sin
+    q_half.store((rotated * scale).to(q_half.dtype))
 
 
 @gluon.jit
 def store_halves(q_tile, low, high):
-    """Both halves of 64 rows, [ROWS, HALF] each, to a tile of shared memory in one store: between
-    two of them the compiler would have the group meet."""
+    """Stores both halves of 64 rows, [ROWS, HALF] each, to shared memory in one store.
+
+    With two stores the compiler inserts a barrier of the warpgroup between them."""
     both = gl.join(low.to(q_tile.dtype), high.to(q_tile.dtype)).permute((0, 2, 1))
     q_tile.store(both.reshape([ROWS, 2 * HALF]))
 
 
 @gluon.jit
-def turn_rows(
+def rotate_rows(
     q_tile, vector, position, m_row, scale, table,
     HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr, INTERLEAVED: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Some rows, turned to ``position`` and scaled, to a tile of shared memory."""
+    """Rows, rotated to ``position`` and scaled, into a tile of shared memory."""
     HALVES: gl.constexpr = HEAD_DIM // HALF
     if HALVES == 2 and ROTARY_DIM == HEAD_DIM and not INTERLEAVED:
-        # each half holds the partners of the other: everything is read once, and in one piece
+        # each half has the partners of the other: one aligned load of each
         cos, sin, stride_table = table
         o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, LAYOUT))
-        # what is aligned must be said: a group of its own is not told of the arguments
+        # alignment hints: a partition of warp_specialize does not inherit those of the arguments
         p_x = vector[:, None] + o_d[None, :]
         p_angle = position.to(gl.int64)[:, None] * stride_table + o_d[None, :]
         m_x = m_row[:, None]
@@ -84,18 +88,18 @@ def turn_rows(
         store_halves(q_tile, low, high)
     else:
         for half in gl.static_range(HALVES):
-            _turn_half(
+            _rotate_half(
                 q_tile.slice(half * HALF, HALF, 1), vector, position, m_row, scale, table, half,
                 HEAD_DIM, ROTARY_DIM, INTERLEAVED, LAYOUT,
             )  # fmt: skip
 
 
 @gluon.jit
-def _turn_heads(
-    q_tile, unit, position, queries, table, TURNED: gl.constexpr, GROUP: gl.constexpr
+def _rotate_heads(
+    q_tile, unit, position, queries, table, ROTATED: gl.constexpr, GROUP: gl.constexpr
 ):  # fmt: skip
-    """64 packed rows, as rows and their heads: cosines and sines are read once a row, and all that
-    is read is on its way before any of it is used."""
+    """64 packed rows as (row, head) pairs: angles are loaded once per row, and all loads precede
+    all uses."""
     first, local, num_packed, kv_head = unit
     q, stride_row, stride_head, scale = queries
     cos, sin, stride_table = table
@@ -111,13 +115,16 @@ def _turn_heads(
     m_x = (m_row[:, None] & (o_h >= 0)[None, :])[:, :, None]
     b_low = gl.load(gl.multiple_of(p_x, [1, 1, 16]), mask=m_x, other=0.0)
     b_high = gl.load(gl.multiple_of(p_x + HALF, [1, 1, 16]), mask=m_x, other=0.0)
-    if TURNED:
-        at, m_at = gl.convert_layout(position, ROW), gl.convert_layout(m_row, ROW)[:, None]
-        p_angle = at.to(gl.int64)[:, None] * stride_table + o_d[None, :]
+    if ROTATED:
+        row_position, m_angle = (
+            gl.convert_layout(position, ROW),
+            gl.convert_layout(m_row, ROW)[:, None],
+        )
+        p_angle = row_position.to(gl.int64)[:, None] * stride_table + o_d[None, :]
         p_cos = gl.multiple_of(cos + p_angle, [1, 16])
         p_sin = gl.multiple_of(sin + p_angle, [1, 16])
-        b_cos = gl.expand_dims(gl.load(p_cos, mask=m_at, other=1.0) * scale, 1)
-        b_sin = gl.expand_dims(gl.load(p_sin, mask=m_at, other=0.0) * scale, 1)
+        b_cos = gl.expand_dims(gl.load(p_cos, mask=m_angle, other=1.0) * scale, 1)
+        b_sin = gl.expand_dims(gl.load(p_sin, mask=m_angle, other=0.0) * scale, 1)
         b_low, b_high = b_low.to(gl.float32), b_high.to(gl.float32)
         low, high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
     else:
@@ -127,7 +134,7 @@ def _turn_heads(
 
 @gluon.jit
 def positions_of_unit(lists, unit, GROUP: gl.constexpr, BY_HEADS: gl.constexpr):
-    """True positions of the rows of a unit of a span list, as `turn_unit` wants them."""
+    """True positions of a span-list unit's rows, in the layout of `rotate_unit`."""
     first, local, num_packed, _ = unit
     if BY_HEADS:
         LAYOUT: gl.constexpr = gl.BlockedLayout([1, GROUP, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
@@ -140,23 +147,22 @@ def positions_of_unit(lists, unit, GROUP: gl.constexpr, BY_HEADS: gl.constexpr):
 
 
 @gluon.jit
-def turn_unit(
+def rotate_unit(
     q_tile, unit, position, queries, table,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
     INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr,
 ):  # fmt: skip
-    """The 64 packed rows of a unit of a span list, turned to ``position`` or, before a frame, to
-    its begin, and scaled, to a tile of shared memory."""
+    """Rotates 64 packed rows to ``position`` (at least 0), scaled, into a tile of shared memory."""
     position = gl.maximum(position, 0)
     if BY_HEADS:
-        _turn_heads(q_tile, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
+        _rotate_heads(q_tile, unit, position, queries, table, ROTARY_DIM > 0, GROUP)
     else:
         first, local, num_packed, kv_head = unit
         q, stride_row, stride_head, scale = queries
         packed = local + gl.arange(0, ROWS, layout=gl.SliceLayout(1, PACKED))
         vector = q + (first + packed // GROUP).to(gl.int64) * stride_row
         vector += (kv_head * GROUP + packed % GROUP) * stride_head
-        turn_rows(
+        rotate_rows(
             q_tile, vector, position, packed < num_packed, scale, table,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, PACKED,
         )  # fmt: skip
@@ -167,7 +173,7 @@ def _key_positions(
     lists, first_page, num_slots, start,
     DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Frame positions of a tile's keys; past the run one that no bound reaches."""
+    """Frame positions of a tile's keys; past the run a position above every bound."""
     slot = start + gl.arange(0, KEYS, layout=LAYOUT)
     position = slot
     if DECODE:
@@ -180,10 +186,9 @@ def _key_positions(
 def plain_end_of_run(
     first_position, last_position, num_pages, least_bound, PAGE_SIZE: gl.constexpr
 ):  # fmt: skip
-    """How many leading slots of pages at such positions all rows see whose bounds are
-    ``least_bound`` or more."""
+    """Number of leading slots that all rows with bounds of at least ``least_bound`` see."""
     num_slots = num_pages * PAGE_SIZE
-    # pages rise by position, but those of a selection are no run
+    # page positions rise, but selected pages have gaps
     is_run = last_position - first_position == num_slots - PAGE_SIZE
     before_last = gl.where(last_position <= least_bound, num_slots - PAGE_SIZE, 0)
     seen = gl.where(is_run, least_bound - first_position, before_last)
@@ -192,36 +197,36 @@ def plain_end_of_run(
 
 
 @gluon.jit
-def _scores_begun(q_tile, k_tile, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Scores of a tile of keys, not waited for."""
+def _start_scores(q_tile, k_tile, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Starts the product of a tile's scores, asynchronously."""
     scores = gl.zeros([ROWS, KEYS], gl.float32, layout=S_LAYOUT)
     return warpgroup_mma(q_tile, k_tile.permute((1, 0)), scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _row_peaks(scores, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """The largest score of each row: several chains of maxima side by side, where `gl.max` makes
-    one of all the numbers of a thread."""
+    """The largest score of each row, by several independent chains of maxima; `gl.max` makes one
+    chain."""
     runs = gl.max(scores.reshape([ROWS, KEYS // 32, 4, 8]), 2)
     return gl.convert_layout(gl.max(gl.max(runs, 1), 1), gl.SliceLayout(1, S_LAYOUT))
 
 
 @gluon.jit
 def _words(lists, keys, start, MASKED: gl.constexpr, KEYS: gl.constexpr):
-    """The words of a bitmap for the keys of a tile, asked for well before they are needed."""
+    """The bitmap words of a tile's keys, loaded well before their use."""
     words = ()
     if MASKED:
         num_slots, first_word = keys[2], keys[6]
         for n in gl.static_range(KEYS // 32):
-            known = (first_word >= 0) & (start + 32 * n < num_slots)
-            word = gl.load(lists[8] + first_word + start // 32 + n, mask=known, other=0)
+            exists = (first_word >= 0) & (start + 32 * n < num_slots)
+            word = gl.load(lists[8] + first_word + start // 32 + n, mask=exists, other=0)
             words = words + (word,)  # type: ignore[assignment]  # noqa: RUF005
     return words
 
 
 @gluon.jit
-def _without_hidden(scores, words, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Scores with those of keys that a bitmap hides from all rows at minus infinity."""
+def _mask_hidden(scores, words, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Scores with -inf for keys that the bitmap of all rows hides."""
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(0, S_LAYOUT))
     word = gl.where(key < 32, words[0], words[1])
     for n in gl.static_range(2, KEYS // 32):
@@ -230,19 +235,19 @@ def _without_hidden(scores, words, KEYS: gl.constexpr, S_LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _weigh(
+def _softmax_tile(
     scores, peak, total, lists, keys, start, words,
     DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
     S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile, the new peak and total, and by what the values so far shrink."""
+    """Weights of a tile, the new peak and total, and the factor by which earlier values shrink."""
     first_page, _, num_slots, plain_end, bound, _, _ = keys
     if MASKED:
         hidden = words[0]
         for n in gl.static_range(1, KEYS // 32):
             hidden |= words[n]
         if hidden != 0:
-            scores = _without_hidden(scores, words, KEYS, S_LAYOUT)
+            scores = _mask_hidden(scores, words, KEYS, S_LAYOUT)
     if start + KEYS > plain_end:
         position = _key_positions(
             lists, first_page, num_slots, start, DECODE, PAGE_SIZE, KEYS,
@@ -250,7 +255,7 @@ def _weigh(
         )  # fmt: skip
         scores = gl.where(position[None, :] < bound[:, None], scores, float("-inf"))
     new_peak = gl.maximum(peak, _row_peaks(scores, KEYS, S_LAYOUT))
-    # a row may have seen no key yet: a finite pivot keeps its weights 0, not NaN
+    # a row without keys so far: a finite pivot keeps its weights 0, not NaN
     pivot = gl.where(new_peak == float("-inf"), 0.0, new_peak)
     weight = gl.exp2(scores - pivot[:, None])
     shrink = gl.exp2(peak - pivot)
@@ -258,39 +263,32 @@ def _weigh(
 
 
 @gluon.jit
-def _rounded_here(weight, dtype: gl.constexpr):
-    """``weight`` in 16 bits, where it stands: the compiler would do it behind the next wait."""
+def _round_in_place(weight, dtype: gl.constexpr):
+    """``weight`` in 16 bits, at this point of the program: the compiler would sink it below the
+    next wait."""
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;",
-            "=r,f,f",
-            [weight],
-            dtype=gl.bfloat16,
-            is_pure=False,
-            pack=2,
-        )
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [weight],
+            dtype=gl.bfloat16, is_pure=False, pack=2,
+        )  # fmt: skip
     else:
         return gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;",
-            "=r,f,f",
-            [weight],
-            dtype=gl.float16,
-            is_pure=False,
-            pack=2,
-        )
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [weight],
+            dtype=gl.float16, is_pure=False, pack=2,
+        )  # fmt: skip
 
 
 @gluon.jit
-def _kept_until_here(x):
-    """``x``, 16 bits each, stays where it is until here: a product reads it. As a dependency of the
-    wait it would be taken apart and put together again, number by number."""
+def _keep_alive(x):
+    """Keeps the registers of ``x``, 16 bits each, unchanged until here, since a product reads them.
+
+    As a dependency of the wait, the compiler would unpack and repack them."""
     gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @gluon.jit
-def _times_here(x, y):
-    """``x * y``, where it stands: the compiler would do it before the product it should run
-    beside."""
+def _multiply_in_place(x, y):
+    """``x * y`` at this point: the compiler would hoist it before the asynchronous product."""
     return gl.inline_asm_elementwise(
         "mul.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=gl.float32, is_pure=False, pack=1
     )
@@ -301,8 +299,9 @@ def _clear_tile(
     v_tile, lists, keys, start,
     DECODE: gl.constexpr, PAGE_SIZE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Zero the values of a tile that no row sees, if there may be such: their pages may hold
-    anything, and 0 times NaN is NaN."""
+    """Zeroes the values of a tile that no row sees, if there are any.
+
+    Their pages may hold NaN, which a weight of 0 does not clear."""
     KEY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     first_page, _, num_slots, plain_end, _, last_bound, _ = keys
     if start + KEYS > plain_end:
@@ -318,21 +317,21 @@ def _clear_tile(
 
 @gluon.jit
 def fold_span(
-    q_tile, tiles, barriers, state, count, lists, keys, ahead,
-    WORKER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    q_tile, tiles, barriers, state, count, lists, keys, next_rotation,
+    CONSUMER: gl.constexpr, DECODE: gl.constexpr, MASKED: gl.constexpr, PAGE_SIZE: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROTARY_DIM: gl.constexpr,
-    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, WORKERS: gl.constexpr, AHEAD: gl.constexpr,
+    INTERLEAVED: gl.constexpr, BY_HEADS: gl.constexpr, CONSUMERS: gl.constexpr,
+    ROTATE_NEXT: gl.constexpr,
 ):  # fmt: skip
-    """The running state of 64 rows with the keys of one span in it.
+    """The running state of 64 rows after the keys of one span, and the count of tiles so far.
 
-    The product of a tile's weights and values runs beside the next tile's exponentials, and the
-    values so far shrink while the next tile's scores are made. With ``AHEAD`` rows of a span list
-    turn to the next span beside the last product, if ``ahead`` says so: their tile is free then.
-    Two groups of a span list read the same tiles, and begin their products one after the other.
-    """
+    The product of weights and values overlaps the next tile's exponentials; the earlier values
+    shrink during the next tile's scores. With ``ROTATE_NEXT``, the rows rotate to the next span
+    beside the last product, when their tile is free. Two warpgroups of a span list read the same
+    tiles and alternate on the tensor cores."""
     k_tiles, v_tiles = tiles
-    ORDERED: gl.constexpr = WORKERS == 2 and not DECODE
+    ORDERED: gl.constexpr = CONSUMERS == 2 and not DECODE
     k_full, v_full = barriers
     acc, peak, total = state
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
@@ -343,16 +342,16 @@ def fold_span(
     mbarrier.wait(k_full.index(stage), phase)
     b_q = q_tile
     if not DECODE:
-        # from registers, for all tiles: a product reads nothing but keys from shared memory
+        # queries in registers for all tiles: shared memory then serves keys only
         b_q = q_tile.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
     if ORDERED:
-        begin_products(WORKER)
-    scores = _scores_begun(b_q, k_tiles.index(stage), KEYS, S_LAYOUT)
+        acquire_tensor_cores(CONSUMER)
+    scores = _start_scores(b_q, k_tiles.index(stage), KEYS, S_LAYOUT)
     if ORDERED:
-        leave_products(WORKER)
+        yield_tensor_cores(CONSUMER)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    give_back(stage, 0, STAGES, WORKERS)
-    weight, peak, total, shrink = _weigh(
+    release_tile(stage, 0, STAGES, CONSUMERS)
+    weight, peak, total, shrink = _softmax_tile(
         scores, peak, total, lists, keys, first, words, DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT
     )
     b_p = gl.convert_layout(weight.to(v_tiles.dtype), P_LAYOUT)
@@ -362,24 +361,24 @@ def fold_span(
         words = _words(lists, keys, start, MASKED, KEYS)
         mbarrier.wait(k_full.index(next_stage), next_phase)
         if ORDERED:
-            begin_products(WORKER)
-        scores = _scores_begun(b_q, k_tiles.index(next_stage), KEYS, S_LAYOUT)
-        acc = _times_here(acc, gl.convert_layout(shrink, O_ROW)[:, None])
+            acquire_tensor_cores(CONSUMER)
+        scores = _start_scores(b_q, k_tiles.index(next_stage), KEYS, S_LAYOUT)
+        acc = _multiply_in_place(acc, gl.convert_layout(shrink, O_ROW)[:, None])
         mbarrier.wait(v_full.index(stage), phase)
-        # in a span only the last tile holds what is not seen, and it comes below
+        # only the last tile of a span has hidden keys; it is handled after the loop
         acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
         if ORDERED:
-            leave_products(WORKER)
+            yield_tensor_cores(CONSUMER)
         scores = warpgroup_mma_wait(1, deps=[scores])
-        give_back(next_stage, 0, STAGES, WORKERS)
-        weight, peak, total, shrink = _weigh(
+        release_tile(next_stage, 0, STAGES, CONSUMERS)
+        weight, peak, total, shrink = _softmax_tile(
             scores, peak, total, lists, keys, start, words,
             DECODE, MASKED, PAGE_SIZE, KEYS, S_LAYOUT,
         )  # fmt: skip
-        next_p = gl.convert_layout(_rounded_here(weight, v_tiles.dtype), P_LAYOUT)
+        next_p = gl.convert_layout(_round_in_place(weight, v_tiles.dtype), P_LAYOUT)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        _kept_until_here(b_p)
-        give_back(stage, 1, STAGES, WORKERS)
+        _keep_alive(b_p)
+        release_tile(stage, 1, STAGES, CONSUMERS)
         b_p = next_p
         count += 1
     stage, phase = count % STAGES, (count // STAGES) & 1
@@ -388,13 +387,13 @@ def fold_span(
     _clear_tile(v_tiles.index(stage), lists, keys, last_tile, DECODE, PAGE_SIZE, KEYS)
     acc *= gl.convert_layout(shrink, O_ROW)[:, None]
     acc = warpgroup_mma(b_p, v_tiles.index(stage), acc, is_async=True)
-    if AHEAD:
-        goes_on, unit, position, queries, table = ahead
-        if goes_on:
-            turn_unit(
+    if ROTATE_NEXT:
+        has_next, unit, position, queries, table = next_rotation
+        if has_next:
+            rotate_unit(
                 q_tile, unit, position, queries, table,
                 GROUP, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BY_HEADS,
             )  # fmt: skip
     acc, b_p = warpgroup_mma_wait(0, deps=[acc, b_p])
-    give_back(stage, 1, STAGES, WORKERS)
+    release_tile(stage, 1, STAGES, CONSUMERS)
     return (acc, peak, total), count + 1
