@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "triton", "numpy", "jaxtyping", "rich", "typer
 
 
 def run_fresh(code: str) -> str:
-    """What ``code`` prints in a new interpreter that finds looseleaf first."""
+    """The output of ``code`` in a new interpreter with this source tree first on its path."""
     environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -64,7 +64,7 @@ def test_the_type_checker_sees_the_same_homes_as_the_interpreter() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("looseleaf.")
         for alias in node.names
     }
-    assert declared == looseleaf._HOMES
+    assert declared == looseleaf._MODULES
     assert set(looseleaf.__all__) == {*declared, "__version__"}
 
 

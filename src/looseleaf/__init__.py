@@ -1,7 +1,7 @@
 """Looseleaf: LLM inference with a loose-leaf KV cache.
 
 Documents are computed once and read at any position, in any order, by any number of requests.
-Names are loaded on first use, so that ``import looseleaf`` stays quick.
+Public names are imported on first use, so that ``import looseleaf`` is fast.
 """
 
 from importlib import import_module
@@ -48,7 +48,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "LLM": "looseleaf.llm.llm",
     "AsyncLLM": "looseleaf.llm.async_llm",
     "Document": "looseleaf.prompt.request",
@@ -70,9 +70,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,17 +1,17 @@
-"""The errors of Looseleaf, one small tree. Every message says what to do.
+"""The tree of errors. Every message says what to do.
 
 LooseleafError
-├── InvalidRequest      this request can't be served as asked; others go on
+├── InvalidRequest      a request is invalid; others continue
 │   ├── PromptTooLong       more tokens than the context holds
 │   ├── EmptyDocument       a document without tokens
 │   ├── PoolTooSmall        more pages than the device pool has
-│   ├── DocumentNotFound    no registered document of that id
+│   ├── DocumentNotFound    no registered document with that id
 │   ├── DocumentExists      another text is registered under that id
-│   ├── TooManyDocuments    as many are registered as one salt may have
+│   ├── TooManyDocuments    the limit of registered documents is reached
 │   └── LimitExceeded       its template, tokenizer or grammar takes too much time or memory
-├── DeadlineExceeded    a request took longer than it was allowed to
-├── EngineFault         a request ended by a fault inside the engine; others go on
-├── EngineClosed        the engine takes no new requests
+├── DeadlineExceeded    a request exceeded its time limit
+├── EngineFault         a fault inside the engine ended a request; others continue
+├── EngineClosed        the engine accepts no new requests
 ├── InvalidOption       a configuration value is unknown or out of range
 ├── ModelError          a checkpoint can't be used
 │   ├── CheckpointNotFound  no such folder or hub id
@@ -19,8 +19,8 @@ LooseleafError
 │   └── UnsupportedModel    a family or feature Looseleaf does not implement
 ├── MissingPackage      a command or option needs a package that is not installed
 ├── NativeUnavailable   the C kernels can't be compiled here
-├── CalibrationFailed   what attention costs could not be measured
-└── IntegrityError      the pool's books do not balance: a bug in Looseleaf
+├── CalibrationFailed   attention costs can't be measured
+└── IntegrityError      the page pool is inconsistent: a bug in Looseleaf
 """
 
 import re
@@ -28,43 +28,43 @@ from collections.abc import Callable
 
 
 class LooseleafError(Exception):
-    """Root of all errors that Looseleaf raises on purpose.
+    """Root of all errors of Looseleaf.
 
-    ``options`` are the keywords that the message names. Callers of the library read it as it is;
-    command line and server name the options as their own callers write them, by `named`."""
+    ``options`` are the library keywords in the message. Command line and server replace them by
+    flags or fields with `named`."""
 
     def __init__(self, message: str = "", *options: str) -> None:
         super().__init__(message)
         self.options = options
 
     def named(self, name: Callable[[str], str]) -> str:
-        """The message, with ``name(option)`` in place of each option."""
+        """The message, with each option replaced by ``name(option)``."""
         if not self.options:
             return str(self)
-        # a longer name first: one may begin another; a quoted word is a value
+        # longest first, because a name may be the prefix of another; quoted words are values
         words = "|".join(sorted(map(re.escape, self.options), key=len, reverse=True))
         pattern = rf"(?<![\w'\"-])(?:{words})(?![\w'\"-])"
         return re.sub(pattern, lambda match: name(match[0]), str(self))
 
 
 class InvalidRequest(LooseleafError, ValueError):
-    """This request can't be served as asked; the engine goes on with the others."""
+    """A request is invalid; the engine continues with the others."""
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt, its documents and the tokens asked for do not fit the context."""
+    """Prompt, documents and ``max_tokens`` exceed the model's context."""
 
 
 class EmptyDocument(InvalidRequest):
-    """A document without any token."""
+    """A document without tokens."""
 
 
 class PoolTooSmall(InvalidRequest):
-    """The request needs more pages than the device pool will ever have."""
+    """A request needs more pages than the device pool has."""
 
 
 class DocumentNotFound(InvalidRequest):
-    """No document of that id is registered, at least not under this salt."""
+    """No document with that id is registered under this salt."""
 
 
 class DocumentExists(InvalidRequest):
@@ -72,7 +72,7 @@ class DocumentExists(InvalidRequest):
 
 
 class TooManyDocuments(InvalidRequest):
-    """As many documents are registered under this salt as it may have."""
+    """The limit of registered documents of this salt is reached."""
 
 
 class LimitExceeded(InvalidRequest):
@@ -89,15 +89,15 @@ class LimitExceeded(InvalidRequest):
 
 
 class DeadlineExceeded(LooseleafError, TimeoutError):
-    """A request took longer than it was allowed to, and was ended."""
+    """A request exceeded its time limit and was ended."""
 
 
 class EngineFault(LooseleafError):
-    """A fault inside the engine ended this request; ``__cause__`` is what happened."""
+    """A fault inside the engine ended this request; ``__cause__`` is the original error."""
 
 
 class EngineClosed(LooseleafError):
-    """The engine takes no new requests: it was closed, or finishes what it has and closes then."""
+    """The engine accepts no new requests: it is closed, or finishes its requests and closes."""
 
 
 class InvalidOption(LooseleafError, ValueError):
@@ -113,11 +113,11 @@ class CheckpointNotFound(ModelError, FileNotFoundError):
 
 
 class CorruptCheckpoint(ModelError):
-    """Files of the checkpoint are missing, truncated or do not fit together."""
+    """Files of the checkpoint are missing, truncated or inconsistent."""
 
 
 class UnsupportedModel(ModelError):
-    """A model family or a feature of one that Looseleaf does not implement."""
+    """A model family or feature that Looseleaf does not implement."""
 
 
 class MissingPackage(LooseleafError, ImportError):
@@ -125,24 +125,24 @@ class MissingPackage(LooseleafError, ImportError):
 
 
 class NativeUnavailable(LooseleafError):
-    """The C kernels of the CPU path can't be compiled on this machine."""
+    """The C kernels of a CPU can't be compiled on this machine."""
 
 
 class CalibrationFailed(LooseleafError):
-    """What attention costs could not be measured: the device was disturbed, or too busy."""
+    """The costs of attention can't be measured, because the device is disturbed or busy."""
 
 
 class IntegrityError(LooseleafError):
-    """The page pool's books do not balance: a bug in Looseleaf, please report it."""
+    """The accounting of the page pool is inconsistent: a bug in Looseleaf, please report it."""
 
 
 def install(*extras: str) -> str:
-    """The sentence that says how to install ``extras`` of pyproject.toml."""
+    """The advice to install ``extras`` of pyproject.toml, for messages."""
     return f"run pip install '.[{','.join(extras)}]' in a checkout of Looseleaf"
 
 
 def as_looseleaf_error(error: Exception) -> LooseleafError:
-    """``error`` itself if it is one of ours, else an EngineFault that it caused."""
+    """``error`` itself if it is a LooseleafError, else an EngineFault with it as cause."""
     if isinstance(error, LooseleafError):
         return error
     fault = EngineFault(

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen and where its output ends, in vLLM's names and meanings."""
+"""Sampling parameters of a request, with the names and meanings of vLLM."""
 
 import json
 import math
@@ -18,9 +18,9 @@ from looseleaf.config.option import (
 from looseleaf.errors import InvalidOption
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this one mean greedy decoding, as in vLLM."""
+"""Temperatures below this value mean greedy decoding, as in vLLM."""
 
-# beyond these logits leave the range of fp32, and answers are no words
+# beyond these values logits exceed the range of fp32
 _MOST_BIAS = 1e6
 _LEAST_PENALTY, _MOST_PENALTY = 1e-6, 1e6
 
@@ -28,7 +28,7 @@ _NUMBERS = (
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-# and whether None has a meaning
+# integers, and whether None is valid
 _WHOLE = {
     **{"n": False, "top_k": False, "min_tokens": False},
     **{"seed": True, "max_tokens": True, "logprobs": True},
@@ -40,9 +40,10 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an output's text must look like. Needs the extra ``serve``, which brings llguidance.
+    """A grammar that constrains the text of an output. Needs the extra ``serve`` (llguidance).
 
-    ``strict`` closes the objects of a JSON schema: they have no properties but those it names.
+    ``strict`` forbids additional properties in the objects of a JSON schema. Raises InvalidOption
+    for an unknown kind, and for ``strict`` with another kind than ``json_schema``.
     """
 
     kind: GrammarKind
@@ -52,12 +53,12 @@ class Grammar:
     def __post_init__(self) -> None:
         known = get_args(GrammarKind)
         require(self.kind in known, f"unknown grammar {shown(self.kind)}: use {', '.join(known)}")
-        told = f"a grammar's source must be a string, not {shown(self.source)}"
-        require(isinstance(self.source, str), told)
-        told = f"strict must be true or false, not {shown(self.strict)}"
-        require(isinstance(self.strict, bool), told)
-        told = f"strict belongs to a JSON schema, not to a {self.kind} grammar"
-        require(not self.strict or self.kind == "json_schema", told)
+        message = f"a grammar's source must be a string, not {shown(self.source)}"
+        require(isinstance(self.source, str), message)
+        message = f"strict must be true or false, not {shown(self.strict)}"
+        require(isinstance(self.strict, bool), message)
+        message = f"strict belongs to a JSON schema, not to a {self.kind} grammar"
+        require(not self.strict or self.kind == "json_schema", message)
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -66,21 +67,21 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, strict: bool = False) -> "Grammar":
-        """JSON that fits a schema, given as such or as JSON text.
+        """JSON that satisfies a schema, a mapping or its JSON text.
 
-        Under ``strict``, an object that names properties has no others, unless the schema sets
-        ``additionalProperties`` for it.
+        With ``strict``, objects with ``properties`` have no further properties, unless the schema
+        sets their ``additionalProperties``. Raises InvalidOption for a schema that is not JSON.
         """
         if isinstance(schema, str):
             return cls("json_schema", schema, strict)
         try:
             return cls("json_schema", json.dumps(schema, allow_nan=False), strict)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidOption(f"this JSON schema can't be written as JSON: {error}") from error
+            raise InvalidOption(f"the JSON schema can't be written as JSON: {error}") from error
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Text that a regular expression matches as a whole."""
+        """Text that a regular expression matches in full."""
         return cls("regex", pattern)
 
     @classmethod
@@ -98,7 +99,7 @@ def _as_float(value: Any) -> Any:
     except OverflowError:
         return math.inf if value > 0 else -math.inf
     except ValueError:
-        # a decimal that signals not to be a number
+        # a signaling NaN of decimal
         return math.nan
 
 
@@ -109,37 +110,41 @@ def _as_int(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a request asks of its sampler. Every field has a default, and the defaults are vLLM's.
-    Numbers may be of any kind, such as fractions and NumPy's: they become floats and ints.
+    """Sampling parameters of a request. Defaults are vLLM's. Raises InvalidOption for bad values.
+
+    Numbers of other types, such as fractions and NumPy scalars, are converted to float and int.
 
     ``n``
         completions per prompt, each with its own random numbers.
     ``temperature``
-        divides the logits; 0 takes the most likely token (greedy).
-    ``top_p``, ``top_k``, ``min_p``
-        keep the likeliest tokens: those before which less than ``top_p`` of the mass lies; the
-        ``top_k`` first (0 or -1: all); those at least ``min_p`` times as likely as the likeliest.
+        divisor of the logits; 0 selects the most likely token (greedy).
+    ``top_p``
+        keeps the most likely tokens up to this cumulative probability.
+    ``top_k``
+        keeps this number of the most likely tokens; 0 or -1 keeps all.
+    ``min_p``
+        keeps tokens with at least this share of the highest probability.
     ``presence_penalty``, ``frequency_penalty``
         subtracted from the logits of tokens in the output: once, and once per occurrence.
     ``repetition_penalty``
         divides positive and multiplies negative logits of tokens in the prompt or the output.
     ``seed``
-        makes the draws of this request the same in every batch; None draws anew each time.
+        makes the draws of this request equal in every batch; None draws new random numbers.
     ``stop``, ``stop_token_ids``
-        strings and tokens that end the output. They are not part of its text unless
+        strings and tokens that end the output. Its text excludes them unless
         ``include_stop_str_in_output``.
     ``max_tokens``, ``min_tokens``
-        limits on the output; None goes on to the end of the context. Before ``min_tokens`` no stop
-        token can be drawn and no stop string counts.
+        limits of the output; ``max_tokens`` None is the end of the context. Before ``min_tokens``
+        stop tokens are not drawn and stop strings are ignored.
     ``ignore_eos``
-        goes on after an end-of-sequence token.
+        continues after an end-of-sequence token.
     ``logprobs``
-        how many of the likeliest tokens to report at each step, besides the one drawn; None for
-        none.
+        number of most likely tokens to report at each step, besides the drawn token; None reports
+        no logprobs.
     ``logit_bias``
-        token id to a number added to its logit.
+        maps token ids to numbers that are added to their logits.
     ``grammar``
-        what the text must follow; the output ends with reason ``stop`` when it is complete, even
+        constraint of the text. The output ends with reason ``stop`` when the text is complete, even
         before ``min_tokens``.
     """
 
@@ -173,7 +178,7 @@ class SamplingParams:
         self._check_ends()
 
     def _freeze(self) -> None:
-        """Make tuples of what may be given as any collection."""
+        """Convert collections to tuples."""
         try:
             stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
             ids = self.stop_token_ids
@@ -181,8 +186,8 @@ class SamplingParams:
             bias = tuple(dict(self.logit_bias or ()).items())
         except (TypeError, ValueError) as error:
             raise InvalidOption(
-                "stop is a string or several, stop_token_ids are token ids, and logit_bias is a "
-                f"dict from token ids to numbers: {error}"
+                "stop is a string or a list of strings, stop_token_ids are token ids, and "
+                f"logit_bias is a dict from token ids to numbers: {error}"
             ) from error
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
@@ -190,12 +195,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken instead of one drawn."""
+        """Whether the most likely token is selected instead of a random one."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:
-        """Whether earlier tokens change the logits."""
+        """Whether a penalty is set."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
@@ -203,7 +208,7 @@ class SamplingParams:
         )
 
     def _convert_numbers(self) -> None:
-        """Make floats and ints of numbers of other kinds; what is no number stays as it is."""
+        """Convert numbers of other types to float and int; keep other values."""
         for name in _NUMBERS:
             object.__setattr__(self, name, _as_float(getattr(self, name)))
         for name in _WHOLE:
@@ -225,16 +230,16 @@ class SamplingParams:
             fits = fits or (optional and value is None)
             require(fits, f"{name} must be a whole number, not {shown(value)}", name)
         stop = tuple(self.stop or ())
-        told = f"stop must be strings, not {shown(stop)}"
-        require(all(isinstance(s, str) for s in stop), told, "stop")
+        message = f"stop must be strings, not {shown(stop)}"
+        require(all(isinstance(s, str) for s in stop), message, "stop")
         bias = dict(self.logit_bias or ())
         for name, ids in (("stop_token_ids", self.stop_token_ids or ()), ("logit_bias", bias)):
             fits = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
-            told = f"{name} must name tokens by their ids, whole numbers, not {shown(ids)}"
-            require(fits, told, name)
+            message = f"{name} must name tokens by their ids, whole numbers, not {shown(ids)}"
+            require(fits, message, name)
         fits = all(isinstance(value, float) for value in bias.values())
-        told = f"logit_bias must have numbers as values, not {shown(bias)}"
-        require(fits, told, "logit_bias")
+        message = f"logit_bias must have numbers as values, not {shown(bias)}"
+        require(fits, message, "logit_bias")
         grammar = self.grammar
         require(
             grammar is None or isinstance(grammar, Grammar),
@@ -268,8 +273,7 @@ class SamplingParams:
         require_each(self, "at least 1", lambda value: value >= 1, "n", "max_tokens")
         require(
             self.n == 1 or not self.greedy,
-            f"greedy decoding gives the same answer {self.n} times: "
-            "use n=1, or a temperature above 0",
+            f"greedy decoding gives {self.n} equal answers: use n=1, or a temperature above 0",
             "n",
             "temperature",
         )
@@ -281,4 +285,4 @@ class SamplingParams:
             "min_tokens",
             "max_tokens",
         )
-        require(all(self.stop or ()), "stop must not have an empty string: leave it out", "stop")
+        require(all(self.stop or ()), "stop must not contain an empty string: leave it out", "stop")

@@ -1,7 +1,4 @@
-"""The few types every part shares: the attention state, what a score is made of, how a query turns.
-
-Nothing here computes. The protocols have one method each, so that a policy can be written in one
-file and tested with a lambda."""
+"""Types that all packages share: attention state, rotation table, score rule, model hooks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +9,11 @@ from torch import Tensor
 
 
 class AttnState(NamedTuple):
-    """Attention of some rows over some set of keys, in the form that can be merged.
+    """Attention of rows over a set of keys, in mergeable form.
 
     ``out`` is the softmax-weighted mean of the values, ``[rows, num_qo_heads, head_dim]``; ``lse``
-    the natural-log sum of exponentiated scores, fp32, ``[rows, num_qo_heads]``. The empty set is
-    ``(0, -inf)``, the unit of the merge."""
+    is the natural log of the sum of exponentiated scores, fp32, ``[rows, num_qo_heads]``. The state
+    of an empty set is ``(0, -inf)``, the unit of the merge."""
 
     out: Tensor
     lse: Tensor
@@ -24,12 +21,11 @@ class AttnState(NamedTuple):
 
 @dataclass(frozen=True)
 class Rotation:
-    """The table by which queries and keys turn: unscaled cosines and sines, one row a position.
+    """The RoPE table of queries and keys: unscaled cosines and sines, one row per position.
 
-    ``cos`` and ``sin`` are fp32 ``[positions, rotary_dim // 2]``; dims past ``rotary_dim`` pass
-    through. ``interleaved`` pairs dims ``(2i, 2i + 1)`` (GPT-J), otherwise ``(i, i + rotary_dim //
-    2)`` (NeoX). An attention factor (YaRN, LongRoPE) is not in here: it belongs to the softmax
-    scale, squared."""
+    ``cos`` and ``sin`` are fp32 ``[positions, rotary_dim // 2]``; dims past ``rotary_dim`` are not
+    rotated. ``interleaved`` pairs dims ``(2i, 2i + 1)`` (GPT-J), otherwise ``(i, i + rotary_dim //
+    2)`` (NeoX). The softmax scale contains the squared attention factor (YaRN, LongRoPE)."""
 
     cos: Float[Tensor, "positions half_rotary_dim"]
     sin: Float[Tensor, "positions half_rotary_dim"]
@@ -42,12 +38,12 @@ class Rotation:
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How the score of a query row and a key comes about, once both stand in the same frame.
+    """The score of a query row and a key that are rotated in the same frame.
 
     ``score = cap(softmax_scale * q.k) - slope * (query_position - key_position)``, where ``cap(x) =
     soft_cap * tanh(x / soft_cap)`` if ``soft_cap`` is not 0. With a ``window`` other than 0 a row
-    sees only keys less than ``window`` positions behind it. ``alibi_slopes`` is fp32
-    ``[num_qo_heads]`` or None. Positions are true positions in the sequence, never page slots."""
+    sees only the last ``window`` positions, its own included. ``alibi_slopes`` is fp32
+    ``[num_qo_heads]`` or None. Positions are those in the sequence, not page slots."""
 
     softmax_scale: float
     soft_cap: float = 0.0
@@ -56,25 +52,25 @@ class ScoreRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing but the scale."""
+        """Whether the score is only the scaled product."""
         return not (self.window or self.soft_cap or self.alibi_slopes is not None)
 
 
 @runtime_checkable
 class Attend(Protocol):
-    """What a model calls for attention; it knows nothing of what is behind."""
+    """The attention function that a model calls."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep this step's keys and values, and attend.
+        """Store the keys and values of this step and attend.
 
         ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
         head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
-        ``q``. In the last layer ``q`` may hold only the rows whose logits are asked for, if the
-        step was made knowing which; ``k`` and ``v`` are always those of all rows."""
+        ``q``. In the last layer ``q`` may be limited to the step's logit rows; ``k`` and ``v``
+        always have all rows."""
         ...
 
 
 LayerHook = Callable[[int, Tensor], Tensor]
-"""Called before each layer with its index and the hidden states ``[rows, hidden_size]``; what it
-returns, possibly fewer rows, is what the layer computes. Blend narrows the rows through it.
+"""Called before each layer with its index and the hidden states ``[rows, hidden_size]``. Returns
+the layer's input, possibly of fewer rows; blending selects rows with it.
 """

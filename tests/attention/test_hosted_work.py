@@ -15,7 +15,7 @@ from looseleaf.attention.host.attend import HostedAttention, HostedCounters, Hos
 from looseleaf.attention.host.work import HostedWork, PlaceTables
 from looseleaf.config import IndexConfig
 from looseleaf.index import Heads, build_segment
-from looseleaf.index.host_threads import Crew
+from looseleaf.index.host_threads import HostThreads
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.types import Rotation, ScoreRule
@@ -55,7 +55,7 @@ def rotations(interleaved: bool = False, rotary_dim: int = DIM) -> list[Rotation
 
 def work_of(rows: int, dtype: torch.dtype = torch.float32, turns: Any = None) -> HostedWork:
     q = torch.zeros(rows, HEADS, DIM, dtype=dtype)
-    return HostedWork(Crew(CREW), PlaceTables(HEADS), turns or rotations(), RULES, q)
+    return HostedWork(HostThreads(CREW), PlaceTables(HEADS), turns or rotations(), RULES, q)
 
 
 def states(work: HostedWork, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,10 +206,10 @@ def test_a_word_in_memory_has_a_layer_done() -> None:
     bell = torch.zeros(16, dtype=torch.int64)
     settled: list[bool] = []
     at = work.crew.listen(bell, lambda: settled.append(True))
-    done = ctypes.c_uint32.from_address(at.done)
+    done = ctypes.c_uint32.from_address(at.reply)
     for _ in range(20):
         work.states.zero_()
-        ctypes.c_uint64.from_address(at.rung).value = ctypes.addressof(work.layers[0])
+        ctypes.c_uint64.from_address(at.request).value = ctypes.addressof(work.layers[0])
         until = time.monotonic() + 10
         while not done.value and time.monotonic() < until:
             pass

@@ -15,7 +15,7 @@ from tests.checkpoints import make_checkpoint
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str

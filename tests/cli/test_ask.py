@@ -137,7 +137,7 @@ def test_an_empty_file_of_a_folder_is_left_out_with_a_word(
     result = run("ask", "-d", folder, "Who signs?", *tiny(model))
     assert result.code == 0
     assert result.out == expected_answer(model, Document(MENU), Document(HANDBOOK)) + "\n"
-    assert f"{empty} is empty and left out" in result.err
+    assert f"{empty} is empty and skipped" in result.err
     # of a folder that holds no other, nothing is left
     (folder / "deep" / "menu.md").unlink()
     sentence = run("ask", "-d", folder / "deep", "Who signs?", *tiny(model)).sentence()
@@ -151,11 +151,11 @@ def test_a_budget_of_one_point_naught_is_a_share_and_of_one_a_token(
     assert "ratio 1" in run(*asked, "--budget", "1.0").err
     assert "tokens 1" in run(*asked, "--budget", "1").err
     text = " ".join(run("ask", "--help").out.split())
-    assert "a whole number is so many tokens" in text and "by default the first 2" in text
+    assert "a whole number of tokens" in text and "by default the first 2" in text
 
 
 def test_a_folder_without_text_files_is_refused(run: Run, model: Path, tmp_path: Path) -> None:
-    assert "holds no" in run("ask", "-d", tmp_path, "Who?", *tiny(model)).sentence()
+    assert "has no" in run("ask", "-d", tmp_path, "Who?", *tiny(model)).sentence()
 
 
 def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
@@ -176,9 +176,9 @@ def test_an_empty_question_is_refused(run: Run, model: Path) -> None:
         (("--select", "quest", "--budget", -5), "--budget is a number of tokens"),
         (("--select", "quest", "--budget", 1.5), "neither a whole number nor a share up to 1.0"),
         (("--ratio", 0.1), "first, random, deviation, question, links"),
-        (("--canary-share", 0.1), "check what --fuse does"),
-        (("--canary-bound", 0.9), "check what --fuse does"),
-        (("--disk-gib", 1), "how much --disk-path may hold"),
+        (("--canary-share", 0.1), "check the answers of --fuse"),
+        (("--canary-bound", 0.9), "check the answers of --fuse"),
+        (("--disk-gib", 1), "the size of --disk-path"),
         (("--tier-packing", "on"), "give --disk-path, --host-gib or --remote-url too"),
     ],
     ids=str,

@@ -23,7 +23,7 @@ def asked(model: Path, tmp_path: Path) -> tuple[object, ...]:
 
 
 def answer(model: Path, select: Select) -> str:
-    """What the library says, of a document that it hosts."""
+    """The library's answer about a hosted document."""
     llm = LLM(model, num_pages=PAGES, device="cpu")
     document = Document(TEXT)
     llm.host(document, system="Be brief.")

@@ -1,4 +1,4 @@
-"""What reports on a terminal say of tiers: what they brought, and that they failed."""
+"""Reports on a terminal state loads and faults of tiers."""
 
 from pathlib import Path
 

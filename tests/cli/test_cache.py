@@ -1,4 +1,4 @@
-"""``looseleaf cache``: what is stored can be listed, counted, deleted and checked."""
+"""``looseleaf cache`` lists, counts, deletes and verifies stored documents."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``looseleaf chat``, scripted: documents are computed once, whatever is asked."""
+"""``looseleaf chat``, scripted: documents are computed once for all questions."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_document_is_computed_for_the_first_question_and_reused_ever_after(
         "/quit", "never read", options=("-d", handbook),
     )  # fmt: skip
     assert result.code == 0
-    assert "nothing was asked yet" in result.out
+    assert "no answer yet" in result.out
     reports = [line for line in said(result) if line.startswith("handbook.txt: ")]
     assert [report.rsplit(" ", 1)[1] for report in reports] == ["computed", "cached", "cached"]
 

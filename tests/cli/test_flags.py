@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from looseleaf.cli import HOMES
+from looseleaf.cli import COMMANDS
 from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierConfig
 from tests.cli.conftest import Run
 
@@ -40,11 +40,11 @@ def test_every_field_but_sections_is_an_option() -> None:
 def test_help_lists_the_commands(run: Run) -> None:
     result = run("--help")
     assert result.code == 0
-    for command, (_, summary) in HOMES.items():
+    for command, (_, summary) in COMMANDS.items():
         assert re.search(rf"^  {command} +{re.escape(summary)}$", result.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_where_the_group_says_and_has_help(run: Run, name: str) -> None:
     result = run(name, "--help")
     assert result.code == 0

@@ -1,4 +1,4 @@
-"""What ``looseleaf serve`` says where it can't run."""
+"""Messages of ``looseleaf serve`` if it can't run."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +15,7 @@ serve = import_module("looseleaf.cli.serve")
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Has a module be missing."""
-    monkeypatch.setattr(serve, "end_at_once", lambda: None)
+    monkeypatch.setattr(serve, "exit_on_sigterm", lambda: None)
 
     def lack(module: str) -> None:
         monkeypatch.setattr(

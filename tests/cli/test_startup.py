@@ -1,4 +1,4 @@
-"""What a server shows while it starts: a bar on a terminal, and nothing in a log."""
+"""A starting server shows a progress bar on a terminal, and nothing in a log."""
 
 import pytest
 

@@ -198,10 +198,13 @@ def test_the_report_says_what_was_computed_again(checkpoint: Folder) -> None:
         ({"selector": "random", "ratio": 1.5}, "ratio must be"),
         ({"selector": "random", "tokens": -1}, "tokens must be"),
         ({"selector": "question", "watched_share": 0.0}, "watched_share must be"),
-        ({"selector": "deviation", "check_layers": (0,)}, "check_layers rise"),
-        ({"selector": "deviation", "check_factors": (2.0, 1.0)}, "as many as check_layers"),
-        ({"selector": "deviation", "check_factors": (0.5,)}, "the last is 1"),
-        ({"selector": "deviation", "threshold": 0.5, "check_factors": (1.0,)}, "takes none"),
+        ({"selector": "deviation", "check_layers": (0,)}, "check_layers must be ascending"),
+        ({"selector": "deviation", "check_factors": (2.0, 1.0)}, "one per check layer"),
+        ({"selector": "deviation", "check_factors": (0.5,)}, "the last of them 1"),
+        (
+            {"selector": "deviation", "threshold": 0.5, "check_factors": (1.0,)},
+            "without a threshold",
+        ),
         (
             {"selector": "deviation", "check_layers": (1, 2), "check_factors": (0.5, 1.0)},
             "never rise",

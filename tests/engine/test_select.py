@@ -184,13 +184,13 @@ def test_a_policy_that_the_model_has_no_layers_for_is_refused(
     ("options", "message"),
     [
         ({"policy": "all", "tokens": 5}, "reads everything"),
-        ({"policy": "window", "mass": 0.5}, "looks at no key"),
+        ({"policy": "window", "mass": 0.5}, "does not estimate a mass"),
         ({"tokens": 5, "ratio": 0.5}, "one of"),
         ({"tokens": 0}, "positive"),
         ({"ratio": 1.5}, "ratio"),
         ({"mass": 0.0}, "mass"),
         ({"sink": -1}, "sink must be 0 or more, not -1"),
-        ({"dense_layers": (2, 1)}, "rise"),
+        ({"dense_layers": (2, 1)}, "ascending"),
     ],
 )
 def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of indexes share."""
+"""Fixtures of index tests."""
 
 from collections.abc import Iterator
 

@@ -137,7 +137,7 @@ def test_where_no_index_over_narrow_keys_finds_enough_it_is_said(
     keys[:, 3] += 500.0
     config = IndexConfig(keys="int8", top=20, degree=8)
     narrow = choose_index(KeyVectors.create(keys, "int8"), normal(100, 16), config)
-    assert "no index over int8 keys finds 0.95 of the nearest: the " in caplog.text
+    assert "no index over int8 keys reaches recall 0.95: the " in caplog.text
     assert max(trial.recall for trial in narrow.trials) < 0.95
     wide = choose_index(KeyVectors.create(keys), normal(100, 16), IndexConfig(top=20, degree=8))
     assert max(trial.recall for trial in wide.trials) == 1.0
@@ -171,7 +171,7 @@ def test_a_search_that_can_not_be_is_refused(kind: str) -> None:
     with pytest.raises(InvalidOption, match="values of 2 for 3 searches"):
         search_each([index] * 3, queries[:3], 5, values=[values] * 2)
     narrow = KeyVectors.create(normal(500, 8))
-    with pytest.raises(InvalidOption, match="and 16 dims need as many values like them"):
+    with pytest.raises(InvalidOption, match="and 16 dims need equally many values"):
         search_each([index] * 3, queries[:3], 5, values=[narrow] * 3)
 
 

@@ -57,9 +57,9 @@ def test_codes_are_rounded_for_what_queries_ask() -> None:
     for queries in (nobody(32), learnt):
         codes, steps = encode(KeyVectors.create(keys), order, queries)
         off = unpack(codes, 32) * steps - keys[order.long()]
-        # what is the same for all keys changes no order
+        # an equal error of all keys does not change rankings
         errors.append(float(((off - off.mean(0)) @ asked.T).square().mean()))
-    # of 32 dims 6 are asked about: the others make up for them
+    # queries span 6 of 32 dims, so the other dims can compensate errors
     assert errors[1] < 0.2 * errors[0]
 
 

@@ -1,4 +1,4 @@
-"""A crew does every unit of a part once, whoever calls and however many threads there are."""
+"""Host threads run every unit of a part once, for every caller and number of threads."""
 
 import ctypes
 import threading
@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from looseleaf.index.host_threads import Crew, Part, set_parts
+from looseleaf.index.host_threads import HostThreads, Part, set_parts
 
 UNIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 
 
-def run(crew: Crew, unit: object, *totals: int) -> None:
-    """One layer with a part of so many units each."""
+def run(crew: HostThreads, unit: object, *totals: int) -> None:
+    """Run a layer with a part for each number of units."""
     address = ctypes.cast(unit, ctypes.c_void_p).value  # type: ignore[arg-type]
     layers = crew.layers(1, 0, 0)
     parts = set_parts(layers[0], [Part(address, None, total) for total in totals])
@@ -22,7 +22,7 @@ def run(crew: Crew, unit: object, *totals: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_unit_is_done_once(threads: int) -> None:
-    crew, done = Crew(threads), Counter[int]()
+    crew, done = HostThreads(threads), Counter[int]()
     lock = threading.Lock()
 
     def unit(task: object, number: int) -> None:
@@ -48,12 +48,12 @@ def test_units_of_a_thread_that_is_held_up_are_done_by_others(slow: int) -> None
         if len(done) == 7:
             all_others.set()
 
-    run(Crew(2), UNIT(unit), 8)
+    run(HostThreads(2), UNIT(unit), 8)
     assert sorted(done) == list(range(8)) and done[-1] == slow
 
 
 def test_a_unit_may_wait_for_those_before_it() -> None:
-    crew = Crew(3)
+    crew = HostThreads(3)
     done = [threading.Event() for _ in range(20)]
 
     def unit(task: object, number: int) -> None:

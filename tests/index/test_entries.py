@@ -1,4 +1,4 @@
-"""Searches begin at keys that many queries found, together by as many queries as possible."""
+"""Entry points of searches cover the top lists of as many queries as possible."""
 
 import pytest
 import torch

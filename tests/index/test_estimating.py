@@ -1,4 +1,4 @@
-"""Keys that are not found count by their cluster: exactly, where a cluster is all one key."""
+"""Keys without a hit count by their cluster; exactly, if the keys of a cluster are equal."""
 
 import pytest
 import torch
@@ -116,5 +116,5 @@ def test_mean_values_are_stored_with_the_index() -> None:
 def test_what_has_no_clusters_or_values_is_refused() -> None:
     with pytest.raises(InvalidOption, match="give kind 'ivf'"):
         IndexConfig("graph", estimate=True)
-    with pytest.raises(InvalidOption, match="takes clusters and values"):
+    with pytest.raises(InvalidOption, match="needs an ivf index and values"):
         build_segment(Made(200), 200, Heads(2, 4, 2), CONFIG)

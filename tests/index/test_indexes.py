@@ -1,4 +1,4 @@
-"""Indexes find nearly what a scan finds; the same after storing, inserting and on any path."""
+"""Hits of indexes are nearly those of a scan; equal after storing, inserting and on all paths."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_c_and_torch_find_the_same_keys_and_states(
     assert state is not None and slow_state is not None
     torch.testing.assert_close(state.out, slow_state.out, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state.lse, slow_state.lse, rtol=1e-5, atol=1e-4)
-    # what is found counts as it is stored, however it was compared
+    # hits have exact scores, for every dtype of compared keys
     exact = (keys[hits.ids.long()] @ queries[:20, :, None])[..., 0]
     torch.testing.assert_close(hits.scores, exact, rtol=1e-5, atol=1e-4)
 

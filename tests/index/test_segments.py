@@ -1,4 +1,4 @@
-"""A segment's indexes: built in parts, going on after a kill, searched by threads and processes."""
+"""A segment's indexes: resumable builds, and searches from threads and processes."""
 
 import multiprocessing
 import subprocess
@@ -15,7 +15,7 @@ import torch
 from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index import Heads, SegmentIndex, build_segment, search
-from looseleaf.index.segment import few_ahead
+from looseleaf.index.segment import bounded_map
 from tests.index.vectors import Made, layer
 
 HEADS = Heads(2, 4, 2)
@@ -98,9 +98,9 @@ def test_a_build_that_is_given_up_ends_behind_the_few_that_were_handed_in() -> N
         return -number
 
     with ThreadPoolExecutor(2) as threads:
-        assert list(few_ahead(threads, act, range(10), 3)) == [-n for n in range(10)]
+        assert list(bounded_map(threads, act, range(10), 3)) == [-n for n in range(10)]
         begun.clear()
-        results = few_ahead(threads, act, range(100), 3)
+        results = bounded_map(threads, act, range(100), 3)
         assert [next(results) for _ in range(5)] == [0, -1, -2, -3, -4]
         results.close()
     assert 5 <= len(begun) <= 5 + 3

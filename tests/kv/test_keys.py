@@ -1,4 +1,4 @@
-"""A key names all that determines stored keys and values, and nothing else."""
+"""A segment key depends on everything that determines stored keys and values, and nothing else."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_pages_of_the_service_are_the_same_under_every_salt_and_no_further() -> 
 
 def test_the_same_inputs_give_the_same_key_in_every_process() -> None:
     assert space() == space()
-    # tiers keep segments under these names: whoever changes them orphans what was stored
+    # tiers store segments under these names: a change orphans stored segments
     expected = "20322bd4"
     assert space().document(space().root, [1, 2, 3]).hex()[:8] == expected
 

@@ -55,7 +55,7 @@ def test_a_run_is_the_lowest_with_room_before_it_if_there_is_one(
     def free(start: int, length: int) -> bool:
         return start + length <= len(taken) and not any(taken[start : start + length])
 
-    # a few pages behind what stands before are left free for it to grow into
+    # a few pages after the preceding run stay free for its growth
     starts = range(len(taken))
     roomy = [s + 8 if s else 0 for s in starts if free(s, count + 8 if s else count)]
     tight = [s for s in starts if free(s, count)]

@@ -18,7 +18,7 @@ def key(number: int) -> SegmentKey:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Callers who reserve, insert, hold, pin and let go; ``idle`` mirrors what may be evicted."""
+    """Random calls to a store; ``idle`` mirrors the evictable segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class StoreMachine(RuleBasedStateMachine):
         return segments[number % len(segments)]
 
     def expect_evictions(self, count: int) -> None:
-        """What makes room for ``count`` pages goes, the least recently used first."""
+        """Evict for ``count`` free pages, the least recently used first."""
         missing = count - self.store.pool.num_free
         while missing > 0:
             missing -= len(self.idle.pop(0).pages)
@@ -171,7 +171,7 @@ TestStoreOverRandomHistories = StoreMachine.TestCase
 
 
 def filled_store(lengths: list[int]) -> tuple[SegmentStore, list[Segment]]:
-    """Idle segments of so many pages each, the first the least recently used."""
+    """Idle segments of ``lengths`` pages, the least recently used first."""
     store, segments = SegmentStore(make_pool(NUM_PAGES)), []
     for number, length in enumerate(lengths):
         pages = store.reserve(length)
@@ -254,5 +254,5 @@ def test_an_unfinished_segment_that_nobody_computes_is_noticed() -> None:
     store, (a,) = filled_store([2])
     store.pin(a)
     a.ready = False
-    with pytest.raises(IntegrityError, match="nobody"):
+    with pytest.raises(IntegrityError, match="no references"):
         store.check([])

@@ -1,4 +1,4 @@
-"""What is kept of a page is of the page as it is now."""
+"""A page's summary belongs to its present generation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The frame identity, the table, and the name of what changes a stored key."""
+"""The frame identity, rotation tables, and fingerprints of RoPE configurations."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from looseleaf.rope import (
     build_rotation,
     frames,
     layer_rotations,
-    made_once,
+    map_distinct,
     model_rope_fingerprint,
     query_scale,
     rope_fingerprint,
@@ -221,7 +221,7 @@ def test_what_is_made_of_tables_is_made_once_for_layers_that_share_one() -> None
         made.append(table)
         return len(made)
 
-    assert made_once(tables, make) == [1, 2, 1, 2]
+    assert map_distinct(tables, make) == [1, 2, 1, 2]
     assert made[0] is tables[0] and made[1] is tables[1]
 
 

@@ -103,5 +103,5 @@ def test_without_a_length_the_model_s_own_limit_is_the_frozen_one() -> None:
 
 def test_longrope_refuses_factors_that_do_not_match_the_pairs() -> None:
     bad = config_of("longrope", {**LONG, "long_factor": (1.0, 2.0)}, 1.0, TRAINED)
-    with pytest.raises(InvalidOption, match="2 values but the model turns 16 pairs"):
+    with pytest.raises(InvalidOption, match="2 values but the model rotates 16 pairs"):
         rope_frequencies(bad)

@@ -55,8 +55,8 @@ def signals() -> Iterator[None]:
 
 SIGNALLED = """
 import os, signal
-from looseleaf.cli.signals import end_at_once
-end_at_once()
+from looseleaf.cli.signals import exit_on_sigterm
+exit_on_sigterm()
 os.kill(os.getpid(), signal.SIGTERM)
 print("it goes on")
 """

@@ -52,7 +52,7 @@ class Stage:
         for row in self.rows:
             for span in row.settled:
                 if span.places is not None:
-                    self.pool.place(span.pages, span.places)
+                    self.pool.set_positions(span.pages, span.places)
         self.q = self._normal(len(self.rows), NUM_QO_HEADS, HEAD_DIM)
         self.kv = [self._normal(len(self.rows), NUM_KV_HEADS, HEAD_DIM) for _ in range(2)]
 

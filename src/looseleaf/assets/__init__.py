@@ -12,10 +12,10 @@ _EARLIER_NAMES = MappingProxyType({"looseleaf-block": "block", "looseleaf-causal
 
 
 def folder_of(name: str) -> str | None:
-    """The folder of a reference model, by its name or an earlier name; None for other names."""
+    """The folder of a reference model by its present or earlier name; None for other names."""
     return REFERENCE_MODELS.get(name) or _EARLIER_NAMES.get(name)
 
 
 def checkpoint_of(name: str) -> str:
-    """The folder of a reference model; the folder's own name is taken, other names unchanged."""
+    """`folder_of` a name, or the name itself if it is not a reference model's."""
     return folder_of(name) or name

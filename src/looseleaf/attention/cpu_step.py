@@ -24,7 +24,7 @@ from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepa
 from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
-from looseleaf.rope import made_once
+from looseleaf.rope import map_distinct
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
@@ -55,7 +55,7 @@ class CpuAttention:
     def __post_init__(self) -> None:
         self.layout = PageLayout.of(self.pool.layer(0)[0], self.num_qo_heads)
         self.alike = _first_alike(self.rotations, self.rules)
-        self.tables = made_once(self.rotations, AngleTable.create)
+        self.tables = map_distinct(self.rotations, AngleTable.create)
         self.memory = [
             (page_memory(k), page_memory(v))
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
@@ -95,7 +95,7 @@ class CpuAttention:
                 self._torch_decode(readings),
                 readings,
                 slots,
-                made_once(self.tables, lambda table: table.at(frame_positions)),
+                map_distinct(self.tables, lambda table: table.at(frame_positions)),
             )
         if not moved or len(self._lists) != 1:
             self._layer_plans = [self._plan(n, reading) for n, reading in enumerate(readings)]

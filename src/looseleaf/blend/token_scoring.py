@@ -31,7 +31,7 @@ from looseleaf.blend.fusion import Begun, FusedRows, Fusion, IntArray
 from looseleaf.graphs.layerwise import Following, follow
 from looseleaf.graphs.prefill import PassGraphs, no_rows
 from looseleaf.graphs.rows import join_tables, to_device
-from looseleaf.kv.store import Arriving
+from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import Attend, LayerHook
@@ -74,7 +74,7 @@ class Evidence:
 
     model: Decoder
     attention: PagedAttention
-    awaited: Sequence[Arriving] = ()
+    awaited: Sequence[PendingLoad] = ()
     passes: PassGraphs | None = None
     _launched: float | None = None
 
@@ -189,7 +189,7 @@ class Evidence:
         chunks = []
         for fusion, rows, replaced in parts:
             if len(replaced):
-                self.attention.pool.place(fusion.pages, replaced)
+                self.attention.pool.set_positions(fusion.pages, replaced)
             spans = fusion.spans(replaced, int(rows.positions[-1]))
             chunks.append(PrefillChunk(rows.positions, spans))
         return join_tables([rows.table for _, rows, _ in parts]), chunks

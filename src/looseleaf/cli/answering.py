@@ -1,6 +1,4 @@
-"""One answer on a terminal: progress while documents are computed, text as it comes, the reuse
-report.
-"""
+"""An answer on a terminal: a progress bar during prefill, the streamed text, the reuse report."""
 
 import sys
 from collections import Counter
@@ -20,17 +18,19 @@ if TYPE_CHECKING:
 
 DOCUMENTS = click.option(
     "-d", "--document", "names", multiple=True, metavar="FILE",
-    help="a text file, a folder of them, or - for stdin",
+    help="text file, folder of text files, or - for stdin; may be repeated",
 )  # fmt: skip
-SYSTEM = click.option("--system", help="a system prompt, read before the documents")
-MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="longest answer")
+SYSTEM = click.option("--system", help="system prompt, placed before the documents")
+MAX_TOKENS = click.option(
+    "--max-tokens", default=256, show_default=True, help="most tokens of an answer"
+)
 TEMPERATURE = click.option(
-    "--temperature", default=0.0, show_default=True, help="0 takes the likeliest words"
+    "--temperature", default=0.0, show_default=True, help="sampling temperature; 0: greedy decoding"
 )
 
 
 def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
-    """By the chat template; for a base model without one, the parts of all messages in a row."""
+    """The prompt by the chat template; without a template, all parts of the messages in order."""
     if llm.engine.tokenizer.has_chat_template:
         return llm.engine.prompts.from_messages(messages)
     parts: list[str | Document] = []
@@ -41,16 +41,15 @@ def build_prompt(llm: LLM, messages: Sequence[Message]) -> PromptParts:
 
 
 def tier_faults(llm: LLM) -> Counter[tuple[str, str]]:
-    """How often each tier failed so far, by its name and how; ``skipped`` was not tried, because
-    it had failed too often."""
-    found = Counter[tuple[str, str]]()
+    """Faults so far by tier and kind; ``skipped`` counts accesses avoided after many faults."""
+    faults = Counter[tuple[str, str]]()
     for tier in llm.engine.snapshot().tiers:
-        found.update({(tier.name, kind): times for kind, times in tier.counters.faults.items()})
-        found[tier.name, "skipped"] += tier.counters.skipped
-    return +found
+        faults.update({(tier.name, kind): times for kind, times in tier.counters.faults.items()})
+        faults[tier.name, "skipped"] += tier.counters.skipped
+    return +faults
 
 
-NO_DOCUMENT = "no document was given: the answer is the model's alone; "
+NO_DOCUMENT = "no document was given, so the answer comes from the model only; "
 
 
 def reuse_report(
@@ -58,18 +57,18 @@ def reuse_report(
     faults: Counter[tuple[str, str]],
     documents: Sequence[Document] = (),
 ) -> str:
-    """What was reused and what was computed, by which policies, and which tiers failed meanwhile,
-    if any did. Of the ``documents`` those that are text of the prompt are named, too."""
+    """The report of an answer: reuse, policies, tier faults, and ``documents`` that are part of the
+    prompt's text."""
     lines = [
         f"{document.name}: text of this prompt, by --context prompt"
         for document in documents
         if document.context == "prompt"
     ]
     lines.append(str(output.reuse))
-    lines += [str(one) for one in (output.select, output.revision) if one is not None]
+    lines += [str(report) for report in (output.select, output.revision) if report is not None]
     if faults:
-        told = (f"{tier}: {times} {kind}" for (tier, kind), times in sorted(faults.items()))
-        lines.append(f"tiers failed: {'; '.join(told)}")
+        counts = (f"{tier}: {times} {kind}" for (tier, kind), times in sorted(faults.items()))
+        lines.append(f"tiers failed: {'; '.join(counts)}")
     return "\n".join(lines)
 
 
@@ -79,42 +78,42 @@ def print_answer(
     params: SamplingParams,
     **policies: Unpack[Policies],
 ) -> RequestOutput:
-    """Stream the answer to standard output, with a bar on standard error before the first word."""
-    shown = ""
+    """Stream the answer to standard output, with a prefill progress bar on standard error."""
+    printed = ""
     output: RequestOutput | None = None
     with _progress("tokens") as bar:
         task = bar.add_task("reading")
         for output in llm.stream(
             parts,
             params,
-            on_prefill=lambda done, total: bar.update(task, completed=done, total=total),
+            on_prefill=lambda n, total: bar.update(task, completed=n, total=total),
             **policies,
         ):
-            if not shown:
+            if not printed:
                 bar.stop()
-            click.echo(output.text[len(shown) :], nl=False)
+            click.echo(output.text[len(printed) :], nl=False)
             sys.stdout.flush()
-            shown = output.text
+            printed = output.text
     click.echo()
-    assert output is not None, "a request that ends without an output raises"
+    assert output is not None, "a request without an output raises"
     return output
 
 
 def host_documents(llm: LLM, documents: Sequence[Document], system: str | None) -> None:
-    """Host documents behind the beginning of a conversation, with a bar on standard error."""
+    """Host documents after the lead of a conversation, with a bar on standard error."""
     with _progress("done") as bar:
         for document in documents:
             task = bar.add_task(str(document.name))
 
-            def told(stage: str, done: int, total: int, task: Any = task) -> None:
-                bar.update(task, description=stage, completed=done, total=total)
+            def update(stage: str, completed: int, total: int, task: Any = task) -> None:
+                bar.update(task, description=stage, completed=completed, total=total)
 
-            llm.host(document, system=system, on_progress=told)
+            llm.host(document, system=system, on_progress=update)
 
 
 def _progress(unit: str) -> "Progress":
-    """Bars on standard error that count in ``unit``; where nobody looks they would leave empty
-    lines, so there are none."""
+    """Progress bars on standard error in ``unit``; disabled outside of terminals, where they would
+    print empty lines."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -124,7 +123,10 @@ def _progress(unit: str) -> "Progress":
         TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
     )
     console = Console(stderr=True)
-    seen = console.is_terminal
     return Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not seen
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )

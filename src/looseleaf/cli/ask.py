@@ -1,4 +1,4 @@
-"""``looseleaf ask``: one question about some documents."""
+"""``looseleaf ask``: an answer to a question about documents."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from looseleaf.cli.answering import (
     tier_faults,
 )
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import engine_options, given, require_tiers
+from looseleaf.cli.options import engine_options, explicit_options, require_tiers
 from looseleaf.cli.policies import (
     fuse_options,
     select_options,
@@ -39,19 +39,19 @@ from looseleaf.sampling_params import SamplingParams
     type=click.Choice(["lead", "alone", "prompt"]),
     default="lead",
     show_default=True,
-    help="what a document sees when it is computed: the text before the first document, nothing, "
-    "or all before it",
+    help="context in which documents are computed: the text before the first document (lead), "
+    "nothing (alone), or everything before the document (prompt)",
 )
 @click.option(
     "--host",
     "hosted",
     is_flag=True,
-    help="keep documents in the host's memory behind an index, which --select retrieval reads: "
-    "they may be longer than the pool",
+    help="keep documents in host memory with a vector index for --select retrieval; they may be "
+    "longer than the pool",
 )
 @MAX_TOKENS
 @TEMPERATURE
-@click.option("--show-reuse", is_flag=True, help="say what was computed and what was reused")
+@click.option("--show-reuse", is_flag=True, help="print the reused and computed tokens")
 @fuse_options(several=False)
 @select_options
 @engine_options
@@ -67,23 +67,26 @@ def ask(
 ) -> None:
     """Answer QUESTION from documents."""
     if not question.strip():
-        raise InvalidRequest("the question is empty: ask something")
+        raise InvalidRequest("the question is empty: give a question")
     hosted = _take_hosted(names, options)
     policies: Policies = {
         "fuse": take_fuse(options),
         "select": take_select(options),
         "revise": take_revise(options),
     }
-    if policies["fuse"] is None and {"canary_share", "canary_bound"} & given(options).keys():
+    if (
+        policies["fuse"] is None
+        and {"canary_share", "canary_bound"} & explicit_options(options).keys()
+    ):
         raise InvalidOption(
-            "--canary-share and --canary-bound check what --fuse does: give that too"
+            "--canary-share and --canary-bound check the answers of --fuse: give --fuse too"
         )
     require_tiers(options)
     documents = read_documents(names, context)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.llm.llm import LLM
 
-    llm = LLM(**given(options))
+    llm = LLM(**explicit_options(options))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*documents, question]})
     if hosted:
@@ -97,15 +100,15 @@ def ask(
 
 
 def _take_hosted(names: tuple[str, ...], options: dict[str, Any]) -> bool:
-    """Whether documents are hosted, and then read by their index; takes the flag out of
-    ``options``. Raises InvalidOption where that has no meaning: before they are, which takes long.
-    """
+    """Whether documents are hosted; removes the flag from ``options`` and sets their policy.
+
+    Raises InvalidOption for options that hosting excludes, before the slow hosting begins."""
     if not options.pop("hosted"):
         if options["policy"] == "retrieval":
             raise InvalidOption("--select retrieval reads hosted documents: give --host too")
         return False
     if not names:
-        raise InvalidOption("--host keeps documents in the host's memory: name a document with -d")
+        raise InvalidOption("--host keeps documents in host memory: name a document with -d")
     options["policy"] = options["policy"] or "retrieval"
     if options["policy"] != "retrieval":
         raise InvalidOption(
@@ -113,7 +116,7 @@ def _take_hosted(names: tuple[str, ...], options: dict[str, Any]) -> bool:
         )
     if set(options["selectors"]) - {"none"}:
         raise InvalidOption(
-            "--fuse can't be combined with --host, whose index would find what is computed again: "
-            "leave one of them out"
+            "--fuse can't be combined with --host, because the index would return recomputed "
+            "tokens: leave one of them out"
         )
     return True

@@ -1,10 +1,11 @@
-"""``looseleaf cache``: look at, delete and check the documents that tiers hold, without a model."""
+"""``looseleaf cache``: lists, deletes and verifies documents of tiers, without a model."""
 
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,53 +19,53 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MIB = 1 << 20
-_NOBODY = "-"
+_NO_TENANT = "-"
 
 
 def _tier_options(command: Command) -> Command:
-    disk = click.option("--disk-path", metavar="FOLDER", help="the folder of a disk tier")
-    remote = click.option("--remote-url", metavar="URL", help="the server of a remote tier")
+    disk = click.option("--disk-path", metavar="FOLDER", help="folder of a disk tier")
+    remote = click.option("--remote-url", metavar="URL", help="server of a remote tier")
     return disk(remote(command))
 
 
 @click.group(cls=SuggestingGroup)
 def cache() -> None:
-    """Look after documents that are stored on disk or at a Redis or Valkey server."""
+    """List, delete and verify documents stored on disk or in a Redis or Valkey server."""
 
 
 @cache.command("ls")
 @_tier_options
 def list_records(disk_path: str | None, remote_url: str | None) -> None:
-    """One line a document: its key, size, tenant and age, those that go first first, and behind
-    them those that are hosted."""
-    with _opened(disk_path, remote_url) as places:
-        for place, tier in places.items():
+    """Print key, size, tenant and age of each document, in the order of eviction; hosted documents
+    come last."""
+    with _open_tiers(disk_path, remote_url) as tiers:
+        for subfolder, tier in tiers.items():
             for entry in tier.entries():
                 age = f"{(time.time() - entry.created) / 3600:.1f} h" if entry.created else "-"
                 size = f"{entry.num_bytes / _MIB:.2f} MiB"
-                line = f"{entry.key.hex()}  {size:>12}  {entry.tenant or _NOBODY:16}  {age:>8}"
-                click.echo(f"{line}  {place}".rstrip())
+                line = f"{entry.key.hex()}  {size:>12}  {entry.tenant or _NO_TENANT:16}  {age:>8}"
+                click.echo(f"{line}  {subfolder}".rstrip())
 
 
 @cache.command()
 @_tier_options
 def stat(disk_path: str | None, remote_url: str | None) -> None:
-    """Documents and bytes, in all, of hosted ones, and by tenant; - are those that have none."""
+    """Print the number and size of documents: in total, hosted, and by tenant (- for none)."""
     from looseleaf.tiers import HOSTED
 
     count, size = Counter[str](), Counter[str]()
-    with _opened(disk_path, remote_url) as places:
-        held = {place: list(tier.entries()) for place, tier in places.items()}
-    entries: list[Entry] = [entry for some in held.values() for entry in some]
+    with _open_tiers(disk_path, remote_url) as tiers:
+        by_folder = {subfolder: list(tier.entries()) for subfolder, tier in tiers.items()}
+    entries: list[Entry] = list(chain.from_iterable(by_folder.values()))
     for entry in entries:
         count[entry.tenant] += 1
         size[entry.tenant] += entry.num_bytes
     click.echo(f"{len(entries)} documents, {sum(size.values()) / _MIB:.2f} MiB")
-    if hosted := held.get(HOSTED):
+    if hosted := by_folder.get(HOSTED):
         num_bytes = sum(entry.num_bytes for entry in hosted)
         click.echo(f"of these hosted: {len(hosted)} documents, {num_bytes / _MIB:.2f} MiB")
     for tenant, num_bytes in size.most_common():
-        click.echo(f"{tenant or _NOBODY}: {count[tenant]} documents, {num_bytes / _MIB:.2f} MiB")
+        click.echo(f"{tenant or _NO_TENANT}: {count[tenant]} documents, {num_bytes / _MIB:.2f} MiB")
 
 
 @cache.command("rm")
@@ -73,8 +74,8 @@ def stat(disk_path: str | None, remote_url: str | None) -> None:
 @click.option("--all", "everything", is_flag=True, help="delete every document")
 @click.option(
     "--tenant",
-    help="delete every document of a tenant, as ls shows it, "
-    "or by its name at the server, or its salt",
+    help="delete every document of a tenant: its digest as in ls, its name at the server, or its "
+    "salt",
 )
 def remove(
     disk_path: str | None,
@@ -83,88 +84,90 @@ def remove(
     everything: bool,
     tenant: str | None,
 ) -> None:
-    """Delete documents by their KEYS, or the beginnings of these that tell them apart."""
+    """Delete documents by their KEYS, or unambiguous prefixes of keys."""
     if sum((bool(keys), everything, tenant is not None)) != 1:
-        raise InvalidOption("say what to delete: some KEYS, --tenant, or --all")
-    with _opened(disk_path, remote_url) as places:
-        entries = [entry for tier in places.values() for entry in tier.entries()]
-        whose = None if tenant is None else _tenant(tenant, {e.tenant for e in entries})
-        chosen = {e.key for e in entries if everything or e.tenant == whose}
-        for beginning in keys:
-            matching = {e.key for e in entries if e.key.hex().startswith(beginning.lower())}
-            if len(matching) != 1:
+        raise InvalidOption("say what to delete: KEYS, --tenant, or --all")
+    with _open_tiers(disk_path, remote_url) as tiers:
+        entries = [entry for tier in tiers.values() for entry in tier.entries()]
+        digest = None if tenant is None else _tenant(tenant, {e.tenant for e in entries})
+        selection = {e.key for e in entries if everything or e.tenant == digest}
+        for prefix in keys:
+            matches = {e.key for e in entries if e.key.hex().startswith(prefix.lower())}
+            if len(matches) != 1:
                 raise InvalidOption(
-                    f"{len(matching)} documents have a key that begins with {beginning!r}: "
-                    "looseleaf cache ls shows them all"
+                    f"{len(matches)} documents have a key that begins with {prefix!r}: "
+                    "looseleaf cache ls lists all keys"
                 )
-            chosen |= matching
-        deleted = sum(tier.delete(list(chosen)) for tier in places.values())
+            selection |= matches
+        deleted = sum(tier.delete(list(selection)) for tier in tiers.values())
     click.echo(f"{deleted} documents deleted")
 
 
 @cache.command()
 @_tier_options
-@click.option("--delete", is_flag=True, help="delete what is damaged")
+@click.option("--delete", is_flag=True, help="delete damaged documents")
 def verify(disk_path: str | None, remote_url: str | None, delete: bool) -> None:
-    """Read everything and compare it with its checksums; the exit code is 1 if anything is damaged
-    or can't be read.
+    """Compare all documents with their checksums. The exit code is 1 if a document is damaged or
+    unreadable.
 
-    What is damaged costs an engine no answer: it is found out, deleted and computed again. At a
-    server damaged documents are deleted as they are found. What can't be read is kept."""
+    Damaged documents never change an answer: an engine detects them, deletes them and computes them
+    again. In a server, damaged documents are always deleted. Unreadable documents are kept."""
     checked, damaged, unreadable = 0, 0, 0
-    with _opened(disk_path, remote_url) as places:
-        for place, tier in places.items():
-            harmed = []
-            for name, wrong in tier.verify():
+    with _open_tiers(disk_path, remote_url) as tiers:
+        for subfolder, tier in tiers.items():
+            names = []
+            for name, fault in tier.verify():
                 checked += 1
-                if wrong is None:
+                if fault is None:
                     continue
-                if wrong.kind in ("damaged", "missing"):
-                    harmed.append(name)
-                    click.echo(f"{Path(place) / name}: {wrong}")
+                if fault.kind in ("damaged", "missing"):
+                    names.append(name)
+                    click.echo(f"{Path(subfolder) / name}: {fault}")
                 else:
                     unreadable += 1
-                    click.echo(f"{Path(place) / name}: unreadable, {wrong}")
-            if delete and harmed:
-                tier.discard(harmed)
-            damaged += len(harmed)
-    more = f", {unreadable} unreadable" if unreadable else ""
-    click.echo(f"{checked} checked, {damaged} damaged{more}")
+                    click.echo(f"{Path(subfolder) / name}: unreadable, {fault}")
+            if delete and names:
+                tier.discard(names)
+            damaged += len(names)
+    suffix = f", {unreadable} unreadable" if unreadable else ""
+    click.echo(f"{checked} checked, {damaged} damaged{suffix}")
     sys.exit(1 if damaged or unreadable else 0)
 
 
-def _tenant(name: str, known: set[str]) -> str | None:
-    """What records say of the tenant that ``name`` means, None if none of those ``known`` is meant.
+def _tenant(name: str, digests: set[str]) -> str | None:
+    """The digest of a tenant in records; None without a match among ``digests``.
 
-    They hold a digest of its salt: who knows the salt finds it, and nobody reads it there."""
+    ``name`` is the digest itself, a salt, or the name of a server's tenant. Records do not contain
+    salts. Raises InvalidOption for an ambiguous name."""
     from looseleaf.tiers import tenant_of
 
-    shown = "" if name == _NOBODY else name
-    if shown in known:
-        return shown
-    # the second is the salt that a server gives to its tenant of that name
-    found = {tenant_of(salt) for salt in (name, f"tenant {name}")} & known
-    if len(found) > 1:
+    digest = "" if name == _NO_TENANT else name
+    if digest in digests:
+        return digest
+    # a server derives the salt of a tenant from its name
+    matches = {tenant_of(salt) for salt in (name, f"tenant {name}")} & digests
+    if len(matches) > 1:
         raise InvalidOption(
-            f"{name!r} is a salt and also a tenant of a server: say which of both, as looseleaf "
-            f"cache ls shows them: {' or '.join(sorted(found))}"
+            f"{name!r} is a salt and also a tenant of a server: give its digest, as in looseleaf "
+            f"cache ls: {' or '.join(sorted(matches))}"
         )
-    return next(iter(found), None)
+    return next(iter(matches), None)
 
 
 @contextmanager
-def _opened(
+def _open_tiers(
     disk_path: str | None, remote_url: str | None
 ) -> "Iterator[dict[str, DiskTier | RemoteTier]]":
-    """What is named, by place: the tier, and of a folder also that of its hosted documents. What
-    can't be done is one sentence."""
+    """The tier by its subfolder "", and of a disk also the tier of hosted documents.
+
+    Raises InvalidOption for a tier that can't be used."""
     from looseleaf.tiers import RemoteTier, TierFault
 
     if (disk_path is None) == (remote_url is None):
         raise InvalidOption("name one tier: --disk-path FOLDER or --remote-url URL")
     try:
         if disk_path is not None:
-            yield _of_folder(Path(disk_path).expanduser())
+            yield _disk_tiers(Path(disk_path).expanduser())
             return
         tier = RemoteTier(remote_url or "")
         try:
@@ -175,15 +178,15 @@ def _opened(
         raise InvalidOption(f"the tier can't be used: {fault}") from fault
 
 
-def _of_folder(folder: Path) -> "dict[str, DiskTier | RemoteTier]":
+def _disk_tiers(folder: Path) -> "dict[str, DiskTier | RemoteTier]":
     from looseleaf.tiers import HOSTED, DiskTier, Ledger
 
     if not folder.is_dir():
         raise InvalidOption(f"there is no folder {folder}")
     if not DiskTier.is_in(folder):
         raise InvalidOption(
-            f"{folder} is no folder of a disk tier: give what serve, ask or LLM had as --disk-path"
+            f"{folder} is no folder of a disk tier: give the --disk-path of serve, ask or LLM"
         )
-    places = [place for place in ("", HOSTED) if DiskTier.is_in(folder / place)]
-    # whatever it may hold, looking at it evicts nothing
-    return {place: DiskTier(folder / place, Ledger(sys.maxsize)) for place in places}
+    subfolders = [name for name in ("", HOSTED) if DiskTier.is_in(folder / name)]
+    # without a size limit, so that opening the tier evicts nothing
+    return {name: DiskTier(folder / name, Ledger(sys.maxsize)) for name in subfolders}

@@ -1,4 +1,4 @@
-"""``looseleaf chat``: a conversation over documents, in the terminal."""
+"""``looseleaf chat``: a conversation about documents in the terminal."""
 
 from collections import Counter
 from typing import Any
@@ -17,12 +17,15 @@ from looseleaf.cli.answering import (
     tier_faults,
 )
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import engine_options, flag, given, require_tiers
+from looseleaf.cli.options import engine_options, explicit_options, flag, require_tiers
 from looseleaf.errors import LooseleafError
 from looseleaf.prompt.request import Document
 from looseleaf.sampling_params import SamplingParams
 
-HELP = "/add FILE: add a document   /docs: list them   /reuse: last report   /new: forget   /quit"
+HELP = (
+    "/add FILE: add a document   /docs: list documents   /reuse: last report   "
+    "/new: new conversation   /quit"
+)
 _QUIT = ("/quit", "/exit", "quit", "exit")
 
 
@@ -35,22 +38,20 @@ _QUIT = ("/quit", "/exit", "quit", "exit")
 def chat(
     names: tuple[str, ...], system: str | None, max_tokens: int, temperature: float, **options: Any
 ) -> None:
-    """Talk about documents. Each document is computed once, whatever is asked."""
+    """Chat about documents. Each document is computed once for all questions."""
     require_tiers(options)
     documents = read_documents(names)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     from looseleaf.llm.llm import LLM
 
-    llm = LLM(**given(options))
+    llm = LLM(**explicit_options(options))
     click.echo(HELP)
     click.echo(str(llm.engine.threads), err=True)
     Conversation(llm, system, documents, params).run()
 
 
 class Conversation:
-    """The turns so far. New documents enter with the next question, so that earlier turns stay as
-    they are.
-    """
+    """A conversation. New documents join the next question, so that earlier turns stay cached."""
 
     def __init__(
         self, llm: Any, system: str | None, documents: list[Document], params: SamplingParams
@@ -59,8 +60,8 @@ class Conversation:
         self._documents = list(documents)
         self._new = list(documents)
         self._turns: list[dict[str, Any]] = []
-        self._report = "nothing was asked yet"
-        # those before the last answer, which are told with it
+        self._report = "no answer yet"
+        # tier faults up to the last answer
         self._faults = Counter[tuple[str, str]]()
 
     def run(self) -> None:
@@ -81,10 +82,10 @@ class Conversation:
     def _command(self, line: str) -> None:
         word, _, argument = line.partition(" ")
         if word == "/add" and argument:
-            found = read_documents([argument.strip()])
-            self._documents += found
-            self._new += found
-            click.echo(f"added {', '.join(str(d.name) for d in found)}")
+            new = read_documents([argument.strip()])
+            self._documents += new
+            self._new += new
+            click.echo(f"added {', '.join(str(d.name) for d in new)}")
         elif word == "/docs":
             click.echo(
                 "\n".join(f"{d.name}: {sum(map(len, d.texts))} characters" for d in self._documents)
@@ -107,7 +108,7 @@ class Conversation:
         )
         if not self._documents:
             click.echo(f"{NO_DOCUMENT}add one with /add FILE", err=True)
-        # only an answered question becomes part of the conversation
+        # after the answer, so that a failed question is not part of the conversation
         self._turns += [turn, {"role": "assistant", "content": output.text}]
         self._new = []
         faults = tier_faults(self._llm)

@@ -1,4 +1,4 @@
-"""Documents from what a command line names: files, folders, standard input."""
+"""Documents of a command line: from files, folders, or standard input."""
 
 import sys
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
 def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> list[Document]:
-    """The documents of ``names``, in order; a folder stands for its text files, ``-`` for standard
-    input. Files of a folder that are empty are left out, which standard error is told.
+    """The documents of ``names``, in order: files, the text files of folders, ``-`` for stdin.
 
-    Raises InvalidRequest for a file that is missing or no text, EmptyDocument for one without any.
+    Skips empty files of folders, with a message on standard error. Raises InvalidRequest for a file
+    that is missing or not text, EmptyDocument for a file, folder or input without text.
     """
     documents = []
     for name in names:
@@ -25,27 +25,25 @@ def read_documents(names: Iterable[str], context: DocumentContext = "lead") -> l
             documents.append(_document("standard input", text, context))
             continue
         texts = {path: _read(path) for path in _files(Path(name))}
-        full = [path for path, text in texts.items() if text.strip()]
-        if not full:
-            raise EmptyDocument(
-                f"{name} is empty: leave it out, or check that it is the one you mean"
-            )
-        for path in sorted(texts.keys() - set(full)):
-            click.echo(f"{path} is empty and left out", err=True)
-        documents += [Document(texts[path], name=path.name, context=context) for path in full]
+        nonempty = [path for path, text in texts.items() if text.strip()]
+        if not nonempty:
+            raise EmptyDocument(f"{name} is empty: leave it out, or check the path")
+        for path in sorted(texts.keys() - set(nonempty)):
+            click.echo(f"{path} is empty and skipped", err=True)
+        documents += [Document(texts[path], name=path.name, context=context) for path in nonempty]
     return documents
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
-        if not found:
+        files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
+        if not files:
             raise InvalidRequest(
-                f"folder {path} holds no {', '.join(TEXT_SUFFIXES)} file: name files instead"
+                f"folder {path} has no {', '.join(TEXT_SUFFIXES)} file: name files instead"
             )
-        return found
+        return files
     if not path.exists():
-        raise InvalidRequest(f"no file {path}: check the path given with -d")
+        raise InvalidRequest(f"no file {path}: check the path after -d")
     return [path]
 
 
@@ -57,7 +55,7 @@ def _read(path: Path) -> str:
 
 
 def _decode(content: bytes, name: str) -> str:
-    """UTF-8 text, whatever the platform's own encoding, with line ends as in a text file."""
+    """The UTF-8 text of ``content``, with universal newlines."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -69,5 +67,5 @@ def _decode(content: bytes, name: str) -> str:
 
 def _document(name: str, text: str, context: DocumentContext) -> Document:
     if not text.strip():
-        raise EmptyDocument(f"{name} is empty: leave it out, or check that it is the file you mean")
+        raise EmptyDocument(f"{name} is empty: leave it out, or give it text")
     return Document(text, name=name, context=context)

@@ -1,5 +1,6 @@
-"""Groups of commands: one that suggests the nearest command for a name that it does not have, and
-one whose commands are imported when they are called, so that ``--help`` loads no PyTorch."""
+"""Command groups with suggestions for unknown names, and with lazily imported commands.
+
+Lazy imports keep PyTorch out of ``--help``."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -13,12 +14,12 @@ from looseleaf.errors import MissingPackage
 LAB = "looseleaf_lab"
 """The package of the distribution that measures this one; it may be missing."""
 
-Home = tuple[str, str]
-"""``module:attribute`` of a command, and the summary that the group's help shows."""
+LazyCommand = tuple[str, str]
+"""``module:attribute`` of a command, and its summary in the group's help."""
 
 
 class SuggestingGroup(click.Group):
-    """Names the nearest command where none has the name that was typed."""
+    """A group whose error for an unknown command names the nearest command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -27,25 +28,25 @@ class SuggestingGroup(click.Group):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             known = self.list_commands(ctx)
             near = get_close_matches(args[0], known, 1)
-            meant = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            ctx.fail(f"no command {args[0]!r}: {meant}")
+            advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+            ctx.fail(f"unknown command {args[0]!r}: {advice}")
         return super().resolve_command(ctx, args)
 
 
 class LazyGroup(SuggestingGroup):
-    """Lists ``homes`` by their summaries and imports a command when its name is typed."""
+    """A group that imports a command of ``lazy`` when it is called."""
 
-    def __init__(self, *args: Any, homes: Mapping[str, Home], **options: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **options: Any) -> None:
         super().__init__(*args, **options)
-        self.homes = homes
+        self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.homes)
+        return sorted(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.homes:
+        if cmd_name not in self.lazy:
             return None
-        module, attribute = self.homes[cmd_name][0].split(":")
+        module, attribute = self.lazy[cmd_name][0].split(":")
         try:
             command: click.Command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
@@ -59,4 +60,4 @@ class LazyGroup(SuggestingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.homes[name][1]) for name in sorted(self.homes)])
+            formatter.write_dl([(name, self.lazy[name][1]) for name in sorted(self.lazy)])

@@ -1,4 +1,4 @@
-"""Flags generated from the configuration's dataclasses: one source for names, defaults and help."""
+"""Command-line flags generated from the configuration's dataclasses."""
 
 import dataclasses
 import types
@@ -18,20 +18,20 @@ ENGINE_SECTIONS = (TierConfig, SchedulerConfig, CacheConfig, EngineConfig)
 
 
 def engine_options(command: Command) -> Command:
-    """Adds ``--model`` and a flag for every field of the engine's configuration.
+    """Add ``--model`` and a flag for every field of the engine's configuration.
 
-    The command gets them as keyword arguments of `looseleaf.LLM`; flags that were not given are
-    left out."""
+    The command receives keyword arguments of `looseleaf.LLM`; absent flags are None."""
     return click.option(
         "--model",
         metavar="FOLDER|ID",
-        help="checkpoint folder, hub id, or looseleaf-reference-causal, the reference model for "
-        "more than a thousand tokens [default: looseleaf-reference, for fewer]",
+        help="checkpoint folder, hub id, or a reference model: looseleaf-reference for prompts up "
+        "to a thousand tokens, looseleaf-reference-causal for longer prompts "
+        "[default: looseleaf-reference]",
     )(section_options(*ENGINE_SECTIONS)(command))
 
 
 def section_options(*sections: type) -> Callable[[Command], Command]:
-    """Adds a flag for every field of some sections of the configuration."""
+    """Add a flag for every field of ``sections`` of the configuration."""
 
     def add(command: Command) -> Command:
         for section in sections:
@@ -45,7 +45,7 @@ def section_options(*sections: type) -> Callable[[Command], Command]:
 
 
 def field_names(*sections: type) -> list[str]:
-    """The names of all fields that have a flag."""
+    """The names of all fields with a flag."""
     return [
         field.name
         for section in sections
@@ -54,19 +54,19 @@ def field_names(*sections: type) -> list[str]:
     ]
 
 
-# flags beside those of the configuration whose names are those of the library's keywords
+# further flags with the name of a library keyword
 _OTHER_FLAGS = ("model", "max_tokens", "temperature", "fuse", "select", "revise", "layer_budgets")
 
 
 def flag(name: str) -> str:
-    """The flag of an option of the library; the name itself if no command has one."""
+    """The flag of a library option; the name itself if no command has a flag for it."""
     known = (*field_names(*ENGINE_SECTIONS, ServerConfig), *_OTHER_FLAGS)
     return f"--{name.replace('_', '-')}" if name in known else name
 
 
 @contextmanager
 def names_in_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about options inside have the ``names`` that the command's user typed."""
+    """Replace option names in errors of the block by the flags in ``names``."""
     try:
         yield
     except LooseleafError as error:
@@ -75,26 +75,18 @@ def names_in_errors(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that somebody gave a value."""
+def explicit_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with a value on the command line."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
 def require_tiers(options: dict[str, Any]) -> None:
-    """Raise InvalidOption for a flag that says how documents are kept where none are."""
-    chosen = given(options)
+    """Raise InvalidOption for a tier option without its tier."""
+    chosen = explicit_options(options)
     if "disk_gib" in chosen and not chosen.get("disk_path"):
-        raise InvalidOption("--disk-gib is how much --disk-path may hold: give that too")
-    if (
-        "tier_packing" in chosen
-        and not TierConfig(
-            **{
-                name: chosen[name]
-                for name in ("host_gib", "disk_path", "remote_url")
-                if name in chosen
-            }
-        ).any
-    ):
+        raise InvalidOption("--disk-gib is the size of --disk-path: give --disk-path too")
+    tiers = {name: chosen.get(name) for name in ("host_gib", "disk_path", "remote_url")}
+    if "tier_packing" in chosen and not any(tiers.values()):
         raise InvalidOption(
             "--tier-packing is for documents outside the pool: give --disk-path, --host-gib or "
             "--remote-url too"

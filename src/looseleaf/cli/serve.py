@@ -1,5 +1,7 @@
-"""``looseleaf serve``: the OpenAI API over HTTP. Options come from flags, the environment and a
-file, in this order; what none of them says has the configuration's default."""
+"""``looseleaf serve``: the OpenAI API over HTTP.
+
+Flags override environment variables, which override the file of ``--config``. Other options have
+the defaults of the configuration."""
 
 import sys
 import tomllib
@@ -9,10 +11,10 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.options import ENGINE_SECTIONS, field_names, given, section_options
-from looseleaf.cli.signals import end_at_once
+from looseleaf.cli.options import ENGINE_SECTIONS, explicit_options, field_names, section_options
+from looseleaf.cli.signals import exit_on_sigterm
 from looseleaf.cli.startup import startup_bar
-from looseleaf.cli.variables import PREFIX, leave_out_injected, require_known
+from looseleaf.cli.variables import PREFIX, remove_injected, require_known
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption, install
 
@@ -20,27 +22,30 @@ NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "l
 
 
 def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Make the options of a TOML file the defaults of the command."""
-    # before any other option is looked for
-    leave_out_injected(option_names())
-    require_known(option_names())
+    """Set the defaults of the command from a TOML file, and validate environment variables.
+
+    Raises InvalidOption for unknown options, values of a wrong type, and unknown variables."""
+    # the option is eager, so this precedes click's reads of the environment
+    known = option_names()
+    remove_injected(known)
+    require_known(known)
     if path is None:
         return
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidOption(f"the configuration {path} can't be read: {error}") from error
-    known = option_names()
-    # what a flag gives is checked as text; a file's numbers would lose their fractions
-    whole = {one.name for one in context.command.params if one.type is click.INT}
+    # click would truncate floats of a file to integers
+    parameters = context.command.params
+    whole = {option.name for option in parameters if option.type is click.INT}
     switches = {
-        one.name
-        for one in context.command.params
-        if isinstance(one.type, click.types.BoolParamType)
+        option.name for option in parameters if isinstance(option.type, click.types.BoolParamType)
     }
     for name, value in content.items():
         if name not in known:
-            raise InvalidOption(f"{path}: unknown option {name!r}: looseleaf serve --help has all")
+            raise InvalidOption(
+                f"{path}: unknown option {name!r}: looseleaf serve --help lists all options"
+            )
         if isinstance(value, dict) or (isinstance(value, list) and name != "system_prompt"):
             raise InvalidOption(f"{path}: {name} must be one value")
         if isinstance(value, float | bool) and name in whole:
@@ -51,7 +56,7 @@ def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> 
 
 
 def option_names() -> list[str]:
-    """All options of the command, as a file names them."""
+    """All options of the command, as named in a configuration file."""
     return ["model", *field_names(ServerConfig, *ENGINE_SECTIONS)]
 
 
@@ -63,19 +68,19 @@ def option_names() -> list[str]:
     is_eager=True,
     expose_value=False,
     callback=read_file,
-    help="TOML file of options, named as the flags are, with underscores",
+    help="TOML file of options, with the names of flags and underscores for hyphens",
 )
 @section_options(*ENGINE_SECTIONS, ServerConfig)
 def serve(model: str | None, **options: Any) -> None:
-    """Serve MODEL, a checkpoint folder, a hub id or looseleaf-reference-causal, over the OpenAI
-    API. The default is the reference model looseleaf-reference.
+    """Serve MODEL over the OpenAI API: a checkpoint folder, a hub id or looseleaf-reference-causal.
+    The default is the reference model looseleaf-reference.
 
-    Every option can also be set as LOOSELEAF_NAME in the environment, or in the file of --config.
+    Every option is also read from the environment variable LOOSELEAF_NAME and the file of --config.
     """
-    end_at_once()
+    exit_on_sigterm()
     if find_spec("resource") is None:
         raise InvalidOption(
-            "the server takes the signals and limits of Linux or macOS: on Windows, run it in WSL"
+            "the server needs signals and limits of Linux or macOS: on Windows, run it in WSL"
         )
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -86,10 +91,10 @@ def serve(model: str | None, **options: Any) -> None:
 
     if model is not None and not model.strip():
         raise InvalidOption(
-            "the name of the model is empty: give a folder or a hub id, or leave it out for the "
+            "the model's name is empty: give a folder or a hub id, or leave it out for the "
             "reference model"
         )
-    chosen = given(options)
+    chosen = explicit_options(options)
     names = field_names(ServerConfig)
     config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
     require_free(config.host, config.port)

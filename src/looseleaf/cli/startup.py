@@ -1,4 +1,4 @@
-"""A bar on a terminal for what a server does before it listens: measuring, capturing graphs."""
+"""A progress bar on a terminal for the startup of a server: measurements, graph capture."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,22 +6,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def startup_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """What to tell a stage, how much of it is done and of how much; elsewhere nothing is shown."""
+    """A callback ``(stage, completed, total)`` of the bar; silent outside of terminals."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        # rich before 15 writes an empty line for a bar that is disabled, and logs are of JSON lines
-        yield lambda stage, done, total: None
+        # rich before 15 prints an empty line for a disabled bar, which would break JSON logs
+        yield lambda stage, completed, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         stages = {}
 
-        def tell(stage: str, done: int, total: int) -> None:
+        def update(stage: str, completed: int, total: int) -> None:
             if stage not in stages:
                 stages[stage] = bar.add_task(stage)
-            bar.update(stages[stage], completed=done, total=total)
+            bar.update(stages[stage], completed=completed, total=total)
 
-        yield tell
+        yield update

@@ -1,4 +1,4 @@
-"""Variables of the environment that set options, and those that others have put beside them."""
+"""Environment variables: those that set options, and those injected by container runtimes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS", "LOOSELEAF_COMMIT")
 
 _ADDRESS = r"(?:tcp|udp|sctp)://\S+"
 _INJECTED = (
-    # Kubernetes, for each service of the namespace whose name begins so
+    # Kubernetes, for each service of the namespace with this prefix
     (r"SERVICE_HOST", r"[0-9A-Fa-f.:]+|None"),
     (r"SERVICE_PORT(?:_\w+)?", r"\d+"),
     # Kubernetes, and docker for linked containers
@@ -23,28 +23,29 @@ _INJECTED = (
 )
 
 
-def leave_out_injected(options: Iterable[str]) -> None:
-    """Take out of the environment what Kubernetes and docker put there for a service or a container
-    called looseleaf: it describes that one, and no option of this process."""
+def remove_injected(options: Iterable[str]) -> None:
+    """Delete variables that Kubernetes or docker inject for a service or container named looseleaf.
+
+    They describe that service, not options of this process."""
     known = _variables(options)
     for name, value in list(os.environ.items()):
         injected = any(
             re.fullmatch(rf"{PREFIX}(?:_\w+)?_{pattern}", name) and re.fullmatch(values, value)
             for pattern, values in _INJECTED
         )
-        # of the options only LOOSELEAF_PORT has such a name, and no port is an address
+        # only LOOSELEAF_PORT is both, and an address is no valid port
         if injected and (name not in known or re.fullmatch(_ADDRESS, value)):
             del os.environ[name]
 
 
 def require_known(options: Iterable[str]) -> None:
-    """Raises InvalidOption for a variable that looks like an option and is none."""
+    """Raise InvalidOption for a variable with the prefix that is not an option."""
     known = _variables(options)
     unknown = sorted(n for n in os.environ if n.startswith(f"{PREFIX}_") and n not in known)
     if unknown:
         raise InvalidOption(
-            f"unknown variable {unknown[0]}: looseleaf serve --help has all names (what Kubernetes "
-            "adds for a service of a like name goes with enableServiceLinks: false)"
+            f"unknown variable {unknown[0]}: looseleaf serve --help lists all options "
+            "(enableServiceLinks: false removes the variables of Kubernetes services)"
         )
 
 

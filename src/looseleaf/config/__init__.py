@@ -1,6 +1,6 @@
-"""Every knob of the library, as frozen dataclasses that are checked when they are made.
+"""The configuration of the library: frozen dataclasses, validated at construction.
 
-One home for each default. Nothing here imports torch, so that reading a configuration is cheap.
+Each default is defined once. This package does not import torch, so that its import is cheap.
 """
 
 from looseleaf.config.engine import (

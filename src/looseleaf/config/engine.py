@@ -1,4 +1,4 @@
-"""What an engine is made from besides the model: device, pool and scheduler."""
+"""The configuration of an engine, apart from its model: device, pool and scheduler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,21 +21,23 @@ AttentionCosts = Literal["built-in", "measured"]
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The device pool. ``num_pages`` wins over ``memory_gib``; with neither, the runner sizes
-    it.
+    """The device pool. ``num_pages`` overrides ``memory_gib``; without both, the runner sizes the
+    pool.
     """
 
     page_size: int = option(16, "tokens per page: 16, 32 or 64")
-    num_pages: int | None = option(None, "pages in the pool; default: as memory_gib says")
+    num_pages: int | None = option(None, "pages in the pool; default: computed from memory_gib")
     memory_gib: float | None = option(
-        None, "memory of the pool in GiB; default: what the device can spare"
+        None, "memory of the pool in GiB; default: the free memory of the device"
     )
     kv_dtype: KvDType = option(
         "auto",
-        "what keys and values are stored in: auto (the model's dtype) or fp8 (e4m3: half the "
-        "memory of 16 bits, three bits of precision)",
+        "dtype of stored keys and values: auto (the model's dtype) or fp8 (e4m3: half the memory "
+        "of 16 bits, three bits of precision)",
     )
-    prefix_caching: bool = option(True, "keep full pages of text for requests that begin the same")
+    prefix_caching: bool = option(
+        True, "keep full pages of text for requests with an equal beginning"
+    )
 
     def __post_init__(self) -> None:
         require_kinds(self)
@@ -45,19 +47,19 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How requests share a step."""
+    """The batching of requests into steps."""
 
-    max_num_seqs: int = option(64, "sequences that run at once")
+    max_num_seqs: int = option(64, "most sequences that run concurrently")
     max_num_batched_tokens: int | None = option(
         None,
-        "tokens that one step computes at most, or a sixty-fourth more where that ends a prompt; "
+        "most tokens of one step, exceeded by up to a sixty-fourth if that completes a prompt; "
         "default: 2048 on a CPU, 8192 on a GPU",
     )
     grouping: bool = option(
-        True, "rows that read the same pages share one work item, whatever their offsets"
+        True, "share one work item between rows that read the same pages at any offsets"
     )
     batch_invariant: bool = option(
-        False, "attention splits and merges the same way whatever else is in the batch; slower"
+        False, "make the splits and merges of attention independent of the batch; slower"
     )
 
     def __post_init__(self) -> None:
@@ -74,44 +76,44 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything an engine is made from besides the model."""
+    """The configuration of an engine, apart from its model."""
 
-    device: str = option("auto", "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one")
+    device: str = option("auto", "cpu, cuda, cuda:1 ...; auto: a GPU if available")
     dtype: DType = option(
         "auto",
-        "float32, float16 or bfloat16; auto: the checkpoint's, or float32 where that is faster",
+        "float32, float16 or bfloat16; auto: the checkpoint's, or float32 if that is faster",
     )
     max_model_len: int | None = option(
-        None, "tokens of prompt and answer together; default: the model's limit"
+        None, "most tokens of prompt and answer together; default: the model's limit"
     )
     cpu_kernels: CpuKernels = option(
         "auto",
-        "what decodes on a CPU: native (C, compiled once on this machine), torch, or auto: native "
-        "where there is a C compiler",
+        "decode kernels on a CPU: native (C, compiled once on this machine), torch, or auto: "
+        "native if there is a C compiler",
     )
     threads: int | None = option(
         None,
-        "threads that a CPU computes with; default: as OMP_NUM_THREADS says, or as many as are "
-        "fast at the start",
+        "compute threads of a CPU; default: OMP_NUM_THREADS, or the fastest number measured at "
+        "the start",
     )
-    salt: str = option("", "caches with different salts share nothing")
+    salt: str = option("", "part of the identity of cached segments: different salts share nothing")
     cuda_graphs: bool = option(
-        True, "on a GPU, replay steps of few rows instead of launching every kernel"
+        True, "on a GPU, replay steps of few rows as CUDA graphs instead of launching each kernel"
     )
     attention_costs: AttentionCosts = option(
         "built-in",
-        "what grouping and splitting are chosen by on a GPU: built-in (costs of an H200), or "
-        "measured (at the first start with a shape, then kept on disk)",
+        "cost model of grouping and splitting on a GPU: built-in (costs of an H200), or measured "
+        "(at the first start with a shape, then stored on disk)",
     )
     canary_share: float = option(
         0.0,
-        "share of the requests with a fuse policy whose answers are compared with full prefill's, "
-        "in the background",
+        "share of the requests with a fuse policy whose answers are compared with those of a full "
+        "prefill, in the background",
     )
     canary_bound: float = option(
-        0.95, "share of those answers that must agree; below it, ratios of fuse policies are raised"
+        0.95, "least share of equal canary answers; below it, ratios of fuse policies are raised"
     )
-    seed: int = option(0, "where the random draws of requests without a seed start")
+    seed: int = option(0, "first seed of the requests without a seed")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tiers: TierConfig = field(default_factory=TierConfig)
@@ -122,6 +124,6 @@ class EngineConfig:
         require_share(self, "canary_share", "canary_bound", zero=True)
 
     def batched_tokens(self, on_gpu: bool) -> int:
-        """What a step computes at most: as asked for, or what the device is fast with."""
-        asked = self.scheduler.max_num_batched_tokens
-        return asked or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)
+        """``max_num_batched_tokens``, or its default on the device."""
+        configured = self.scheduler.max_num_batched_tokens
+        return configured or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)

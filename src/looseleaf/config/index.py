@@ -1,4 +1,4 @@
-"""How the vector index of a segment is made: kind, stored keys, and the sizes of its structure."""
+"""The configuration of a segment's vector index: kind, dtype of keys, structure sizes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,39 +19,39 @@ IndexPer = Literal["kv_head", "query_head"]
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """One index a KV head, or one a query head over the same keys.
+    """The vector index of a segment.
 
-    Sizes of clusters are RetroInfer's, those of the graph from RetrievalAttention and our own
-    measurements (docs/retrieval.md)."""
+    Cluster sizes are RetroInfer's; graph sizes are from RetrievalAttention and measurements of this
+    project (docs/retrieval.md). Raises InvalidOption for values out of range."""
 
     kind: IndexKind = option(
         "auto",
-        "flat (compares all keys), ivf (clusters), graph, or auto: what is fastest at the recall "
-        "that is wanted, measured head by head",
+        "flat (compares all keys), ivf (clusters), graph, or auto: the fastest kind with the "
+        "required recall, measured for each head",
     )
-    recall: float = option(0.95, "auto: the share of the nearest keys that must be found")
-    per: IndexPer = option("kv_head", "kv_head: one index a KV head; query_head: one a query head")
+    recall: float = option(0.95, "auto: required share of the nearest keys among the hits")
+    per: IndexPer = option("kv_head", "one index per KV head (kv_head) or query head (query_head)")
     keys: IndexKeys = option(
         "stored",
-        "the dtype that keys are compared in: stored reads the segment's own, any other is a copy",
+        "dtype of compared keys: stored (the segment's own keys), or that of a copy",
     )
     sink: int = option(16, "first tokens of a segment, which are always read and not indexed")
     local: int = option(64, "last tokens of a segment, which are always read and not indexed")
-    sample: float = option(0.2, "graph: queries to learn from, as a share of the keys")
+    sample: float = option(0.2, "graph: number of training queries, as a share of the keys")
     top: int = option(
-        100, "graph: keys that each of these queries finds; auto: keys that are to be found"
+        100, "graph: length of a training query's list of nearest keys; auto: hits of a search"
     )
-    readers: int = option(4, "graph: queries whose finds become a key's candidates")
+    readers: int = option(4, "graph: training queries whose lists are a key's candidates")
     degree: int = option(
-        48, "graph: edges that a key chooses; two reverse ones for every three come on top"
+        48, "graph: forward edges of a key; reverse edges add up to two for every three"
     )
-    cluster_size: int = option(16, "ivf: keys of a cluster on average")
+    cluster_size: int = option(16, "ivf: mean number of keys of a cluster")
     span: int = option(8192, "ivf: keys that are clustered together")
-    iterations: int = option(10, "ivf: rounds of k-means")
+    iterations: int = option(10, "ivf: iterations of k-means")
     estimate: bool = option(
-        False, "ivf: keys that are not found count by the mean key and mean value of their cluster"
+        False, "ivf: represent keys without a hit by the mean key and value of their cluster"
     )
-    seed: int = option(0, "of the sampled queries and of k-means")
+    seed: int = option(0, "seed of the query sample and of k-means")
 
     def __post_init__(self) -> None:
         require_kinds(self)
@@ -66,7 +66,7 @@ class IndexConfig:
         )
         require(
             not self.estimate or self.kind == "ivf",
-            f"estimate is by clusters: give kind 'ivf', not {self.kind!r}",
+            f"estimate needs clusters: give kind 'ivf', not {self.kind!r}",
             "estimate",
             "kind",
         )

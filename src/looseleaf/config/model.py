@@ -1,4 +1,4 @@
-"""What a model is: its shape and its RoPE law, whatever file they were read from."""
+"""The architecture of a model and its RoPE laws, independent of checkpoint formats."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,11 +10,10 @@ RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "lon
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Which angle a position turns each pair of dims by. Field names follow Hugging Face's
-    ``rope_scaling``; under the law ``none`` nothing turns (NoPE).
+    """A RoPE law and its parameters, named as in Hugging Face's ``rope_scaling``.
 
-    ``length`` is the sequence length that length-dependent laws (``dynamic``, ``longrope``) are
-    frozen at; it is part of the identity of every key stored under this configuration."""
+    The law ``none`` rotates nothing (NoPE). ``length`` is the frozen sequence length of
+    length-dependent laws (``dynamic``, ``longrope``); it is part of the identity of stored keys."""
 
     head_dim: int
     rotary_dim: int
@@ -39,25 +38,24 @@ class RopeConfig:
     def __post_init__(self) -> None:
         most = self.head_dim
         require_each(self, f"from 1 to head_dim={most}", lambda d: 0 < d <= most, "rotary_dim")
-        rule = "even, since RoPE turns pairs of dims"
+        rule = "even, because RoPE rotates pairs of dims"
         require_each(self, rule, lambda dim: dim % 2 == 0, "rotary_dim")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder, whatever file it was read from.
+    """The architecture of a decoder.
 
-    ``windows`` gives each layer's sliding window in tokens, 0 for full attention; ``layer_ropes``
-    each layer's RoPE law where layers differ, else all have ``rope``. ``norm`` is
-    ``rms`` or ``layer``; ``parallel_residual`` adds attention and MLP to the same input (Phi).
+    ``windows`` are the layers' sliding windows in tokens, 0 for full attention. ``layer_ropes`` are
+    the layers' RoPE laws if they differ; otherwise all have ``rope``. ``parallel_residual`` adds
+    attention and MLP to the same input (Phi).
 
-    ``qk_norm`` norms each head of queries and keys, and all heads as one with ``joint_qk_norm``.
-    ``post_norms`` norm what attention and MLP add to the stream, before it is added (Gemma, GLM-4);
-    without ``pre_norms`` they read the stream as it is (OLMo 2).
-    ``norm_offset`` is what norms weigh besides their stored weights. ``embedding_multiplier`` is
-    rounded to the model's dtype. ``softmax_scale`` is None for one over the root of ``head_dim``.
-    ``soft_cap`` caps attention scores, ``final_soft_cap`` logits; 0 caps nothing. Logits are
-    divided by ``logits_scaling`` first."""
+    ``qk_norm`` normalises each head of queries and keys, with ``joint_qk_norm`` all heads jointly.
+    ``post_norms`` normalise the outputs of attention and MLP (Gemma, GLM-4). Without ``pre_norms``
+    their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
+    norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
+    ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
+    division by ``logits_scaling``; 0 means no cap."""
 
     family: str
     vocab_size: int
@@ -105,7 +103,7 @@ class ModelConfig:
             f"layer_ropes has {len(self.layer_ropes)} laws for {self.num_layers} layers",
         )
         forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
-        require(len(forms) < 2, "every layer must turn the same pairs of dims, or by angles of 0")
+        require(len(forms) < 2, "every layer must rotate the same pairs of dims, or by angles of 0")
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The RoPE law of ``layer``."""
@@ -113,13 +111,13 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The laws that layers have, each once, in the order of the first layers that have them."""
+        """The distinct laws of the layers, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
 
     def frozen_at(self, length: int) -> "ModelConfig":
-        """The same model with every law frozen at a sequence length."""
-        rope, *others = (replace(r, length=length) for r in (self.rope, *self.layer_ropes))
-        return replace(self, rope=rope, layer_ropes=tuple(others))
+        """This model with every law frozen at a sequence length."""
+        rope, *layer_ropes = (replace(r, length=length) for r in (self.rope, *self.layer_ropes))
+        return replace(self, rope=rope, layer_ropes=tuple(layer_ropes))
 
     def window(self, layer: int) -> int:
         """The sliding window of ``layer`` in tokens, 0 for full attention."""

@@ -1,4 +1,4 @@
-"""How an option is written: its default with its help text, and the check of its value."""
+"""Options of the configuration: fields with a help text, and the validation of their values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 from looseleaf.errors import InvalidOption
 
 _MOST_SHOWN = 80
-# of larger ones a float's digits are not all known
+# larger floats do not represent every whole number
 _MOST_WHOLE = 2**53
 
 
@@ -22,7 +22,8 @@ def require(condition: bool, message: str, *options: str) -> None:
 
 def require_each(options: Any, rule: str, check: Callable[[Any], bool], *names: str) -> None:
     """Raise InvalidOption for a field of ``names`` that is not None and fails ``check``.
-    ``rule`` ends the sentence that begins with the field's name."""
+
+    The message is "NAME must be ``rule``, not VALUE"."""
     for name in names:
         value = getattr(options, name)
         fits = value is None or check(value)
@@ -30,57 +31,57 @@ def require_each(options: Any, rule: str, check: Callable[[Any], bool], *names: 
 
 
 def require_positive(options: Any, *names: str) -> None:
-    """Raise InvalidOption for a number of ``names`` that is 0 or less."""
+    """Raise InvalidOption for a number in ``names`` that is 0 or less."""
     require_each(options, "positive", lambda value: value > 0, *names)
 
 
 def require_not_negative(options: Any, *names: str) -> None:
-    """Raise InvalidOption for a number of ``names`` that is below 0."""
+    """Raise InvalidOption for a negative number in ``names``."""
     require_each(options, "0 or more", lambda value: value >= 0, *names)
 
 
 def require_share(options: Any, *names: str, zero: bool = False) -> None:
-    """Raise InvalidOption for a number of ``names`` that is no share; ``zero`` may be one."""
+    """Raise InvalidOption for a number in ``names`` outside of (0, 1], or [0, 1] with ``zero``."""
     rule = "from 0 to 1" if zero else "above 0 and at most 1"
     require_each(options, rule, lambda v: 0 < v <= 1 or (zero and v == 0), *names)
 
 
 def shown(value: object) -> str:
-    """``value`` as a message states it: in short, and whole numbers without a fraction."""
+    """``value`` for a message: its repr, truncated, and whole numbers without a fraction."""
     whole = isinstance(value, float) and value.is_integer() and abs(value) < _MOST_WHOLE
     try:
         text = repr(int(cast(float, value))) if whole else repr(value)
     except ValueError:
-        # Python writes no integers of thousands of digits
+        # Python refuses to print integers of thousands of digits
         text = "a number of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def require_kinds(options: Any) -> None:
-    """Raise InvalidOption for a field of a dataclass that is to be a number, text, a switch, one of
-    some words, or a tuple of these, and is something else. Numbers are finite, and whole where they
-    are to be. A list becomes a tuple."""
-    for one in fields(options):
-        value = getattr(options, one.name)
+    """Raise InvalidOption for a field of a dataclass whose value does not have its annotated type.
+
+    Checks numbers (which must be finite), strings, bools, literals, and tuples of these. Converts
+    lists to tuples."""
+    for annotated in fields(options):
+        name, kind, value = annotated.name, annotated.type, getattr(options, annotated.name)
         if isinstance(value, list):
             value = tuple(value)
-            object.__setattr__(options, one.name, value)
-        if get_origin(one.type) is Literal:
-            *words, last = get_args(one.type)
-            told = f"unknown {one.name} {shown(value)}: use {', '.join(words)} or {last}"
-            require(value in (*words, last), told, one.name)
-        union = get_origin(one.type) in (Union, UnionType)
-        _require_kind(one.name, get_args(one.type) if union else (one.type,), value)
+            object.__setattr__(options, name, value)
+        if get_origin(kind) is Literal:
+            *words, last = get_args(kind)
+            message = f"unknown {name} {shown(value)}: use {', '.join(words)} or {last}"
+            require(value in (*words, last), message, name)
+        union = get_origin(kind) in (Union, UnionType)
+        _require_kind(name, get_args(kind) if union else (kind,), value)
 
 
 def _require_kind(name: str, kinds: Sequence[Any], value: object, each: str = "") -> None:
-    """``value`` is of one of ``kinds``, of which others than those above are not looked at."""
     if value is None and type(None) in kinds:
         return
-    rows = [kind for kind in kinds if get_origin(kind) is tuple]
-    if rows and isinstance(value, tuple):
+    tuples = [kind for kind in kinds if get_origin(kind) is tuple]
+    if tuples and isinstance(value, tuple):
         for item in value:
-            _require_kind(name, get_args(rows[0])[:1], item, "each of ")
+            _require_kind(name, get_args(tuples[0])[:1], item, "each of ")
     elif bool in kinds:
         fits = isinstance(value, bool)
         require(fits, f"{each}{name} must be True or False, not {shown(value)}", name)
@@ -88,7 +89,7 @@ def _require_kind(name: str, kinds: Sequence[Any], value: object, each: str = ""
         _require_number(name, value, each, whole=float not in kinds)
     elif str in kinds:
         require_text(name, value, each)
-    elif rows:
+    elif tuples:
         fits = any(get_origin(kind) is Literal for kind in kinds)
         require(fits, f"{name} must be a tuple, not {shown(value)}", name)
 
@@ -97,18 +98,18 @@ def _require_number(name: str, value: object, each: str, *, whole: bool) -> None
     fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     kind = "a whole number" if whole else "a number"
     require(fits, f"{each}{name} must be {kind}, not {shown(value)}", name)
-    # an integer beyond the range of floats is finite, too
+    # isfinite raises for integers beyond the range of floats
     finite = isinstance(value, Integral) or math.isfinite(cast(float, value))
     require(finite, f"{each}{name} must be a finite number, not {shown(value)}", name)
 
 
 def require_text(name: str, value: object, each: str = "") -> None:
-    """Raise InvalidOption unless ``value`` is text that can be written down."""
+    """Raise InvalidOption unless ``value`` is a string that UTF-8 can encode."""
     require(isinstance(value, str), f"{each}{name} must be a string, not {shown(value)}", name)
-    whole = not any("\ud800" <= letter <= "\udfff" for letter in cast(str, value))
-    require(whole, f"{each}{name} has half of a surrogate pair: leave it out", name)
+    encodable = not any("\ud800" <= letter <= "\udfff" for letter in cast(str, value))
+    require(encodable, f"{each}{name} has half of a surrogate pair: leave it out", name)
 
 
 def option(default: Any, help_text: str) -> Any:
-    """A field with its default and the help text that command lines show."""
+    """A dataclass field with its default and its help text for command lines."""
     return field(default=default, metadata={"help": help_text})

@@ -1,4 +1,4 @@
-"""The revise policy of a request: which earlier rows profit from what is read now."""
+"""The revise policy of a request: which earlier rows attend to newly read keys (RetroAttention)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,24 +6,23 @@ from typing import Literal
 from looseleaf.config.option import require_each, require_kinds
 
 MAX_WINDOW = 9
-"""The widest window: one byte says in which of the eight steps before this one a page was read."""
+"""The widest window: one byte per page records in which of the last eight steps it was read."""
 
 Local = Literal["exact", "stale"]
-"""What becomes of pages that are still written to: every row of the window reads them anew at every
-step; or, as RetroAttention says literally, a row keeps what it read of them at its own step, with
-the keys and values that earlier rows had then."""
+"""The treatment of pages that are still written to. ``exact``: every row of the window reads them
+again at every step. ``stale``, as RetroAttention states it literally: a row keeps the result of its
+own step, computed with the earlier rows' keys and values of that step."""
 
 
 @dataclass(frozen=True)
 class Revise:
-    """How many rows of an output are computed at every step (RetroAttention).
+    """The rows of an output that are computed at every step (RetroAttention, arXiv 2508.09001).
 
-    The newest row chooses what is read; the ``window - 1`` rows before it attend to what of that
-    they have not read yet, and their keys and values are written anew. A window of 1 revises
-    nothing. With ``adaptive`` the window falls, down to 1, when the batch is so large that more
-    rows would cost time in the linear layers: then an answer depends on what else the engine does.
-    ``local`` "stale" is the method to the letter, to be compared with: see `Local`. Raises
-    InvalidOption.
+    The newest row selects keys. The ``window - 1`` rows before it attend to the selected keys that
+    they have not read yet; their keys and values are written again. A window of 1 revises nothing.
+    With ``adaptive`` the window shrinks, down to 1, while a large batch makes more rows slow in the
+    linear layers; answers then depend on the load of the engine. ``local`` "stale" is the published
+    method, for comparisons: see `Local`. Raises InvalidOption for values out of range.
     """
 
     window: int = 2

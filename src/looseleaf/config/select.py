@@ -1,4 +1,4 @@
-"""The select policy of a request: which of the keys before it a decoding row reads."""
+"""The select policy of a request: which keys a decoding row reads."""
 
 import math
 from dataclasses import dataclass, fields
@@ -16,42 +16,41 @@ from looseleaf.config.option import (
 SelectPolicy = Literal[
     "all", "window", "quest", "representatives", "partial", "retrieval", "snapkv", "tova", "h2o"
 ]
-"""Which pages are read: all; the first and the newest (StreamingLLM); those whose bounds promise
-most (Quest); those whose representative keys do (after InfLLM); those that a few dims of their
-keys speak for (after InfiniGen); of hosted documents those that a vector index finds
-(RetrievalAttention), key by key. Or keys are thrown away (`EVICTING`): of the prompt all but those
-that its end attends to (SnapKV); what the newest token attends to least (TOVA), or all tokens so
-far together (H2O)."""
+"""The pages that a row reads: all; the first and newest (``window``, StreamingLLM); the best by
+bounds of their keys (``quest``), by representative keys (after InfLLM), or by a few dims of their
+keys (``partial``, after InfiniGen). ``retrieval`` (RetrievalAttention) reads single keys of hosted
+documents by a vector index. `EVICTING` policies drop keys. SnapKV keeps the prompt keys that the
+end of the prompt attends to. TOVA drops the keys with the least attention of the newest token, H2O
+of all tokens so far."""
 
 EVICTING: tuple[SelectPolicy, ...] = ("snapkv", "tova", "h2o")
-"""Policies that throw keys of a request's own text away, and give the pages back."""
+"""Policies that drop keys of a request's own text and free their pages."""
 
 GroupRule = Literal["max", "sum"]
-"""How query heads that share a KV head agree: a page is worth its largest score, or the sum of the
-shares of attention that each of them expects of it."""
+"""The score of a page for query heads that share a KV head: the largest score, or the sum of the
+heads' expected attention shares."""
 
 LayerBudgets = Literal["flat", "pyramid"] | tuple[float, ...]
-"""How a budget is spread over layers: the same in each; falling from the first to the last, to a
-twentieth of the mean (PyramidKV, arXiv 2406.02069, section 4.2); or by a weight for every layer of
-the model, of which those of dense layers count for nothing."""
+"""The distribution of a budget over layers: equal; descending linearly, to a twentieth of the mean
+(PyramidKV, arXiv 2406.02069, section 4.2); or a weight for every layer of the model, with weights
+of dense layers ignored."""
 
 _DEFAULT_TOKENS = 2048
-# of each hosted document and query head: the ends that are always read, and about 100 by the index
+# per hosted document and query head: sink and local tokens, and about 100 hits of the index
 _RETRIEVED_TOKENS = 192
-# the first two layers attend to everything, as Quest has it
+# as in Quest
 _DEFAULT_DENSE_LAYERS = (0, 1)
-# what says no more of a field than leaving it out, where it is not heeded
-_NOTHING: dict[str, tuple[object, ...]] = {"dense_layers": ((),), "dense_below": (0,)}
+# explicit values that equal the default of policies without the field
+_NEUTRAL: dict[str, tuple[object, ...]] = {"dense_layers": ((),), "dense_below": (0,)}
 
 
 def share_of(ratio: float, number: int) -> int:
-    """The share ``ratio``, above 0, of so many tokens or pages, rounded up."""
-    # 0.07 * 100 is 7.000…1: what is a whole number but for rounding counts as one
+    """``ratio``, above 0, of ``number``, rounded up; at least 1."""
+    # tolerates rounding errors: 0.07 * 100 is 7.000000000000001
     return max(1, math.ceil(ratio * number - 1e-9))
 
 
-def _heedless(policy: SelectPolicy) -> tuple[str, ...]:
-    """The fields that mean nothing to a policy."""
+def _unused_fields(policy: SelectPolicy) -> tuple[str, ...]:
     pages = "sink", "recent", "group", "recall_every"
     if policy == "all" or policy in EVICTING:
         return (*pages, "dense_layers", "dense_below", "layer_budgets")
@@ -60,22 +59,32 @@ def _heedless(policy: SelectPolicy) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Select:
-    """Which keys each decoding row of a request reads, chosen anew in every layer and KV head.
+    """The keys that each decoding row of a request reads, selected in every layer and KV head.
 
-    Whole pages are chosen, of those that are full and final; a row's newest page is always read, as
-    is what it computed again of documents. How many: ``tokens`` (default 2,048), or ``ratio``, a
-    share of the context; or ``mass``, the share of attention that the pages are expected to hold,
-    then as few as will do, and no more than ``tokens`` or ``ratio`` if one is given too. The first
-    ``sink`` and the last ``recent`` tokens are read in any case, within the budget. All is read in
-    ``dense_layers`` (default 0 and 1, none for ``window``), while the context has at most
-    ``dense_below`` tokens (left out: on a GPU as long as that is faster for a single output, on a
-    CPU 0), and where it fits into the budget. ``layer_budgets`` spread ``tokens`` or ``ratio`` over
-    the other layers, which together get what they would get if it were the same in each (see
-    `LayerBudgets`). ``group`` is how query heads of one KV head agree. With
-    ``recall_every`` n, every nth token is read densely as well, to report which share of the
-    attention the choice held. Policies that throw keys away keep ``tokens`` of them in every layer,
-    or the share ``ratio`` of the prompt's. What a policy would not heed is refused. Raises
-    InvalidOption.
+    Policies select whole pages that are full and final. The newest page and recomputed tokens of
+    documents are always read. A context within the budget is read in full. Evicting policies keep
+    ``tokens`` keys in every layer, or the share ``ratio`` of the prompt. Raises InvalidOption for
+    values out of range, and for fields that the policy does not use.
+
+    ``tokens``
+        budget as a number of tokens (default 2,048; for ``retrieval`` 192 of each document).
+    ``ratio``
+        budget as a share of the context.
+    ``mass``
+        budget as an expected share of attention, up to ``tokens`` or ``ratio`` if one is set.
+    ``sink``, ``recent``
+        first and last tokens, which are always read, within the budget.
+    ``dense_layers``
+        layers that read all keys (default 0 and 1; none for ``window`` and ``retrieval``).
+    ``dense_below``
+        context length up to which all keys are read. The default on a GPU is the length up to which
+        that is faster for a single output, on a CPU 0.
+    ``layer_budgets``
+        distribution of ``tokens`` or ``ratio`` over the other layers, with an equal total.
+    ``group``
+        how query heads of one KV head agree on pages.
+    ``recall_every``
+        n: every nth token is also read densely, to report the selected share of attention.
     """
 
     policy: SelectPolicy = "quest"
@@ -94,31 +103,20 @@ class Select:
         require_kinds(self)
         budget = [n for n in ("tokens", "ratio", "mass") if getattr(self, n) is not None]
         if self.policy == "all":
-            told = f"policy 'all' reads everything: leave out {' and '.join(budget)}"
-            require(not budget, told, "policy", *budget)
+            message = f"policy 'all' reads everything: leave out {' and '.join(budget)}"
+            require(not budget, message, "policy", *budget)
         require(
-            self.policy != "window" or self.mass is None,
-            "policy 'window' looks at no key, so it can't tell its mass: give tokens or ratio",
-            *("policy", "mass", "tokens", "ratio"),
-        )
-        require(
-            self.policy != "retrieval" or self.mass is None,
-            "policy 'retrieval' can't tell the mass of keys that it does not look at: give tokens "
-            "or ratio",
-            *("policy", "mass", "tokens", "ratio"),
-        )
-        require(
-            self.policy not in EVICTING or "mass" not in budget,
-            f"policy {self.policy!r} keeps a number of keys: give tokens or ratio, not a mass",
+            self.mass is None or self.policy not in ("window", "retrieval", *EVICTING),
+            f"policy {self.policy!r} does not estimate a mass: give tokens or ratio",
             *("policy", "mass", "tokens", "ratio"),
         )
         require(
             self.policy not in EVICTING or self.layer_budgets == "flat",
-            f"policy {self.policy!r} keeps as many keys in every layer, since a page holds all "
-            "layers of its tokens and goes when none of them needs it: leave out layer_budgets",
+            f"policy {self.policy!r} keeps equally many keys in every layer, because a page has "
+            "all layers of its tokens: leave out layer_budgets",
             *("policy", "layer_budgets"),
         )
-        self._check_heeded()
+        self._check_unused()
         both = self.tokens is not None and self.ratio is not None
         require(not both, "give one of tokens and ratio", "tokens", "ratio")
         require_positive(self, "tokens")
@@ -128,23 +126,22 @@ class Select:
         layers = self.dense_layers or ()
         require(
             list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
-            f"dense_layers must rise and begin at 0 or later, not {shown(layers)}",
+            f"dense_layers must be ascending and at least 0, not {shown(layers)}",
             "dense_layers",
         )
         if not budget and self.policy != "all":
-            least = self.policy == "retrieval"
-            object.__setattr__(self, "tokens", _RETRIEVED_TOKENS if least else _DEFAULT_TOKENS)
+            tokens = _RETRIEVED_TOKENS if self.policy == "retrieval" else _DEFAULT_TOKENS
+            object.__setattr__(self, "tokens", tokens)
 
-    def _check_heeded(self) -> None:
-        """Raise InvalidOption for what is given besides a budget and has no meaning here."""
+    def _check_unused(self) -> None:
         default = {field.name: field.default for field in fields(self)}
-        given = [
+        unused = [
             name
-            for name in _heedless(self.policy)
-            if getattr(self, name) not in (default[name], *_NOTHING.get(name, ()))
+            for name in _unused_fields(self.policy)
+            if getattr(self, name) not in (default[name], *_NEUTRAL.get(name, ()))
         ]
-        told = f"policy {self.policy!r} does not heed {', '.join(given)}: leave it out"
-        require(not given, told, "policy", *given)
+        message = f"policy {self.policy!r} does not use {', '.join(unused)}: leave it out"
+        require(not unused, message, "policy", *unused)
 
     def _check_layer_budgets(self) -> None:
         budgets = self.layer_budgets
@@ -163,37 +160,37 @@ class Select:
         )
         require(
             self.mass is None or self.tokens is not None or self.ratio is not None,
-            "a mass is found anew in every layer, so there is nothing to spread over them: give "
-            "tokens or ratio too, or leave out layer_budgets",
+            "layer_budgets distribute tokens or ratio, not a mass: give one of them too, or leave "
+            "out layer_budgets",
             *("mass", "tokens", "ratio", "layer_budgets"),
         )
 
     @property
     def layers_read_densely(self) -> tuple[int, ...]:
-        """``dense_layers``, or what the policy has by default."""
+        """``dense_layers``, or the default of the policy."""
         if self.dense_layers is None:
             none = self.policy in ("all", "window", "retrieval", *EVICTING)
             return () if none else _DEFAULT_DENSE_LAYERS
         return self.dense_layers
 
     def settings(self) -> dict[str, Any]:
-        """The policy and all that it takes of the other fields, as plain values."""
+        """The policy and the fields that it uses, as JSON values."""
         if self.policy == "all":
             return {"policy": "all"}
-        heedless = _heedless(self.policy)
-        known = [field.name for field in fields(self) if field.name not in heedless]
-        named = {name: getattr(self, name) for name in known}
-        if "dense_layers" in named:
-            named["dense_layers"] = list(self.layers_read_densely)
+        unused = _unused_fields(self.policy)
+        names = [field.name for field in fields(self) if field.name not in unused]
+        values = {name: getattr(self, name) for name in names}
+        if "dense_layers" in values:
+            values["dense_layers"] = list(self.layers_read_densely)
         if isinstance(self.layer_budgets, tuple):
-            named["layer_budgets"] = list(self.layer_budgets)
-        return {name: value for name, value in named.items() if value is not None}
+            values["layer_budgets"] = list(self.layer_budgets)
+        return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
         names = ("tokens", "ratio", "mass")
-        given = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
-        if self.layer_budgets != "flat":
-            budgets = self.layer_budgets
-            named = budgets if isinstance(budgets, str) else " ".join(f"{w:g}" for w in budgets)
-            given.append(named if named == "pyramid" else f"layers {named}")
-        return ", ".join([self.policy, *given])
+        parts = [f"{n} {getattr(self, n):g}" for n in names if getattr(self, n) is not None]
+        if isinstance(self.layer_budgets, tuple):
+            parts.append("layers " + " ".join(f"{weight:g}" for weight in self.layer_budgets))
+        elif self.layer_budgets != "flat":
+            parts.append(self.layer_budgets)
+        return ", ".join([self.policy, *parts])

@@ -1,4 +1,4 @@
-"""How the HTTP server is reached, and what it allows."""
+"""The configuration of the HTTP server: address, authentication, limits, logging."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,32 +15,32 @@ from looseleaf.config.option import (
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the HTTP server is reached, whom it answers, and how much each may ask of it."""
+    """The configuration of the HTTP server. Raises InvalidOption for values out of range."""
 
     host: str = option("127.0.0.1", "address to listen at")
-    port: int = option(8000, "port to listen at; 0 takes a free one")
+    port: int = option(8000, "port to listen at; 0: a free port")
     served_model_name: str | None = option(
-        None, "name of the model for clients; default: as the checkpoint is named"
+        None, "name of the model for clients; default: the name of the checkpoint"
     )
     system_prompt: tuple[str, ...] = option(
         (),
-        "[NAME=]FILE: text that is read before every chat, computed once; with NAME, for a model "
-        "of that name beside the plain one; may be repeated",
+        "[NAME=]FILE: text before every chat, computed once; with NAME, for an additional model of "
+        "that name; may be repeated",
     )
     generation_config: bool = option(
         True,
-        "take temperature, top_p and the like from the model's generation_config.json where "
-        "a request leaves them out",
+        "take sampling parameters that a request leaves out from the model's "
+        "generation_config.json",
     )
     document_template: str | None = option(
         None,
-        "a document's text from {title} and {text}; a line with {title} is left out where there is "
-        "no title; default: '{text}', after a line with the title if the model has no form for "
+        "a document's text from {title} and {text}; without a title, lines with {title} are left "
+        "out; default: '{text}', after a line with the title if the model has no form for "
         "documents",
     )
     api_keys: str | None = option(
         None,
-        "file of lines TENANT=KEY; tenants share nothing; LOOSELEAF_KEYS may hold them as well",
+        "file of lines TENANT=KEY, also in LOOSELEAF_KEYS; tenants share nothing",
     )
     strict_permissions: bool = option(
         False,
@@ -48,19 +48,20 @@ class ServerConfig:
         "this, the log warns of it",
     )
     open_loopback: bool = option(
-        True, "where there are no keys, answer everybody on this machine, and nobody else"
+        True, "without keys, answer callers on this machine, and no others"
     )
-    open_metrics: bool = option(False, "give /metrics to callers without a key")
+    open_metrics: bool = option(False, "serve /metrics to callers without a key")
     operator: str = option("operator", "the tenant whose keys may read /metrics")
-    requests_per_minute: int | None = option(None, "most requests of one key in a minute")
-    concurrent_requests: int | None = option(None, "most requests of one key at a time")
+    requests_per_minute: int | None = option(None, "most requests per minute of one key")
+    concurrent_requests: int | None = option(None, "most concurrent requests of one key")
     max_connections: int = option(
         8192,
-        "most open connections, or fewer if the process has fewer descriptors: idle ones give way",
+        "most open connections, or fewer if the process has fewer descriptors; idle ones are "
+        "closed first",
     )
     max_body_mib: float | None = option(
         None,
-        "largest request body in MiB; default: 16 bytes for each token of the context, times "
+        "largest request body in MiB; default: 16 bytes per token of the context, times "
         "max_completions, from 4 to 32",
     )
     max_documents: int = option(256, "most documents of one request")
@@ -71,19 +72,17 @@ class ServerConfig:
     max_schema_bytes: int = option(1 << 17, "most bytes of the JSON schema of an answer")
     max_schema_properties: int = option(1000, "most properties of the JSON schema of an answer")
     max_schema_depth: int = option(48, "most levels of the JSON schema of an answer")
-    max_queue: int = option(256, "outputs that may wait for a free place; more are refused")
+    max_queue: int = option(256, "most waiting outputs; further requests are refused")
     max_registered: int = option(10_000, "most registered documents of one tenant")
-    deadline: float = option(600.0, "seconds that a request may take, at most")
-    drain_seconds: float = option(600.0, "seconds that running requests get when the server ends")
+    deadline: float = option(600.0, "longest duration of a request (s)")
+    drain_seconds: float = option(600.0, "time limit of running requests at shutdown (s)")
     stall_seconds: float = option(
-        120.0, "seconds that one step of the engine may take before /health says that it is stuck"
+        120.0, "duration of an engine step after which /health reports a stalled engine (s)"
     )
-    warm_up: bool = option(
-        True, "on a GPU, capture the graphs of usual steps before the port is open"
-    )
+    warm_up: bool = option(True, "on a GPU, capture the usual CUDA graphs before the port opens")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least level to log")
-    log_format: Literal["json", "console"] = option("json", "form of the log, one line an event")
-    tracing: bool = option(False, "send OpenTelemetry traces, as the OTEL_ variables say")
+    log_format: Literal["json", "console"] = option("json", "log format, one line per event")
+    tracing: bool = option(False, "send OpenTelemetry traces, configured by the OTEL_ variables")
 
     def __post_init__(self) -> None:
         require_kinds(self)
@@ -109,6 +108,6 @@ class ServerConfig:
         template = self.document_template
         require(
             template is None or template.count("{text}") == 1,
-            f"document_template must have {{text}} once, not as in {shown(template)}",
+            f"document_template must contain {{text}} once, not be {shown(template)}",
             "document_template",
         )

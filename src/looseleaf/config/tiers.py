@@ -1,4 +1,4 @@
-"""Where segments are kept besides the device pool, and how much there."""
+"""The configuration of the tiers that store segments outside of the device pool."""
 
 import os
 from dataclasses import dataclass
@@ -17,35 +17,29 @@ TierPacking = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class TierConfig:
-    """Tiers below the pool: the host's memory, a disk, a Redis or Valkey server; any or none.
+    """Tiers below the pool: host memory, disk, a Redis or Valkey server; any or none.
 
-    A document that was computed is written to all of them in the background, and one that is
-    missing from the pool is looked for in them before it is computed."""
+    Computed documents are written to all tiers in the background. A document that is missing from
+    the pool is loaded from a tier if possible, and computed otherwise."""
 
-    host_gib: float = option(
-        0.0, "memory of the host for documents outside the pool, in GiB; 0: none"
-    )
+    host_gib: float = option(0.0, "host memory for documents outside the pool, in GiB; 0: none")
     disk_path: str | None = option(None, "folder for documents on disk; default: none")
-    disk_gib: float = option(16.0, "most that the folder may hold, in GiB")
+    disk_gib: float = option(16.0, "largest size of the folder, in GiB")
     remote_url: str | None = option(
         None, "Redis or Valkey server for documents, redis://HOST:PORT/DATABASE; default: none"
     )
     tier_ttl: float | None = option(
-        None, "seconds after which a stored document is dropped; default: never"
+        None, "age at which a stored document is dropped (s); default: never"
     )
-    tenant_share: float = option(
-        1.0, "largest share of the host's memory and of the disk that one salt may fill"
-    )
+    tenant_share: float = option(1.0, "largest share of host memory and disk for one salt")
     tier_timeout: float = option(
-        5.0, "seconds without a byte after which a tier is given up and the document computed"
+        5.0, "time without data after which a load is abandoned and the document computed (s)"
     )
-    staging_gib: float = option(
-        1.0, "memory for documents on their way to and from disk or server, in GiB"
-    )
+    staging_gib: float = option(1.0, "memory for transfers to and from disk or server, in GiB")
     tier_packing: TierPacking = option(
         "auto",
-        "store keys and values of bfloat16 in three quarters of their bytes, without losing any: "
-        "on, off, or auto: from a GPU",
+        "lossless compression of bfloat16 keys and values to three quarters: on, off, or auto: on "
+        "with a GPU",
     )
 
     def __post_init__(self) -> None:
@@ -58,10 +52,10 @@ class TierConfig:
 
     @property
     def any(self) -> bool:
-        """Whether there is a tier at all."""
+        """Whether any tier is configured."""
         return bool(self.host_gib or self.disk_path or self.remote_url)
 
     @property
     def outlive(self) -> bool:
-        """Whether documents are there for the next process, and for those of other machines."""
+        """Whether a configured tier persists documents beyond this process."""
         return bool(self.disk_path or self.remote_url)

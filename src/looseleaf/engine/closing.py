@@ -28,4 +28,4 @@ def close(
             torch.cuda.synchronize(device)
             # a thread that a slow tier keeps waiting may write to them yet
             if tiering.tiers is None:
-                pool.let_go()
+                pool.release_memory()

@@ -64,7 +64,7 @@ def measure_pace(runner: Runner, pace: ComputePace) -> None:
             pace.observe(len(positions_read), count_keys(positions_read), seconds)
             taken += seconds
         blended = _blended(pages, patch, most)
-        pool.place(patch, blended.positions)
+        pool.set_positions(patch, blended.positions)
         seconds = _time_pass(runner, patch, blended)
         pace.observe(len(blended.positions), count_read(blended), seconds, blends=True)
     finally:

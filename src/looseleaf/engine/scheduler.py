@@ -22,7 +22,7 @@ from looseleaf.engine.reports.outputs import ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import IntegrityError
-from looseleaf.kv.store import Arriving, Segment
+from looseleaf.kv.store import PendingLoad, Segment
 from looseleaf.prompt.placements import DocumentUse, TextRun
 
 IntArray = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Chunk:
         last = self.target is self.sequence.tail or self.target is self.sequence.fusion
         return last and self.stop == self.target.num_tokens
 
-    def awaits(self) -> list[Arriving]:
+    def awaits(self) -> list[PendingLoad]:
         """The documents that its rows read, as far as they are still arriving."""
         if isinstance(self.target, DocumentUse) or not self.sequence.documents:
             return []

@@ -15,7 +15,7 @@ from looseleaf.config import Fuse, Select
 from looseleaf.engine.reports.load_report import Arrivals
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
-from looseleaf.kv.store import Arriving
+from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature
 from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
 from looseleaf.prompt.positions import reads_apart, starts_of
@@ -258,7 +258,7 @@ class Sequence:
             elif isinstance(part, DocumentUse) and not self._ready(part, following):
                 return
 
-    def arriving(self, stop: TextRun | None = None) -> list[Arriving]:
+    def arriving(self, stop: TextRun | None = None) -> list[PendingLoad]:
         """The documents in front of ``stop``, or all, as far as they are still arriving."""
         parts = self.parts if stop is None else self.parts[: self.parts.index(stop)]
         held = [part.segment for part in parts if isinstance(part, DocumentUse)]

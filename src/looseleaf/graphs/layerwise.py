@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.kv.store import Arriving
+from looseleaf.kv.store import PendingLoad
 from looseleaf.types import Attend
 
 
@@ -19,7 +19,7 @@ class Following:
     launches."""
 
     attend: Attend
-    awaited: Sequence[Arriving]
+    awaited: Sequence[PendingLoad]
     timed: bool = False
     waited: float = 0.0
     waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Following:
         return self.attend(layer, q, k, v)
 
 
-def follow(awaited: Sequence[Arriving], layer: int) -> None:
+def follow(awaited: Sequence[PendingLoad], layer: int) -> None:
     """What is launched next finds ``layer`` of all that is ``awaited``; raises what waiting for one
     of them raises."""
     # what is sent together comes together: one wait is enough

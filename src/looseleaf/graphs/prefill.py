@@ -34,7 +34,7 @@ from looseleaf.graphs.piecewise import Cutting, stretches
 from looseleaf.graphs.row_buffer import RowBuffer
 from looseleaf.graphs.rows import RowInputs, to_device
 from looseleaf.graphs.step_result import StepResult
-from looseleaf.kv.store import Arriving
+from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder
 from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.types import Attend
@@ -124,7 +124,7 @@ class PassGraphs:
         self,
         rows: RowInputs,
         chunks: Sequence[PrefillChunk],
-        awaited: Sequence[Arriving],
+        awaited: Sequence[PendingLoad],
         entering: Sequence[Entering] = (),
     ) -> StepResult | None:
         """The result of a step of these chunks only, or None if it is not for a
@@ -152,7 +152,7 @@ class PassGraphs:
         chunks: Sequence[PrefillChunk],
         watch: Watch,
         depth: int,
-        awaited: Sequence[Arriving],
+        awaited: Sequence[PendingLoad],
     ) -> tuple[Float[Tensor, " keys"], float] | None:
         """What keys get in a watched pass of the rows of ``chunks`` through the first ``depth``
         layers, and when it was launched, or None if it is not for a graph; ``table`` is that of
@@ -218,7 +218,7 @@ class PassGraphs:
         )
         return key, spans, watched
 
-    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[Arriving]) -> float:
+    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[PendingLoad]) -> float:
         """Run a pass; returns when its launches began, on the clock `time.perf_counter`."""
         launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):

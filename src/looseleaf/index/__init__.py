@@ -1,7 +1,8 @@
-"""Vector indexes over a segment's keys: which keys a query reads without comparing all of them.
+"""Vector indexes over the keys of a segment: approximate nearest-key search by inner product.
 
-Keys stand in their segment's frame, so an index that was built once is right wherever the segment
-is read, for a query that was turned into that frame. This layer knows vectors, not tokens."""
+Keys are rotated in the frame of their segment (counted from its first token). One index is
+therefore valid at every position of the segment, for queries rotated into that frame. This package
+handles vectors, not tokens."""
 
 from looseleaf.index.base import Hits, KVIndex
 from looseleaf.index.choosing import choose_index

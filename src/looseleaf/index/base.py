@@ -1,4 +1,4 @@
-"""What every index is: a structure over keys, searched by inner product, saved as named arrays."""
+"""The base class of indexes: a structure over keys, searched by inner product, saved as arrays."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -18,10 +18,10 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 class Hits(NamedTuple):
-    """What searches found: ``ids`` int32 and ``scores`` fp32 ``[queries, count]``, best first,
-    ended by -1 and -inf; ``scanned`` int64 ``[queries]``, the vectors that were compared, keys and
-    centroids.
-    """
+    """Search results: ``ids`` int32 and ``scores`` fp32 ``[queries, count]``, best first.
+
+    Unused entries are -1 and -inf. ``scanned`` int64 ``[queries]`` counts the compared keys and
+    centroids."""
 
     ids: Tensor
     scores: Tensor
@@ -31,10 +31,10 @@ class Hits(NamedTuple):
 class KVIndex(ABC):
     """An index over ``keys``, of which the first ``built`` are in its structure.
 
-    Newer ones are compared one by one until `fold` takes them in, so a hit is never missed because
-    it is new. ``effort`` is how hard a search tries unless told otherwise: clusters opened, or
-    candidates kept. A search for as many keys as there are finds all of them, whatever the kind.
-    Searching (`looseleaf.index.searching`) is safe from many threads; changing is not.
+    Searches compare newer keys exhaustively until `fold` adds them, so inserted keys are never
+    missed. ``effort`` is the default search effort: opened clusters, or expanded candidates. A
+    search for ``len(index)`` keys returns all keys. Searches (`looseleaf.index.searching`) are
+    thread-safe; changes are not.
     """
 
     kind: ClassVar[str]
@@ -49,30 +49,32 @@ class KVIndex(ABC):
         return len(self.keys)
 
     def insert(self, new: Float[Tensor, "keys head_dim"]) -> None:
-        """More keys, found exactly from now on. Raises InvalidOption if one is not finite."""
+        """Append keys, which searches compare exhaustively. Raises InvalidOption unless finite."""
         self.keys.append(new)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes beside the keys that are stored anyway."""
+        """Bytes of the structure and of key copies, without the stored keys."""
         return sum(array.nbytes for array in self.structure().values()) + self.keys.num_copied_bytes
 
     @abstractmethod
     def structure(self) -> Arrays:
-        """The arrays besides keys and sizes."""
+        """The arrays of the structure, without keys and sizes."""
 
     def arrays(self) -> Arrays:
-        """The index as named arrays, without the keys; `load` takes them back."""
+        """The index as named arrays, without the keys; the input of `load`."""
         sizes = np.array([self.built, self.effort, self.keys.head_dim], dtype=np.int64)
         kind = np.frombuffer(self.kind.encode(), np.uint8)
         return {"kind": kind, "sizes": sizes, **self.structure()}
 
 
 def require_queries(queries: Tensor, head_dim: int) -> Tensor:
-    """Queries as the searches read them: fp32, rows in one piece."""
+    """Queries in fp32, C-contiguous. Raises InvalidOption for other dims or non-finite values."""
     if queries.shape[-1] != head_dim:
-        raise InvalidOption(f"queries have {queries.shape[-1]} dims and keys {head_dim}")
+        raise InvalidOption(
+            f"queries have {queries.shape[-1]} dims and keys {head_dim}: give queries of one head"
+        )
     wide = queries.float().contiguous()
     if not bool(torch.isfinite(wide).all()):
-        raise InvalidOption("a query is not finite: nothing can be compared with it")
+        raise InvalidOption("a query is not finite: remove NaN and infinity")
     return wide

@@ -1,7 +1,7 @@
-"""Which index suits some keys: measured on queries that it was not built from.
+"""Choice of the index kind for a set of keys, by measurement on held-out queries.
 
-Clustered keys favour clusters, keys without clusters the graph, few keys neither; nothing but a
-measurement tells. The effort that reaches the wanted recall stays with the index."""
+Clustered keys favour ivf, unclustered keys the graph, few keys the flat index. The index keeps the
+least effort that reaches the required recall."""
 
 import logging
 import time
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trial:
-    """An index at the least effort that reached the wanted recall, or at its most.
+    """Measurement of an index at the least effort that reaches the required recall, or at its most.
 
-    ``scanned`` is the share of the keys that were compared, centroids counted as keys;
-    ``milliseconds`` of CPU time for one query on one thread."""
+    ``scanned`` is the share of compared keys, centroids included. ``milliseconds`` is the CPU time
+    of a query on one thread."""
 
     kind: IndexKind
     effort: int
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """The index that was chosen, and what every kind did."""
+    """The chosen index, and the measurements of all kinds."""
 
     index: KVIndex
     trials: tuple[Trial, ...]
@@ -57,37 +57,40 @@ def choose_index(
     device: torch.device = CPU,
     threads: int | None = None,
 ) -> Choice:
-    """The cheapest index over ``keys`` that finds ``config.recall`` of the ``config.top`` nearest.
+    """The cheapest index over ``keys`` with recall ``config.recall`` of the ``config.top`` nearest.
 
-    Where none does, since they compare narrower copies or all are wanted, it is the one that finds
-    most. A part of ``queries`` is held out to measure with. Raises InvalidOption with fewer than
-    two queries."""
+    If no kind reaches it, the index with the highest recall: narrower copies of keys, and a recall
+    of 1, can make it unreachable. A part of ``queries`` is held out for the measurement. Raises
+    InvalidOption with fewer than two queries."""
     if len(queries) < 2:
-        raise InvalidOption("to measure an index takes at least two queries")
+        raise InvalidOption(
+            f"choosing an index takes at least two queries, not {len(queries)}: give more, or a "
+            "kind other than 'auto'"
+        )
     step = max(2, len(queries) // _HELD_OUT)
-    held = torch.arange(len(queries)) % step == 0
-    found = nearest_keys(queries[held].to(device), keys.source.wide(device), config.top)
-    exact = NearestKeys(found.ids.cpu(), found.scores.cpu())
-    made: list[KVIndex] = []
+    held_out = torch.arange(len(queries)) % step == 0
+    nearest = nearest_keys(queries[held_out].to(device), keys.source.wide(device), config.top)
+    exact = NearestKeys(nearest.ids.cpu(), nearest.scores.cpu())
+    indexes: list[KVIndex] = []
     trials: list[Trial] = []
     kinds: tuple[IndexKind, ...] = ("flat", "ivf", "graph")
     for kind in kinds:
-        index = build_index(keys, replace(config, kind=kind), queries[~held], device, threads)
-        trial = _least_effort(index, queries[held], exact, config.recall)
+        index = build_index(keys, replace(config, kind=kind), queries[~held_out], device, threads)
+        trial = _least_effort(index, queries[held_out], exact, config.recall)
         trials.append(trial)
         index.effort = trial.effort
-        made.append(index)
+        indexes.append(index)
     reached = [n for n, trial in enumerate(trials) if trial.recall >= config.recall]
     if reached:
         best = min(reached, key=lambda n: _price(trials[n], cost))
     else:
         best = max(range(len(trials)), key=lambda n: trials[n].recall)
         _log.warning(
-            "no index over %s keys finds %.4g of the nearest: the %s index is taken, which finds "
-            "%.4g; compare wider keys, or ask for a lower recall",
+            "no index over %s keys reaches recall %.4g: the %s index is used, with recall %.4g; "
+            "set keys to a wider dtype, or a lower recall",
             config.keys, config.recall, kinds[best], trials[best].recall,
         )  # fmt: skip
-    return Choice(made[best], tuple(trials))
+    return Choice(indexes[best], tuple(trials))
 
 
 def _price(trial: Trial, cost: Cost) -> float:
@@ -95,21 +98,22 @@ def _price(trial: Trial, cost: Cost) -> float:
 
 
 def recall_of(hits: Hits, exact: NearestKeys) -> float:
-    """The share of the exact nearest keys that were found; 1.0 if there are none.
+    """The share of the exact nearest keys among ``hits``; 1.0 if there are no keys.
 
-    A key counts if its score is as good as the last exact one: of equal keys any will do."""
-    wanted = exact.ids >= 0
-    if not bool(wanted.any()):
+    A hit counts if it scores at least as high as the last exact key, because equal keys are
+    interchangeable."""
+    valid = exact.ids >= 0
+    if not bool(valid.any()):
         return 1.0
-    last = exact.scores.masked_fill(~wanted, torch.inf).amin(1, keepdim=True)
+    last = exact.scores.masked_fill(~valid, torch.inf).amin(1, keepdim=True)
     # scores of two implementations differ in their last bits
     slack = 1e-5 * last.abs().masked_fill(last.isinf(), 0.0) + 1e-6
-    found = ((hits.scores >= last - slack) & (hits.ids >= 0)).sum(1)
-    return float(found.minimum(wanted.sum(1)).sum() / wanted.sum())
+    correct = ((hits.scores >= last - slack) & (hits.ids >= 0)).sum(1)
+    return float(correct.minimum(valid.sum(1)).sum() / valid.sum())
 
 
 def efforts(index: KVIndex, count: int) -> Iterator[int]:
-    """From little to much: what is tried for an index."""
+    """Efforts to try for a search of ``count`` keys, ascending."""
     if index.kind == "flat":
         yield 0
         return
@@ -124,16 +128,16 @@ def efforts(index: KVIndex, count: int) -> Iterator[int]:
 def _least_effort(index: KVIndex, queries: Tensor, exact: NearestKeys, recall: float) -> Trial:
     trial: Trial | None = None
     for effort in efforts(index, exact.ids.shape[1]):
-        # of this thread: what else the machine does must not choose
+        # CPU time, so that load on the machine does not affect the choice
         start = time.thread_time()
         hits = search(index, queries, exact.ids.shape[1], effort)
-        spent = time.thread_time() - start
+        seconds = time.thread_time() - start
         trial = Trial(
             kind=index.config.kind,
             effort=effort,
             recall=recall_of(hits, exact),
             scanned=float(hits.scanned.double().mean()) / max(1, len(index)),
-            milliseconds=1e3 * spent / len(queries),
+            milliseconds=1e3 * seconds / len(queries),
         )
         if trial.recall >= recall or trial.scanned > 0.5:
             break

@@ -1,13 +1,12 @@
-"""Codes of keys: four bits a dim, by which a graph's search compares before it reads keys.
+"""Quantisation of keys to four bits per dim, for the comparisons of a graph walk.
 
-In each dim all keys share one step and one place of zero, so a code needs no scale of its own:
-that of a key of 128 dims is one line of memory, where the key in two bytes a dim is four. The step
-is the one with the least squared error: keys that are far out widen it.
+All keys share one step and one zero point per dim, so a code stores no scale. The code of a key
+with 128 dims fills one cache line; the key in 16 bits fills four. The step minimises the squared
+error.
 
-What counts is not how far a code is from its key, but how far a query's product with it is off. So
-dims are rounded one after the other, each so as to make up for what rounding those before it has
-done to the products with the queries that the index learns from (LDLQ: Chee et al. 2023, QuIP,
-section 3.1, there for weights and their inputs)."""
+Rounding minimises the error of inner products with the training queries, not the error of the
+keys. Dims are rounded in sequence; each dim compensates the product error of the dims before it
+(LDLQ: Chee et al. 2023, QuIP, section 3.1, there for weights and inputs)."""
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -18,15 +17,16 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.ops.native.host_memory import host_zeros
 
 LEVELS = 16
-# the best of normal numbers for sixteen levels, in standard deviations (Max 1960, table II), and
-# those of numbers that are farther out
+# candidate steps in standard deviations: the optimum of a normal distribution with sixteen levels
+# (Max 1960, table II), and wider ones for heavy tails
 _STEPS = [0.335 * 1.5**n for n in range(-1, 8)]
-_SAMPLE = 4096
-_ASKED = 1 << 14
+_KEY_SAMPLE = 4096
+_QUERY_SAMPLE = 1 << 14
 _ROWS = 1 << 14
-# dims that are rounded before their errors are brought to the others, and what is added to the
-# products of queries, as a share of their mean: of few queries some directions are never asked
+# block size of dims in the error feedback
 _DIMS = 16
+# added to the diagonal of the queries' products, as a share of its mean: few queries do not span
+# all directions
 _RIDGE = 0.01
 
 
@@ -36,17 +36,17 @@ def encode(
     queries: Float[Tensor, "queries head_dim"],
     device: torch.device = CPU,
 ) -> tuple[UInt8[Tensor, "vertices half"], Float[Tensor, " head_dim"]]:
-    """The codes of keys ``order``, and the width of a step of each dim.
+    """The codes of the keys ``order``, and the step of each dim.
 
-    Byte i of a code has dim i in its low four bits and dim ``half + i`` in the others. Number d of
-    a key is about ``low[d] + steps[d] * code[d]``; ``low`` is that of all keys and not kept. Codes
-    are rounded for ``queries``, in the keys' frame, on ``device``; without any each dim is rounded
-    alone."""
+    Byte i of a code has dim i in its low four bits and dim ``half + i`` in the high ones. Component
+    d of a key is about ``low[d] + steps[d] * code[d]``. ``low`` is equal for all keys and not
+    stored, because it does not change rankings. Rounding is optimised for ``queries``, in the keys'
+    frame, on ``device``; without queries each dim is rounded to nearest."""
     half = (keys.head_dim + 1) // 2
     codes = host_zeros((len(order), half), torch.uint8)
     if len(order) == 0:
         return codes, torch.zeros(keys.head_dim)
-    sample = keys.gather(order[:: -(-len(order) // _SAMPLE)].long())
+    sample = keys.gather(order[:: -(-len(order) // _KEY_SAMPLE)].long())
     steps, low = _steps_of(sample)
     feedback = _feedback(queries, steps).to(device)
     for first in range(0, len(order), _ROWS):
@@ -60,13 +60,14 @@ def encode(
 
 
 def _feedback(queries: Tensor, steps: Tensor) -> Float[Tensor, "head_dim head_dim"]:
-    """How much of the error of a dim, in steps, each later dim makes up for: the part above the
-    diagonal of U, where U D U^T are the queries' mean products of steps' weights."""
+    """Share of the error of each dim (row) that each later dim (column) compensates, in steps.
+
+    The strict upper triangle of U, where U D U^T is the mean outer product of queries * steps."""
     dim = len(steps)
     if len(queries) == 0:
         return torch.zeros(dim, dim)
-    weights = queries[:: -(-len(queries) // _ASKED)].double() * steps.double()
-    # of any length and any width of steps
+    weights = queries[:: -(-len(queries) // _QUERY_SAMPLE)].double() * steps.double()
+    # normalised, so that products do not overflow
     weights /= weights.abs().amax().clamp_min(torch.finfo(torch.float64).tiny)
     products = weights.T @ weights
     mean = products.diagonal().mean()
@@ -79,46 +80,45 @@ def _feedback(queries: Tensor, steps: Tensor) -> Float[Tensor, "head_dim head_di
 
 
 def _round(values: Float[Tensor, "head_dim keys"], feedback: Tensor) -> Tensor:
-    """Levels for ``values``, in steps, which are overwritten by the errors."""
+    """Levels of ``values``, which are in units of steps; overwrites ``values`` with the errors."""
     levels = torch.empty_like(values)
     for first in range(0, len(values), _DIMS):
-        own = slice(first, first + _DIMS)
-        # with what the blocks before leave to make up for
-        wanted = values[own] + feedback[:first, own].T @ values[:first]
-        for n in range(len(wanted)):
-            at = first + n
-            made_up = wanted[n] + feedback[first:at, at] @ values[first:at]
-            levels[at] = made_up.round_().clamp_(0, LEVELS - 1)
-            values[at] -= levels[at]
+        block = slice(first, first + _DIMS)
+        targets = values[block] + feedback[:first, block].T @ values[:first]
+        for n in range(len(targets)):
+            dim = first + n
+            target = targets[n] + feedback[first:dim, dim] @ values[first:dim]
+            levels[dim] = target.round_().clamp_(0, LEVELS - 1)
+            values[dim] -= levels[dim]
     return levels
 
 
-def ask_codes(
+def quantise_queries(
     queries: Float[Tensor, "queries head_dim"], steps: Float[Tensor, " head_dim"]
 ) -> Int[Tensor, "queries head_dim"]:
-    """Queries as codes are compared with: steps' weights in eight bits, as codes.h has them."""
+    """Weights of codes for ``queries``: queries * steps, scaled to eight bits, as in codes.h."""
     weights = queries * steps
     top = weights.abs().amax(1, keepdim=True)
-    sound = (top > 1e-30) & top.isfinite()
-    scaled = torch.where(sound, weights * (127 / top), torch.zeros_like(weights))
+    valid = (top > 1e-30) & top.isfinite()
+    scaled = torch.where(valid, weights * (127 / top), torch.zeros_like(weights))
     return scaled.round().int()
 
 
 def unpack(codes: UInt8[Tensor, "codes half"], head_dim: int) -> Int[Tensor, "codes head_dim"]:
-    """Codes as whole numbers, dim by dim."""
+    """The integer levels of packed codes."""
     return torch.cat((codes & 15, codes >> 4), 1)[:, :head_dim].int()
 
 
 def _steps_of(sample: Float[Tensor, "keys head_dim"]) -> tuple[Tensor, Tensor]:
-    """For each dim the step with the least squared error, and the number that code 0 stands for."""
+    """For each dim the step with the least squared error, and the value of level 0."""
     mean, deviation = sample.mean(0), sample.std(0, correction=0).clamp_min(1e-30)
     best = torch.full_like(mean, torch.inf)
     steps = deviation.clone()
     for share in _STEPS:
         step = deviation * share
         low = mean - (LEVELS - 1) / 2 * step
-        again = ((sample - low) / step).round_().clamp_(0, LEVELS - 1) * step + low
-        error = ((again - sample) / deviation).square_().mean(0)
+        decoded = ((sample - low) / step).round_().clamp_(0, LEVELS - 1) * step + low
+        error = ((decoded - sample) / deviation).square_().mean(0)
         steps = torch.where(error < best, step, steps)
         best = best.minimum(error)
     return steps, mean - (LEVELS - 1) / 2 * steps

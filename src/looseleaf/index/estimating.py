@@ -1,7 +1,7 @@
-"""What an index did not find, estimated by its clusters (RetroInfer's estimation zone).
+"""Estimated attention over keys outside the hits of a search (RetroInfer's estimation zone).
 
-A key that was not found counts as if it were the mean key of its cluster, with the mean value of
-those keys of the cluster that were not found. So every key counts once, found or not."""
+The mean key of its cluster replaces every key without a hit. The value is the mean value of the
+cluster's keys without a hit. So every key counts once."""
 
 import torch
 from jaxtyping import Float
@@ -15,27 +15,30 @@ from looseleaf.types import AttnState
 def attend_estimated(
     index: IvfIndex,
     query: Float[Tensor, " head_dim"],
-    found: tuple[Tensor, Tensor],
+    hits: tuple[Tensor, Tensor],
     values: KeyVectors,
     softmax_scale: float,
 ) -> AttnState:
-    """The state of a query over all keys of ``index``, of which ``found`` are ids and scores: fp32,
-    ``[head_dim]`` and one number. Those that were found count by what they are; what is newer than
-    the clusters, and was not found, does not count."""
+    """The state of a query over all keys of ``index``: fp32 ``[head_dim]`` and a scalar lse.
+
+    ``hits`` are ids and scores, which count exactly. Keys newer than the clusters count only if
+    they are hits."""
     assert index.estimate is not None, "the index has no mean values"
     means, cluster_of = index.estimate
-    there = found[0] >= 0
-    ids, scores = found[0][there].long(), found[1][there] * softmax_scale
-    read = values.gather(ids)
-    own = torch.full_like(ids, -1)
-    own[ids < index.built] = cluster_of[ids[ids < index.built]].long()
-    inside = own >= 0
+    valid = hits[0] >= 0
+    ids, scores = hits[0][valid].long(), hits[1][valid] * softmax_scale
+    hit_values = values.gather(ids)
+    clusters = torch.full_like(ids, -1)
+    clusters[ids < index.built] = cluster_of[ids[ids < index.built]].long()
+    inside = clusters >= 0
     sizes = index.starts[: len(means) + 1].diff()
-    left = sizes - own[inside].bincount(minlength=len(means))
-    by_mean = index.means[: len(means)] @ query * softmax_scale
-    by_mean = by_mean.masked_fill(left == 0, -torch.inf)
-    top = torch.cat((scores, by_mean)).amax()
-    weights, shares = (scores - top).exp(), (by_mean - top).exp()
-    total = weights.sum() + (shares * left).sum()
-    out = weights @ read + (shares * sizes) @ means - shares[own[inside]] @ read[inside]
+    remaining = sizes - clusters[inside].bincount(minlength=len(means))
+    mean_scores = index.means[: len(means)] @ query * softmax_scale
+    mean_scores = mean_scores.masked_fill(remaining == 0, -torch.inf)
+    top = torch.cat((scores, mean_scores)).amax()
+    weights, mean_weights = (scores - top).exp(), (mean_scores - top).exp()
+    total = weights.sum() + (mean_weights * remaining).sum()
+    # all keys of a cluster by its mean value, minus the hits among them
+    out = weights @ hit_values + (mean_weights * sizes) @ means
+    out -= mean_weights[clusters[inside]] @ hit_values[inside]
     return AttnState(out / total, top + total.log())

@@ -1,4 +1,4 @@
-"""The index without structure: every key is compared. The yardstick of the others."""
+"""The exhaustive index: a search compares every key. It is the baseline of the others."""
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.index.base import Arrays, KVIndex
@@ -6,13 +6,13 @@ from looseleaf.index.keys import KeyVectors
 
 
 class FlatIndex(KVIndex):
-    """Exact; ``effort`` means nothing."""
+    """Exact search; ``effort`` is ignored."""
 
     kind = "flat"
 
     @classmethod
     def build(cls, keys: KeyVectors, config: IndexConfig) -> "FlatIndex":
-        """Nothing is built."""
+        """An index over ``keys``, without a structure."""
         return cls(keys, 0, config, 0)
 
     def structure(self) -> Arrays:

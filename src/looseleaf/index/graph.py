@@ -1,17 +1,17 @@
-"""A graph whose edges join keys that the same queries read: RetrievalAttention's index, corrected.
+"""The graph index of RetrievalAttention (arXiv 2409.10516), with edges learned from queries.
 
-Queries of attention are far from the keys, so neighbours among keys lead nowhere. Here the queries
-of the segment's own prefill say which keys belong together: each finds its exact top keys, and keys
-found together are joined (RoarGraph's projection). Two things differ from the published rule, which
-finds nothing on such data: a key's candidates come from *all* queries that found it, up to four,
-not from the last whose nearest it was; and the search begins at the key that is most often the
-nearest, not at the one nearest to the mean, at one key of every part that can't be reached from
-there, and at keys that many queries found. And of the edges back to a key's choosers, for which
-there is no room for all, those to the keys that most queries found are kept: what was found often
-is found again.
+Attention queries are out of the distribution of keys, so nearest neighbours among keys misguide
+searches. Edges therefore join keys that the same prefill queries attend to (RoarGraph's
+projection). Three rules differ from the published ones, whose recall is low on attention data:
 
-What joins the graph is named anew, in the order in which a search meets it, and has a code: a
-search walks by codes, a quarter of a key's bytes, and reads the keys of the best that it met."""
+- The candidates of a key come from several queries with that key in their exact top list, not only
+  from the last query whose nearest key it is.
+- Searches enter at the key that is most often the nearest, at one key of every part unreachable
+  from there, and at keys in many top lists.
+- If a key lacks room for all reverse edges, edges to keys in many top lists take precedence.
+
+Vertices are numbered in breadth-first order and have 4-bit codes. A walk compares codes, then
+rescores the best candidates by their keys."""
 
 from typing import Any
 
@@ -32,18 +32,18 @@ from looseleaf.ops.native.host_memory import host_zeros
 from looseleaf.ops.nearest_keys import nearest_keys
 
 _EFFORT = 200
-# whose links are renamed at a time
+# vertices whose links are renumbered per iteration, which bounds the memory of copies
 _ROWS = 1 << 16
 
 
 class GraphIndex(KVIndex):
-    """Vertex v is key ``order[v]`` (int32), in the order in which a search that looks behind
-    everything meets them, from the first ``num_entries`` on. ``links`` is int32 ``[vertices,
-    edges]``, neighbouring vertices, each row ended by -1; ``codes`` and ``steps`` are `encode`'s;
-    ``effort`` is the number of candidates that a search looks behind, at least half of the keys
-    that it wants.
+    """A graph of keys. Vertex v is key ``order[v]`` (int32); vertices are in breadth-first order.
 
-    A key that no query of the sample found has no edges, is no vertex and is not found either."""
+    The first ``num_entries`` vertices are the entry points of searches. ``links`` is int32
+    ``[vertices, edges]``, vertex numbers, each row ended by -1. ``codes`` and ``steps`` are the
+    results of `encode`. ``effort`` is the number of expanded candidates; a search for n keys
+    expands at least n / 2. Keys in no query's top list have no edges, are no vertices and are never
+    returned by a walk."""
 
     kind = "graph"
     order: Tensor
@@ -61,29 +61,28 @@ class GraphIndex(KVIndex):
         device: torch.device = CPU,
         threads: int | None = None,
     ) -> "GraphIndex":
-        """Join the keys that ``queries``, in the keys' frame, find together; ``device`` compares,
-        ``threads`` threads, by default PyTorch's, do the rest.
+        """A graph that joins keys in the top lists of the same ``queries``, in the keys' frame.
 
-        Raises InvalidOption without any query."""
+        ``device`` computes top lists and codes; edges take ``threads`` threads, by default
+        PyTorch's number. Raises InvalidOption without queries."""
         if len(queries) == 0 and len(keys):
             raise InvalidOption("a graph learns from queries: give some, or build an ivf index")
         index = cls(keys, len(keys), config, _EFFORT)
-        if len(keys) == 0:
-            none = torch.empty(0, dtype=torch.int32)
-            links = torch.empty(0, _width(config), dtype=torch.int32)
-            index.arrange(links, none, queries)
-            return index
-        sampled = sample_queries(require_queries(queries, keys.head_dim), len(keys), config)
-        lists = nearest_keys(sampled.to(device), keys.wide(device), config.top).ids
-        readers = readers_of(lists, len(keys), config.readers).cpu()
-        firsts, found = (_count(some, len(keys)) for some in (lists[:, 0], lists))
         width = _width(config)
+        if len(keys) == 0:
+            entries = torch.empty(0, dtype=torch.int32)
+            index.arrange(torch.empty(0, width, dtype=torch.int32), entries, queries)
+            return index
+        sample = sample_queries(require_queries(queries, keys.head_dim), len(keys), config)
+        lists = nearest_keys(sample.to(device), keys.wide(device), config.top).ids
+        readers = readers_of(lists, len(keys), config.readers).cpu()
+        firsts, frequencies = _counts(lists[:, 0], len(keys)), _counts(lists, len(keys))
         lists = lists.cpu()
-        links = project(keys, lists, readers, found, config.degree, width, threads)
-        begin = covering(lists, len(keys))
-        reach = entries_of(keys, links, firsts)
-        entries = torch.cat((begin, reach[~torch.isin(reach, begin)]))
-        index.arrange(links, entries, sampled, device)
+        links = project(keys, lists, readers, frequencies, config.degree, width, threads)
+        cover = covering(lists, len(keys))
+        reaching = entries_of(keys, links, firsts)
+        entries = torch.cat((cover, reaching[~torch.isin(reaching, cover)]))
+        index.arrange(links, entries, sample, device)
         return index
 
     def arrange(
@@ -93,21 +92,20 @@ class GraphIndex(KVIndex):
         queries: Float[Tensor, "queries head_dim"],
         device: torch.device = CPU,
     ) -> None:
-        """Make the graph of ``links`` between keys, ended by -1, and of where searches begin, with
-        codes for such ``queries`` made on ``device``.
+        """Set the graph from ``links`` between keys, ended by -1, and the keys ``entries``.
 
-        Keys that can't be reached from there are no part of it."""
+        Codes are optimised for ``queries`` on ``device``. Unreachable keys are left out."""
         self.order = order_of(self.keys, links, entries)
         self.num_entries = len(entries)
         vertices = np.full(len(links) + 1, -1, dtype=np.int32)
         vertices[self.order.numpy()] = np.arange(len(self.order), dtype=np.int32)
         most = int((links >= 0).sum(1).max()) if len(links) else 0
-        # whole lines of memory
+        # a multiple of cache lines
         width = min(-(-most // 16) * 16, links.shape[1])
         self.links = host_zeros((len(self.order), width), torch.int32)
         for first in range(0, len(self.order), _ROWS):
             own = links[self.order[first : first + _ROWS].long(), :width].numpy()
-            # -1 names the last of the table, which is no vertex
+            # -1 selects the last element of the table, which is -1
             self.links[first : first + _ROWS] = torch.from_numpy(vertices[own])
         self.codes, self.steps = encode(self.keys.source, self.order, queries, device)
 
@@ -116,7 +114,7 @@ class GraphIndex(KVIndex):
         narrow = len(links) <= np.iinfo(np.uint16).max
         return {
             "order": self.order.numpy(),
-            # -1 becomes the largest number, which is no vertex
+            # -1 becomes 65,535, which is no vertex
             "links": links.astype(np.uint16) if narrow else links,
             "entries": np.array([self.num_entries], dtype=np.int64),
             "codes": self.codes.numpy(),
@@ -141,21 +139,21 @@ class GraphIndex(KVIndex):
         shapes = (num,), (num, (head_dim + 1) // 2), (head_dim,)
         fits = (order.shape, tuple(index.codes.shape), tuple(index.steps.shape)) == shapes
         fits = fits and min(num, built, 1) <= index.num_entries <= num
-        for names, most in ((order, built), (links, num)):
-            fits = fits and names.min(initial=-1) >= -1 and names.max(initial=-1) < most
+        for numbers, most in ((order, built), (links, num)):
+            fits = fits and numbers.min(initial=-1) >= -1 and numbers.max(initial=-1) < most
         if not fits or (order < 0).any():
             raise InvalidOption("the arrays of a graph index do not fit together: build it again")
         return index
 
 
 def _width(config: IndexConfig) -> int:
-    """Edges of a key: those it chooses and two back for three of them, in whole lines of memory."""
+    """Most edges of a key: ``degree`` and two reverse ones for every three, in cache lines."""
     return -(-config.degree * 5 // 48) * 16
 
 
-def _count(found: Tensor, num_keys: int) -> Int[Tensor, " keys"]:
-    """How often each key was found; -1 is none."""
-    return found[found >= 0].long().bincount(minlength=num_keys).cpu()
+def _counts(ids: Tensor, num_keys: int) -> Int[Tensor, " keys"]:
+    """Occurrences of each key in ``ids``; -1 is padding."""
+    return ids[ids >= 0].long().bincount(minlength=num_keys).cpu()
 
 
 def _huge(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
@@ -166,28 +164,28 @@ def _huge(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
 def sample_queries(
     queries: Float[Tensor, "queries head_dim"], num_keys: int, config: IndexConfig
 ) -> Float[Tensor, "sampled head_dim"]:
-    """A share of ``num_keys`` queries, drawn without replacement: all if there are fewer."""
-    wanted = max(1, round(config.sample * num_keys))
-    if wanted >= len(queries):
+    """``config.sample * num_keys`` queries drawn without replacement; all if there are fewer."""
+    size = max(1, round(config.sample * num_keys))
+    if size >= len(queries):
         return queries
     generator = torch.Generator().manual_seed(config.seed)
-    return queries[torch.randperm(len(queries), generator=generator)[:wanted]]
+    return queries[torch.randperm(len(queries), generator=generator)[:size]]
 
 
 def readers_of(
     lists: Int[Tensor, "queries top"], num_keys: int, most: int
 ) -> Int[Tensor, "keys readers"]:
-    """For each key the queries that found it, those that ranked it highest first, ended by -1."""
+    """For each key the ``most`` queries that rank it highest in ``lists``, ended by -1."""
     num_queries, top = lists.shape
-    # rank by rank, so that a stable sort by key leaves them in the order of their ranks
+    # ordered by rank, so that a stable sort by key keeps the order of ranks
     keys = lists.T.flatten().long()
     query = torch.arange(num_queries, dtype=torch.int32, device=lists.device).repeat(top)
-    found = keys >= 0
-    keys, order = keys[found].sort(stable=True)
-    query = query[found][order]
+    valid = keys >= 0
+    keys, order = keys[valid].sort(stable=True)
+    query = query[valid][order]
     starts = torch.searchsorted(keys, torch.arange(num_keys, device=lists.device))
-    place = torch.arange(len(keys), device=lists.device) - starts[keys]
-    kept = place < most
+    rank = torch.arange(len(keys), device=lists.device) - starts[keys]
+    top_ranked = rank < most
     readers = torch.full((num_keys, most), -1, dtype=torch.int32, device=lists.device)
-    readers[keys[kept], place[kept]] = query[kept]
+    readers[keys[top_ranked], rank[top_ranked]] = query[top_ranked]
     return readers

@@ -1,9 +1,9 @@
-/* A crew of threads that is always there, and the host's part of a step that it does.
+/* A persistent thread pool for the host's part of a step.
 
-   A parallel region would find its threads again at every call, and only on the thread that made
-   them. Here whoever calls works too: Python, or a thread that listens to what a device writes. Threads that found
-   nothing to do look on for a while, for the next layer is not far, and then sleep. Nothing here
-   knows Python, vectors or CUDA. */
+   OpenMP would create a second pool for a second calling thread. Here any calling thread takes part:
+   Python's, or the listener thread, which polls a word that a device writes. Idle threads poll before
+   they sleep, because the next layer follows soon. This file is independent of Python, vectors and
+   CUDA. */
 
 #include <math.h>
 #include <pthread.h>
@@ -25,39 +25,39 @@ typedef struct {
     Unit unit;
     void *task;
     int64_t total;
-    int64_t patience; /* nanoseconds of looking before sleep */
+    int64_t patience; /* nanoseconds of polling before sleep */
     pthread_mutex_t lock;
     pthread_cond_t called;
     int64_t threads;
-    pthread_t *others;
-    struct Bell *bell;
+    pthread_t *workers;
+    struct StreamSignal *signal;
     pthread_t listener;
-} Crew;
+} HostThreads;
 
-/* Some units over one task, each for any thread. */
+/* `total` calls of `unit` for one task, on any threads. */
 typedef struct {
     Unit unit;
     void *task;
     int64_t total;
 } Part;
 
-/* What the device waits for in one layer: states are emptied, then the parts fill them in. */
+/* The work of one layer: sets `num_lse` numbers to -inf, then runs the parts in order. */
 typedef struct {
-    Crew *crew;
+    HostThreads *pool;
     const Part *parts;
     int64_t num_parts;
     float *lse;
     int64_t num_lse;
-    int64_t nanoseconds; /* how long it took, summed over calls */
+    int64_t nanoseconds; /* duration of all runs */
 } Layer;
 
-/* Where a device rings: it writes the layer whose queries are there, and waits until it is done. Both
-   lie in memory that both see, apart from each other. */
-typedef struct Bell {
-    _Atomic(Layer *) rung;
-    char between[56];
-    _Atomic uint32_t done;
-} Bell;
+/* Two words shared with a device, on separate cache lines: the device writes the address of a layer
+   once its queries are copied, and waits for the reply 1. */
+typedef struct StreamSignal {
+    _Atomic(Layer *) request;
+    char padding[56];
+    _Atomic uint32_t reply;
+} StreamSignal;
 
 static int64_t now(void) {
     struct timespec t;
@@ -73,138 +73,138 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Do units of run `number` until none is left. A unit is taken by moving the ticket on, which fails
-   once the run is closed: so what was read of it is the run's. */
-static void work(Crew *crew, uint32_t number) {
+/* Run units of run `number` until none remains. Taking a unit advances the ticket, which fails once
+   the run is closed; so the unit, task and total that were read belong to the run. */
+static void work(HostThreads *pool, uint32_t number) {
     for (;;) {
-        uint64_t ticket = atomic_load(&crew->ticket);
+        uint64_t ticket = atomic_load(&pool->ticket);
         int64_t unit = (int64_t)(uint32_t)ticket;
-        if ((uint32_t)(ticket >> 32) != number || unit >= crew->total) return;
-        if (!atomic_compare_exchange_weak(&crew->ticket, &ticket, ticket + 1)) continue;
-        crew->unit(crew->task, unit);
-        atomic_fetch_add(&crew->finished, 1);
+        if ((uint32_t)(ticket >> 32) != number || unit >= pool->total) return;
+        if (!atomic_compare_exchange_weak(&pool->ticket, &ticket, ticket + 1)) continue;
+        pool->unit(pool->task, unit);
+        atomic_fetch_add(&pool->finished, 1);
     }
 }
 
-static uint32_t await_run(Crew *crew, uint32_t last) {
-    int64_t until = now() + crew->patience;
-    for (int64_t looks = 1;; looks++) {
-        uint32_t number = (uint32_t)(atomic_load(&crew->ticket) >> 32);
-        if (number != last || atomic_load(&crew->stopped)) return number;
+static uint32_t await_run(HostThreads *pool, uint32_t last) {
+    int64_t until = now() + pool->patience;
+    for (int64_t polls = 1;; polls++) {
+        uint32_t number = (uint32_t)(atomic_load(&pool->ticket) >> 32);
+        if (number != last || atomic_load(&pool->stopped)) return number;
         pause_briefly();
-        if (looks % 64 == 0 && now() > until) break;
+        if (polls % 64 == 0 && now() > until) break;
     }
-    pthread_mutex_lock(&crew->lock);
-    atomic_fetch_add(&crew->sleepers, 1);
-    while ((uint32_t)(atomic_load(&crew->ticket) >> 32) == last && !atomic_load(&crew->stopped))
-        pthread_cond_wait(&crew->called, &crew->lock);
-    atomic_fetch_sub(&crew->sleepers, 1);
-    pthread_mutex_unlock(&crew->lock);
-    return (uint32_t)(atomic_load(&crew->ticket) >> 32);
+    pthread_mutex_lock(&pool->lock);
+    atomic_fetch_add(&pool->sleepers, 1);
+    while ((uint32_t)(atomic_load(&pool->ticket) >> 32) == last && !atomic_load(&pool->stopped))
+        pthread_cond_wait(&pool->called, &pool->lock);
+    atomic_fetch_sub(&pool->sleepers, 1);
+    pthread_mutex_unlock(&pool->lock);
+    return (uint32_t)(atomic_load(&pool->ticket) >> 32);
 }
 
 static void *live(void *arg) {
-    Crew *crew = arg;
+    HostThreads *pool = arg;
     uint32_t last = 0;
-    while (!atomic_load(&crew->stopped)) {
-        last = await_run(crew, last);
-        work(crew, last);
+    while (!atomic_load(&pool->stopped)) {
+        last = await_run(pool, last);
+        work(pool, last);
     }
     return NULL;
 }
 
-static void wake(Crew *crew) {
-    if (!atomic_load(&crew->sleepers)) return;
-    pthread_mutex_lock(&crew->lock);
-    pthread_cond_broadcast(&crew->called);
-    pthread_mutex_unlock(&crew->lock);
+static void wake(HostThreads *pool) {
+    if (!atomic_load(&pool->sleepers)) return;
+    pthread_mutex_lock(&pool->lock);
+    pthread_cond_broadcast(&pool->called);
+    pthread_mutex_unlock(&pool->lock);
 }
 
-/* All units of a part; one call at a time. */
-static void run_part(Crew *crew, const Part *part) {
+/* Run all units of a part. Calls must not overlap. */
+static void run_part(HostThreads *pool, const Part *part) {
     if (!part->total) return;
-    uint32_t number = (uint32_t)(atomic_load(&crew->ticket) >> 32) + 2;
-    /* closed while it changes: who still holds a ticket of the run before must not take a unit of this one */
-    atomic_store(&crew->ticket, (uint64_t)(number - 1) << 32 | UINT32_MAX);
-    crew->unit = part->unit;
-    crew->task = part->task;
-    crew->total = part->total;
-    atomic_store(&crew->finished, 0);
-    atomic_store(&crew->ticket, (uint64_t)number << 32);
-    wake(crew);
-    work(crew, number);
-    for (int64_t looks = 1; atomic_load(&crew->finished) < part->total; looks++) {
+    uint32_t number = (uint32_t)(atomic_load(&pool->ticket) >> 32) + 2;
+    /* closed during the change: a thread with a ticket of the last run must not take a unit of this one */
+    atomic_store(&pool->ticket, (uint64_t)(number - 1) << 32 | UINT32_MAX);
+    pool->unit = part->unit;
+    pool->task = part->task;
+    pool->total = part->total;
+    atomic_store(&pool->finished, 0);
+    atomic_store(&pool->ticket, (uint64_t)number << 32);
+    wake(pool);
+    work(pool, number);
+    for (int64_t polls = 1; atomic_load(&pool->finished) < part->total; polls++) {
         pause_briefly();
-        if (looks % 1024 == 0) sched_yield();
+        if (polls % 1024 == 0) sched_yield();
     }
 }
 
-/* The host's part of a layer. */
+/* Run a layer. */
 void looseleaf_run_layer(void *arg) {
     Layer *layer = arg;
-    int64_t begun = now();
+    int64_t start = now();
     for (int64_t n = 0; n < layer->num_lse; n++) layer->lse[n] = -INFINITY;
-    for (int64_t n = 0; n < layer->num_parts; n++) run_part(layer->crew, &layer->parts[n]);
-    layer->nanoseconds += now() - begun;
+    for (int64_t n = 0; n < layer->num_parts; n++) run_part(layer->pool, &layer->parts[n]);
+    layer->nanoseconds += now() - start;
 }
 
-/* Calls for a device. After a while of quiet it naps, for a little of the time that it was quiet. */
+/* Serve the requests of a device. When idle, sleeps for a small share of the idle time. */
 static void *listen(void *arg) {
-    Crew *crew = arg;
-    int64_t heard = now();
-    for (int64_t looks = 1; !atomic_load(&crew->stopped); looks++) {
-        Layer *layer = atomic_load(&crew->bell->rung);
+    HostThreads *pool = arg;
+    int64_t last = now();
+    for (int64_t polls = 1; !atomic_load(&pool->stopped); polls++) {
+        Layer *layer = atomic_load(&pool->signal->request);
         if (layer) {
-            atomic_store(&crew->bell->rung, NULL);
+            atomic_store(&pool->signal->request, NULL);
             looseleaf_run_layer(layer);
-            atomic_store(&crew->bell->done, 1);
-            heard = now();
+            atomic_store(&pool->signal->reply, 1);
+            last = now();
         } else {
             pause_briefly();
-            int64_t quiet = looks % 64 ? 0 : now() - heard;
-            struct timespec nap = {0, quiet / 64 < LONGEST_NAP ? quiet / 64 : LONGEST_NAP};
-            /* a step follows the last sooner than that */
-            if (quiet > 16 * crew->patience) nanosleep(&nap, NULL);
+            int64_t idle = polls % 64 ? 0 : now() - last;
+            struct timespec nap = {0, idle / 64 < LONGEST_NAP ? idle / 64 : LONGEST_NAP};
+            /* longer than the pause between two steps */
+            if (idle > 16 * pool->patience) nanosleep(&nap, NULL);
         }
     }
     return NULL;
 }
 
-/* Begin to listen to `bell`, which is all zeros; 0 if the system gives no thread. */
-int32_t looseleaf_listen(Crew *crew, Bell *bell) {
-    crew->bell = bell;
-    if (pthread_create(&crew->listener, NULL, listen, crew)) crew->bell = NULL;
-    return crew->bell != NULL;
+/* Start the listener of `signal`, which is zeroed; 0 if no thread can be started. */
+int32_t looseleaf_listen(HostThreads *pool, StreamSignal *signal) {
+    pool->signal = signal;
+    if (pthread_create(&pool->listener, NULL, listen, pool)) pool->signal = NULL;
+    return pool->signal != NULL;
 }
 
-/* NULL if there is no memory; fewer threads than asked for where the system gives no more. */
-Crew *looseleaf_begin_crew(int64_t threads, int64_t patience) {
-    Crew *crew = calloc(1, sizeof(Crew));
-    if (!crew) return NULL;
-    crew->others = calloc((size_t)threads, sizeof(pthread_t));
-    if (!crew->others) {
-        free(crew);
+/* NULL without memory; fewer than `threads` if the system refuses to start more. */
+HostThreads *looseleaf_begin_threads(int64_t threads, int64_t patience) {
+    HostThreads *pool = calloc(1, sizeof(HostThreads));
+    if (!pool) return NULL;
+    pool->workers = calloc((size_t)threads, sizeof(pthread_t));
+    if (!pool->workers) {
+        free(pool);
         return NULL;
     }
-    crew->patience = patience;
-    pthread_mutex_init(&crew->lock, NULL);
-    pthread_cond_init(&crew->called, NULL);
-    while (crew->threads < threads - 1) {
-        if (pthread_create(&crew->others[crew->threads], NULL, live, crew)) break;
-        crew->threads++;
+    pool->patience = patience;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->called, NULL);
+    while (pool->threads < threads - 1) {
+        if (pthread_create(&pool->workers[pool->threads], NULL, live, pool)) break;
+        pool->threads++;
     }
-    return crew;
+    return pool;
 }
 
-void looseleaf_end_crew(Crew *crew) {
-    pthread_mutex_lock(&crew->lock);
-    atomic_store(&crew->stopped, 1);
-    pthread_cond_broadcast(&crew->called);
-    pthread_mutex_unlock(&crew->lock);
-    if (crew->bell) pthread_join(crew->listener, NULL);
-    for (int64_t n = 0; n < crew->threads; n++) pthread_join(crew->others[n], NULL);
-    pthread_cond_destroy(&crew->called);
-    pthread_mutex_destroy(&crew->lock);
-    free(crew->others);
-    free(crew);
+void looseleaf_end_threads(HostThreads *pool) {
+    pthread_mutex_lock(&pool->lock);
+    atomic_store(&pool->stopped, 1);
+    pthread_cond_broadcast(&pool->called);
+    pthread_mutex_unlock(&pool->lock);
+    if (pool->signal) pthread_join(pool->listener, NULL);
+    for (int64_t n = 0; n < pool->threads; n++) pthread_join(pool->workers[n], NULL);
+    pthread_cond_destroy(&pool->called);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->workers);
+    free(pool);
 }

@@ -1,4 +1,4 @@
-"""Threads that wait in C for the host's part of a step, called by Python or by a CUDA stream."""
+"""A pool of C threads for the host's part of a step, started by Python or by a CUDA stream."""
 
 import ctypes
 import weakref
@@ -12,12 +12,12 @@ from torch import Tensor
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.native.native_build import load_library
 
-# a GPU needs about so long for the rest of a layer
+# threads poll this long before they sleep: about the time of the rest of a layer on a GPU
 _PATIENCE_NS = 400_000
 
 
 class Part(ctypes.Structure):
-    """Some units of a C function over one task."""
+    """``total`` calls of the C function ``unit`` with one ``task`` and the numbers of the calls."""
 
     _fields_ = (
         ("unit", ctypes.c_void_p),
@@ -26,13 +26,13 @@ class Part(ctypes.Structure):
     )
 
 
-class CrewLayer(ctypes.Structure):
-    """What is done in one layer: ``num_lse`` numbers become -inf, then the parts run.
+class ThreadsLayer(ctypes.Structure):
+    """The work of one layer: sets ``num_lse`` numbers to -inf, then runs the parts in order.
 
-    ``nanoseconds`` grows by what calls took."""
+    ``nanoseconds`` accumulates the duration of all runs."""
 
     _fields_ = (
-        ("crew", ctypes.c_void_p),
+        ("threads", ctypes.c_void_p),
         ("parts", ctypes.POINTER(Part)),
         ("num_parts", ctypes.c_int64),
         ("lse", ctypes.c_void_p),
@@ -41,16 +41,18 @@ class CrewLayer(ctypes.Structure):
     )
 
 
-class Bell(NamedTuple):
-    """Addresses: where a device writes the address of a `CrewLayer` whose queries are there, 64
-    bits, and where 1 stands, 32 bits, once its states are."""
+class StreamSignal(NamedTuple):
+    """Addresses of two words shared with a device.
 
-    rung: int
-    done: int
+    The device writes the address of a `ThreadsLayer` to ``request`` (64 bits) once its queries are
+    copied. The threads write 1 to ``reply`` (32 bits) once its states are computed."""
+
+    request: int
+    reply: int
 
 
-class Crew:
-    """``threads`` threads, the caller's among them; they end with this object.
+class HostThreads:
+    """``threads`` threads, the caller's included; they end with this object.
 
     Raises NativeUnavailable without a C compiler."""
 
@@ -61,51 +63,56 @@ class Crew:
             .read_text(encoding="utf-8")
         )
         library = load_library(source, ())
-        library.looseleaf_begin_crew.restype = ctypes.c_void_p
-        begun = library.looseleaf_begin_crew(ctypes.c_int64(threads), ctypes.c_int64(_PATIENCE_NS))
-        if begun is None:
+        library.looseleaf_begin_threads.restype = ctypes.c_void_p
+        address = library.looseleaf_begin_threads(
+            ctypes.c_int64(threads), ctypes.c_int64(_PATIENCE_NS)
+        )
+        if address is None:
             raise NativeUnavailable("no memory for threads: end other programs")
-        self.pointer = ctypes.c_void_p(begun)
+        self.pointer = ctypes.c_void_p(address)
         self._library = library
-        self._end = weakref.finalize(self, library.looseleaf_end_crew, self.pointer)
+        self._end = weakref.finalize(self, library.looseleaf_end_threads, self.pointer)
 
-    def listen(self, bell: Tensor, settle: Callable[[], None]) -> "Bell":
-        """Run every layer whose address is written to the `Bell` in ``bell``, int64 ``[16]``, all
-        zeros, which device and host see; one more thread than before calls. ``settle`` waits for
-        the device, before the threads end: one that waits for them would wait forever.
+    def listen(self, words: Tensor, synchronize: Callable[[], None]) -> StreamSignal:
+        """Start a thread that runs every layer requested through the returned signal.
 
-        Raises NativeUnavailable if the system gives no thread."""
-        at = bell.data_ptr()
-        if not self._library.looseleaf_listen(self.pointer, ctypes.c_void_p(at)):
-            raise NativeUnavailable("no thread for what a GPU asks: end other programs")
-        # the memory must be there as long as the thread
+        ``words`` is its memory, int64 ``[16]``, zeroed and visible to device and host.
+        ``synchronize`` waits for the device before the threads end, because a device that waits for
+        an ended thread hangs. Raises NativeUnavailable if no thread can be started."""
+        address = words.data_ptr()
+        if not self._library.looseleaf_listen(self.pointer, ctypes.c_void_p(address)):
+            raise NativeUnavailable("no thread for the requests of a GPU: end other programs")
+        # keeps the memory alive as long as the thread
         self._end.detach()
-        self._end = weakref.finalize(self, _end, self._library, self.pointer, bell, settle)
-        return Bell(at, at + 64)
+        self._end = weakref.finalize(self, _end, self._library, self.pointer, words, synchronize)
+        return StreamSignal(address, address + 64)
 
-    def layers(self, count: int, lse: int, num_lse: int) -> "ctypes.Array[CrewLayer]":
-        """``count`` layers without parts, over states whose lse stands at address ``lse``."""
-        made = (CrewLayer * count)()
-        for layer in made:
-            layer.crew, layer.lse, layer.num_lse = self.pointer.value, lse, num_lse
-        return made
+    def layers(self, count: int, lse: int, num_lse: int) -> "ctypes.Array[ThreadsLayer]":
+        """``count`` layers without parts, over states with their lse at address ``lse``."""
+        layers = (ThreadsLayer * count)()
+        for layer in layers:
+            layer.threads, layer.lse, layer.num_lse = self.pointer.value, lse, num_lse
+        return layers
 
-    def run(self, layer: CrewLayer) -> None:
-        """Run a layer on this thread and the others, outside of Python's lock."""
+    def run(self, layer: ThreadsLayer) -> None:
+        """Run a layer on all threads, without Python's lock."""
         self._library.looseleaf_run_layer(ctypes.byref(layer))
 
 
 def _end(
-    library: ctypes.CDLL, crew: ctypes.c_void_p, bell: Tensor, settle: Callable[[], None]
+    library: ctypes.CDLL,
+    threads: ctypes.c_void_p,
+    words: Tensor,
+    synchronize: Callable[[], None],
 ) -> None:
-    # a device that failed asks for nothing any more
+    # a failed device sends no requests
     with suppress(RuntimeError):
-        settle()
-    library.looseleaf_end_crew(crew)
+        synchronize()
+    library.looseleaf_end_threads(threads)
 
 
-def set_parts(layer: CrewLayer, parts: Sequence[Part]) -> "ctypes.Array[Part]":
-    """Give a layer its parts; the result must live as long as the layer may run."""
-    made = (Part * len(parts))(*parts)
-    layer.parts, layer.num_parts = ctypes.cast(made, ctypes.POINTER(Part)), len(parts)
-    return made
+def set_parts(layer: ThreadsLayer, parts: Sequence[Part]) -> "ctypes.Array[Part]":
+    """Set the parts of a layer; the result must live as long as the layer may run."""
+    array = (Part * len(parts))(*parts)
+    layer.parts, layer.num_parts = ctypes.cast(array, ctypes.POINTER(Part)), len(parts)
+    return array

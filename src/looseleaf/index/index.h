@@ -1,10 +1,10 @@
-/* What a search is given. `vectors.h` stands before this text. */
+/* The structs of indexes and searches. Included after `vectors.h`. */
 
 typedef struct {
     Keys keys;
-    int64_t built; /* the keys from here on are newer than the structure and scanned */
-    /* graph: vertex v is key order[v] and has a code of its own, its neighbours are `degree` vertices
-       ended by -1; a search begins at the first `entries` vertices */
+    int64_t built; /* keys from here on are not in the structure and are scanned */
+    /* graph: vertex v is key order[v], with a code and `degree` neighbours ended by -1; searches enter
+       at the first `entries` vertices */
     const int32_t *order, *links;
     const uint8_t *codes;
     const float *steps;
@@ -19,10 +19,10 @@ typedef struct {
     const Index *index;
     const float *query;
     int64_t want, effort;
-    int32_t *ids; /* `want` of them, best first, ended by -1 */
+    int32_t *ids; /* [want], best first, ended by -1 */
     float *scores;
-    int64_t *scanned; /* keys and centroids */
-    /* attention over the hits; no `values`, none */
+    int64_t *scanned; /* number of compared keys and centroids */
+    /* attention over the hits, unless `values` is NULL */
     const Keys *values; /* of VALUE_TYPE */
     float scale;
     float *out, *lse;

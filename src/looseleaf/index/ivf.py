@@ -1,8 +1,8 @@
-"""Clusters of about 16 keys, opened in the order of their centroids: RetroInfer's wave index.
+"""The cluster index of RetroInfer (wave index): clusters of about 16 keys, ranked by centroid.
 
-Keys are clustered by direction around their segment's mean, run by run of 8,192, so that building
-is linear in the length; a cluster is judged by the mean of its members, which also stands for them
-where they are only estimated."""
+Spherical k-means clusters keys around the segment's mean, in spans of 8,192 keys, so that build
+time is linear in the length. The centroid of a cluster is the mean of its keys. The centroid also
+represents the keys in estimated attention."""
 
 from typing import NamedTuple
 
@@ -20,19 +20,19 @@ _EFFORT = 64
 
 
 class ClusterValues(NamedTuple):
-    """``means`` fp32 ``[clusters, head_dim]``, the mean values of the first clusters, and the
-    cluster of every key in the structure, int32, -1 for those of other clusters."""
+    """``means`` fp32 ``[clusters, head_dim]``, the mean values of the first clusters.
+
+    ``cluster_of`` int32 ``[keys]`` is the cluster of every key, -1 for clusters without a mean."""
 
     means: Tensor
     cluster_of: Tensor
 
 
 class IvfIndex(KVIndex):
-    """``effort`` is the number of clusters opened.
+    """Clusters of keys; ``effort`` is the number of opened clusters.
 
     ``means`` is fp32 ``[clusters, head_dim]``; the members of cluster c are
-    ``members[starts[c] : starts[c + 1]]``, int32. ``estimate`` is there if the keys' values were
-    summed up too."""
+    ``members[starts[c] : starts[c + 1]]``, int32. `sum_values` sets ``estimate``."""
 
     kind = "ivf"
     means: Tensor
@@ -42,7 +42,7 @@ class IvfIndex(KVIndex):
 
     @classmethod
     def build(cls, keys: KeyVectors, config: IndexConfig, device: torch.device = CPU) -> "IvfIndex":
-        """Cluster all keys; ``device`` compares."""
+        """Cluster all keys, on ``device``."""
         index = cls(keys, 0, config, _EFFORT)
         index.means = torch.empty(0, keys.head_dim)
         index.starts = torch.zeros(1, dtype=torch.int32)
@@ -51,7 +51,7 @@ class IvfIndex(KVIndex):
         return index
 
     def fold(self, device: torch.device = CPU) -> None:
-        """Cluster the keys that are newer than the structure; the others stay as they are."""
+        """Cluster the keys inserted since the last build; existing clusters do not change."""
         first, last = self.built, len(self.keys)
         if first == last:
             return
@@ -63,38 +63,38 @@ class IvfIndex(KVIndex):
         self.starts = torch.cat((self.starts, starts))
         self.members = torch.cat((self.members, (order + first).to(torch.int32)))
         if self.estimate is not None:
-            of_none = torch.full((last - first,), -1, dtype=torch.int32)
-            cluster_of = torch.cat((self.estimate.cluster_of, of_none))
+            unassigned = torch.full((last - first,), -1, dtype=torch.int32)
+            cluster_of = torch.cat((self.estimate.cluster_of, unassigned))
             self.estimate = ClusterValues(self.estimate.means, cluster_of)
         self.built = last
 
     def sum_values(self, values: Float[Tensor, "keys head_dim"]) -> None:
-        """Keep the mean value of every cluster. Clusters that `fold` adds later have none, and are
+        """Store the mean value of every cluster. Clusters that `fold` adds later have none and are
         not estimated."""
         sizes = self.starts.diff().long()
         cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
         sums = torch.zeros_like(self.means)
         sums.index_add_(0, cluster, values[self.members.long()].float())
         means = sums / sizes.clamp_min(1)[:, None]
-        # used as they are stored
-        self._estimate_by(_narrowed(means).float())
+        # rounded to the stored dtype, so that a loaded index gives equal results
+        self._set_estimate(_narrowed(means).float())
 
-    def _estimate_by(self, means: Float[Tensor, "clusters head_dim"]) -> None:
+    def _set_estimate(self, means: Float[Tensor, "clusters head_dim"]) -> None:
         sizes = self.starts[: len(means) + 1].diff().long()
         cluster_of = torch.full((self.built,), -1, dtype=torch.int32)
-        named = torch.arange(len(means), dtype=torch.int32).repeat_interleave(sizes)
-        cluster_of[self.members[: len(named)].long()] = named
+        clusters = torch.arange(len(means), dtype=torch.int32).repeat_interleave(sizes)
+        cluster_of[self.members[: len(clusters)].long()] = clusters
         self.estimate = ClusterValues(means.contiguous(), cluster_of)
 
     def structure(self) -> Arrays:
-        found = {
+        arrays = {
             "means": _narrowed(self.means).numpy(),
             "starts": self.starts.numpy(),
             "members": self.members.numpy(),
         }
         if self.estimate is not None:
-            found["value_means"] = _narrowed(self.estimate.means).numpy()
-        return found
+            arrays["value_means"] = _narrowed(self.estimate.means).numpy()
+        return arrays
 
     @classmethod
     def load(cls, arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> "IvfIndex":
@@ -116,17 +116,17 @@ class IvfIndex(KVIndex):
             values = torch.from_numpy(np.array(arrays["value_means"], dtype=np.float32))
             if values.dim() != 2 or len(values) > len(index.means) or values.shape[1] != head_dim:
                 raise InvalidOption("mean values and clusters do not fit together: build it again")
-            index._estimate_by(values)
+            index._set_estimate(values)
         return index
 
 
 def cluster_keys(
     keys: KeyVectors, first: int, last: int, config: IndexConfig, device: torch.device = CPU
 ) -> tuple[Float[Tensor, "clusters head_dim"], Int[Tensor, " keys"]]:
-    """Means of the clusters of keys ``first`` to ``last - 1``, and each key's cluster.
+    """Mean keys of the clusters of keys ``first`` to ``last - 1``, and the cluster of each key.
 
-    Runs of ``config.span`` keys are clustered on their own; then every key goes to the best
-    centroid of all. Clusters may end up empty; these are left out."""
+    Spans of ``config.span`` keys are clustered separately; then each key is assigned to the nearest
+    centroid of all spans. Empty clusters are left out."""
     runs = keys.wide(device)[first:last].split(config.span)
     total = torch.stack([run.sum(0, dtype=torch.float64) for run in runs]).sum(0)
     centre = (total / (last - first)).float()
@@ -136,10 +136,10 @@ def cluster_keys(
     for run, best in zip(runs, assigned.split(config.span), strict=True):
         sums.index_add_(0, best, run)
     sizes = assigned.bincount(minlength=len(directions))
-    kept = sizes > 0
-    renumbered = kept.cumsum(0) - 1
-    means = (sums[kept] / sizes[kept, None]).cpu()
-    # judged as they are stored, so that a loaded index finds the same
+    nonempty = sizes > 0
+    renumbered = nonempty.cumsum(0) - 1
+    means = (sums[nonempty] / sizes[nonempty, None]).cpu()
+    # rounded to the stored dtype, so that a loaded index gives equal results
     return _narrowed(means).float(), renumbered[assigned].cpu()
 
 
@@ -149,15 +149,15 @@ def _narrowed(means: Tensor) -> Tensor:
 
 
 def _spherical_means(run: Tensor, config: IndexConfig) -> Tensor:
-    """Directions of about ``len(run) / cluster_size`` clusters; seeds are spread evenly."""
+    """Unit centroids of about ``len(run) / cluster_size`` clusters, from evenly spaced seeds."""
     count = max(1, len(run) // config.cluster_size)
     seeds = torch.linspace(0, len(run) - 1, count).round().long().to(run.device)
     directions = torch.nn.functional.normalize(run[seeds], dim=1)
     for _ in range(config.iterations):
         best = _nearest(run, directions)
         sums = torch.zeros_like(directions).index_add_(0, best, run)
-        lone = best.bincount(minlength=count) == 0
-        sums[lone] = directions[lone]
+        empty = best.bincount(minlength=count) == 0
+        sums[empty] = directions[empty]
         directions = torch.nn.functional.normalize(sums, dim=1)
     return directions
 

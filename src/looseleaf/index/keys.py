@@ -1,7 +1,6 @@
-"""The keys that an index is over: one copy of vectors, of any dtype, wherever they lie.
+"""The keys of an index: a view of stored vectors, or a copy in a narrower dtype.
 
-Tensors of the host tier, or a quantised copy: an index knows keys by their ordinal, from 0, and
-never keeps vectors of its own."""
+Indexes refer to keys by row number and store no vectors."""
 
 from dataclasses import dataclass
 
@@ -20,10 +19,9 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 class KeyVectors:
     """``count`` keys: key i is row i of ``vectors``.
 
-    ``vectors`` is ``[rows, head_dim]``, neighbours in the last dim; int8 ones come with ``scales``,
-    fp32 ``[keys]``. ``exact`` are the keys that these are a narrower copy of: comparisons read the
-    copy, and what is found gets the scores of ``exact``. Room behind the last key lets `append`
-    write without a copy.
+    ``vectors`` is ``[rows, head_dim]`` with a last stride of 1; int8 vectors have ``scales``, fp32
+    ``[keys]``. ``exact`` are the original keys of a narrower copy: comparisons read the copy, hits
+    are rescored by ``exact``. Spare rows after the last key let `append` write without a copy.
     """
 
     vectors: Tensor
@@ -35,9 +33,9 @@ class KeyVectors:
     def create(
         cls, vectors: Float[Tensor, "keys head_dim"], dtype: IndexKeys = "stored"
     ) -> "KeyVectors":
-        """Keys in ``dtype``; ``stored`` reads ``vectors`` where they lie.
+        """Keys in ``dtype``; ``stored`` is a view of ``vectors``.
 
-        Raises InvalidOption if a key is not finite, or finite numbers leave ``dtype``'s range."""
+        Raises InvalidOption if a key is not finite, or exceeds the range of ``dtype``."""
         if vectors.stride(-1) != 1:
             vectors = vectors.contiguous()
         _require_finite(vectors)
@@ -59,33 +57,33 @@ class KeyVectors:
 
     @property
     def source(self) -> "KeyVectors":
-        """The keys that these are a copy of, or these."""
+        """The original keys of a copy; ``self`` otherwise."""
         return self.exact or self
 
     @property
     def num_copied_bytes(self) -> int:
-        """Bytes of the copy; 0 for keys that are read where they lie."""
+        """Bytes of the copy; 0 for a view."""
         if self.exact is None:
             return 0
         scale = 0 if self.scales is None else self.scales.element_size()
         return self.count * (self.head_dim * self.vectors.element_size() + scale)
 
     def gather(self, ids: Tensor | slice) -> Float[Tensor, "keys head_dim"]:
-        """The keys of ``ids`` as fp32."""
+        """The keys of ``ids`` in fp32."""
         if isinstance(ids, slice):
             ids = torch.arange(self.count)[ids]
         wide = self.vectors[ids].float()
         return wide if self.scales is None else wide * self.scales[ids, None]
 
     def wide(self, device: torch.device) -> Float[Tensor, "keys head_dim"]:
-        """All keys as fp32 on ``device``."""
+        """All keys in fp32 on ``device``."""
         wide = self.vectors[: self.count].to(device).float()
         if self.scales is None:
             return wide
         return wide * self.scales[: self.count, None].to(device)
 
     def append(self, new: Float[Tensor, "keys head_dim"]) -> None:
-        """More keys behind the last."""
+        """Add keys after the last one. Raises InvalidOption as `create` does."""
         _require_finite(new)
         narrow, scales = (new.to(self.vectors.dtype), None)
         if self.scales is not None:

@@ -1,4 +1,4 @@
-"""An index of the kind that is asked for: built, or taken back from its arrays."""
+"""Construction of an index of a configured kind: from keys, or from stored arrays."""
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ def build_index(
     device: torch.device = CPU,
     threads: int | None = None,
 ) -> KVIndex:
-    """An index over ``keys``; a graph learns from ``queries``, which stand in the keys' frame.
+    """An index over ``keys``; a graph learns from ``queries``, which are in the keys' frame.
 
-    What compares all keys runs on ``device``, the rest on ``threads`` threads, by default those of
-    PyTorch. Kind ``auto`` is `choose_index`'s to build. Raises InvalidOption for a graph without
+    Exhaustive comparisons run on ``device``, the rest on ``threads`` threads, by default PyTorch's
+    number. Raises InvalidOption for kind ``auto`` (see `choose_index`), and for a graph without
     queries."""
     if config.kind == "auto":
         raise InvalidOption("kind 'auto' is chosen by measurement: call choose_index")
@@ -32,14 +32,14 @@ def build_index(
         return FlatIndex.build(keys, config)
     if config.kind == "ivf":
         return IvfIndex.build(keys, config, device)
-    learnt = keys.gather(slice(0, 0)) if queries is None else queries
-    return GraphIndex.build(keys, learnt, config, device, threads)
+    samples = keys.gather(slice(0, 0)) if queries is None else queries
+    return GraphIndex.build(keys, samples, config, device, threads)
 
 
 def load_index(arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> KVIndex:
-    """The index that `KVIndex.arrays` described, over the same keys.
+    """The inverse of `KVIndex.arrays`, over the same keys.
 
-    Raises InvalidOption if arrays are missing, of another kind than ``config`` says, or do not fit
+    Raises InvalidOption if arrays are missing, of another kind than ``config.kind``, or do not fit
     the keys."""
     try:
         kind = bytes(np.asarray(arrays["kind"], dtype=np.uint8)).decode()

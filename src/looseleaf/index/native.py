@@ -1,4 +1,4 @@
-"""The C of the indexes, compiled once for a dim and a dtype of keys, and its structures."""
+"""The C library of the indexes, compiled once per dim and dtype of keys, and its structs."""
 
 import ctypes
 import math
@@ -10,15 +10,15 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.ops.native.c_compiler import vector_lanes
 from looseleaf.ops.native.native_build import load_library, read_source
 
-# what C calls the dtypes of keys, and of queries, which are no int8
+# dtype numbers in C, of keys and (without int8) of queries
 KEY_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-# what stands between `vectors.h` and a file's own text
+# files included between `vectors.h` and the file itself
 _WALK = ("codes.h", "index.h", "walk.h")
-_BEFORE = {"search.c": _WALK, "windows.c": (*_WALK, "search.c", "reads.c")}
+_INCLUDES = {"search.c": _WALK, "windows.c": (*_WALK, "search.c", "reads.c")}
 
 
 class KeysPointer(ctypes.Structure):
-    """Where keys lie; whoever makes one keeps them alive."""
+    """The C struct of keys. The caller keeps the keys alive."""
 
     _fields_ = (
         ("vectors", ctypes.c_void_p),
@@ -31,27 +31,26 @@ class KeysPointer(ctypes.Structure):
 
     @classmethod
     def of(cls, keys: KeyVectors) -> "KeysPointer":
-        """The keys as C reads them."""
-        made = cls(
+        """Pointers into ``keys`` and their exact originals."""
+        pointer = cls(
             keys.vectors.data_ptr(),
             None if keys.scales is None else keys.scales.data_ptr(),
             len(keys),
             keys.vectors.stride(0),
         )
         if (exact := keys.exact) is not None:
-            made.exact, made.exact_stride = exact.vectors.data_ptr(), exact.vectors.stride(0)
-        return made
+            pointer.exact, pointer.exact_stride = exact.vectors.data_ptr(), exact.vectors.stride(0)
+        return pointer
 
 
 def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
-    """The C file ``name`` of this folder for keys of this dim and dtype, and what they are copies
-    of, if they are.
+    """The C file ``name`` of this folder, compiled for the dim and the dtypes of ``keys``.
 
     Raises NativeUnavailable if it can't be compiled."""
     for dtype in (keys.vectors.dtype, keys.source.vectors.dtype):
         if dtype not in KEY_TYPES:
             raise NativeUnavailable(f"no C search over keys of {dtype}")
-    source = read_source("looseleaf.index", "vectors.h", *_BEFORE.get(name, ()), name)
+    source = read_source("looseleaf.index", "vectors.h", *_INCLUDES.get(name, ()), name)
     dim = keys.head_dim
     defines = {
         "DIM": dim,
@@ -63,7 +62,7 @@ def load_index_library(name: str, keys: KeyVectors) -> ctypes.CDLL:
 
 
 def try_native(keys: KeyVectors, name: str = "search.c") -> ctypes.CDLL | None:
-    """The library, or None where there is no C compiler: what is found is the same, slower."""
+    """The library, or None without a C compiler; the fallback gives equal results, slower."""
     try:
         return load_index_library(name, keys)
     except NativeUnavailable:

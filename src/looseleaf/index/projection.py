@@ -1,4 +1,4 @@
-"""From what queries found to edges between keys: in C where there is a compiler, else in NumPy."""
+"""Projection of query-key hits onto key-key edges (RoarGraph), in C with a NumPy fallback."""
 
 import ctypes
 
@@ -40,13 +40,14 @@ def project(
 ) -> Int[Tensor, "keys edges"]:
     """At most ``width`` neighbours of each key, ended by -1.
 
-    A key's candidates are what its ``readers`` found. It keeps the nearest that is not nearer to
-    one kept before, up to ``degree``, and fills up with the nearest; then edges are made to go both
-    ways as long as there is room, those to keys with the most ``favour`` first, then those to lower
-    numbers. Nearness is the inner product. In C by ``threads`` threads, by default PyTorch's."""
+    The candidates of a key are the hits in ``lists`` of its ``readers``. The key selects up to
+    ``degree`` of them, nearest first, without candidates nearer to a selected one; the nearest
+    rejected ones fill the rest. Then reverse edges are added while there is room: first those of
+    keys with the largest ``favour``, then of lower ids. Nearness is the inner product. C runs on
+    ``threads`` threads, by default PyTorch's number."""
     lists, readers = lists.contiguous(), readers.contiguous()
     order = favour.argsort(descending=True, stable=True).to(torch.int32)
-    # searches read it at random
+    # huge pages, because searches read links in random order
     links = host_zeros((len(keys), width), torch.int32).fill_(-1)
     library = try_native(keys, "project.c")
     if library is None:
@@ -73,13 +74,15 @@ def project(
 def entries_of(
     keys: KeyVectors, links: Int[Tensor, "keys edges"], firsts: Int[Tensor, " keys"]
 ) -> Int[Tensor, " entries"]:
-    """Where searches begin: the key that is nearest of all most often (``firsts``), then likewise
-    in each part that has edges and is not reached yet, at most 64 in all."""
+    """Entry points from which a search reaches every key with edges, at most 64.
+
+    The first is the key that is most often the nearest of all (``firsts`` counts this); further
+    ones are chosen likewise in each part of the graph that is not reachable yet."""
     library = try_native(keys, "project.c")
     if library is None:
         return torch.tensor(_entries_numpy(links.numpy(), firsts.numpy()), dtype=torch.int32)
     entries = torch.empty(_MOST_ENTRIES, dtype=torch.int32)
-    # the most read first; a part without a nearest key begins anywhere
+    # keys with edges count a little, so that parts without a nearest key have entries too
     counts = 2 * firsts.to(torch.int32) + (links[:, 0] >= 0).int()
     num = library.looseleaf_entries(
         ctypes.c_void_p(links.data_ptr()),
@@ -95,8 +98,7 @@ def entries_of(
 def order_of(
     keys: KeyVectors, links: Int[Tensor, "keys edges"], entries: Int[Tensor, " entries"]
 ) -> Int[Tensor, " reached"]:
-    """The keys that are reached from ``entries``, these first, in the order of a search that looks
-    behind everything: key by key and link by link."""
+    """The keys reachable from ``entries``, in breadth-first order, beginning with ``entries``."""
     links, entries = links.contiguous(), entries.contiguous()
     library = try_native(keys, "project.c")
     if library is None:
@@ -114,34 +116,34 @@ def order_of(
 
 
 def _order_numpy(table: Table, entries: np.ndarray) -> np.ndarray:
-    met = np.zeros(len(table), dtype=bool)
-    parts = [entries.astype(np.int32)]
-    met[entries] = True
-    while len(parts[-1]):
-        behind = table[parts[-1]].ravel()
-        behind = behind[behind >= 0]
-        behind = behind[np.sort(np.unique(behind, return_index=True)[1])]
-        parts.append(behind[~met[behind]])
-        met[parts[-1]] = True
-    return np.concatenate(parts)
+    visited = np.zeros(len(table), dtype=bool)
+    levels = [entries.astype(np.int32)]
+    visited[entries] = True
+    while len(levels[-1]):
+        neighbours = table[levels[-1]].ravel()
+        neighbours = neighbours[neighbours >= 0]
+        neighbours = neighbours[np.sort(np.unique(neighbours, return_index=True)[1])]
+        levels.append(neighbours[~visited[neighbours]])
+        visited[levels[-1]] = True
+    return np.concatenate(levels)
 
 
 def _entries_numpy(table: Table, firsts: np.ndarray) -> list[int]:
-    joined = np.asarray((table >= 0).any(1))
-    waiting, counts = joined.copy(), 2 * firsts + joined
+    connected = np.asarray((table >= 0).any(1))
+    unreached, counts = connected.copy(), 2 * firsts + connected
     entries: list[int] = []
     while len(entries) < _MOST_ENTRIES:
-        entry = int(np.where(waiting, counts, -1).argmax() if entries else counts.argmax())
-        if entries and not waiting[entry]:
+        entry = int(np.where(unreached, counts, -1).argmax() if entries else counts.argmax())
+        if entries and not unreached[entry]:
             break
         entries.append(entry)
         frontier = np.array([entry])
-        waiting[entry] = False
+        unreached[entry] = False
         while len(frontier):
-            behind = table[frontier].ravel()
-            behind = np.unique(behind[behind >= 0])
-            frontier = behind[waiting[behind]]
-            waiting[frontier] = False
+            neighbours = table[frontier].ravel()
+            neighbours = np.unique(neighbours[neighbours >= 0])
+            frontier = neighbours[unreached[neighbours]]
+            unreached[frontier] = False
     return entries
 
 
@@ -155,25 +157,25 @@ def _project_numpy(
         if len(candidates) == 0:
             continue
         scores = vectors[candidates] @ vectors[key]
-        nearest = np.lexsort((candidates, -scores))
-        chosen = _prune(vectors[candidates[nearest]], scores[nearest], degree)
-        links[key, : len(chosen)] = candidates[nearest][chosen]
-    own = (links >= 0).sum(1)
-    count = own.copy()
+        by_score = np.lexsort((candidates, -scores))
+        edges = _prune(vectors[candidates[by_score]], scores[by_score], degree)
+        links[key, : len(edges)] = candidates[by_score][edges]
+    forward = (links >= 0).sum(1)
+    count = forward.copy()
     for key in order:
-        for other in links[key, : own[key]]:
-            if count[other] < links.shape[1] and key not in links[other, : count[other]]:
-                links[other, count[other]] = key
-                count[other] += 1
+        for target in links[key, : forward[key]]:
+            if count[target] < links.shape[1] and key not in links[target, : count[target]]:
+                links[target, count[target]] = key
+                count[target] += 1
 
 
 def _prune(vectors: np.ndarray, scores: np.ndarray, degree: int) -> list[int]:
-    """Which candidates, nearest first, become edges."""
-    kept: list[int] = []
+    """Indices of the candidates, nearest first, that become edges."""
+    diverse: list[int] = []
     for n in range(len(scores)):
-        if len(kept) == degree:
+        if len(diverse) == degree:
             break
-        if not kept or float((vectors[kept] @ vectors[n]).max()) <= scores[n]:
-            kept.append(n)
-    others = [n for n in range(len(scores)) if n not in set(kept)]
-    return kept + others[: degree - len(kept)]
+        if not diverse or float((vectors[diverse] @ vectors[n]).max()) <= scores[n]:
+            diverse.append(n)
+    rejected = [n for n in range(len(scores)) if n not in diverse]
+    return diverse + rejected[: degree - len(diverse)]

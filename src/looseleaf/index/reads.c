@@ -1,49 +1,48 @@
-/* What decoding rows read of segments in the host's memory, from the query to the state.
+/* Attention of decoding rows over host-resident segments, from query to state.
 
-   `vectors.h` and `search.c` stand before this text. A query head of a row is read in two units: its
-   query comes to the frame of each segment that the row reads and walks through the graph there, if
-   the index is one; then keys are read that the walk, or another index, finds, and the ones that are
-   always read, and all of it is one softmax. Of two units none is long, so threads end together; who
-   walked need not read. */
+   A query head of a row takes two units. The first rotates the query into the frame of each segment and
+   walks the graph, if the index is a graph. The second attends to the hits of the walk, or of another
+   index, and to the tokens that are always read, in one softmax. Short units let threads finish
+   together; the two may run on different threads. Included after `vectors.h` and `search.c`. */
 
 #include <sched.h>
 
-/* One KV head of a layer of a segment, as one query head reads it. */
+/* A KV head of a layer of a segment, for one query head. */
 typedef struct {
-    const Index *index;   /* none: `always` is all there is */
-    const Keys *values;   /* of the indexed keys, of VALUE_TYPE */
-    const Keys *always[2]; /* keys and values that every row reads, likewise */
-    int64_t effort, top;  /* the index is so thorough as to find `top` keys */
-    /* clusters of the index whose keys count by mean key and mean value where they are not found, and
-       the cluster of every key, or -1; no `value_means`, none */
+    const Index *index;   /* NULL: all tokens are in `always` */
+    const Keys *values;   /* values of the indexed keys, of VALUE_TYPE */
+    const Keys *always[2]; /* keys and values that every row reads, of VALUE_TYPE */
+    int64_t effort, top;  /* the effort of a search for `top` keys */
+    /* estimated attention, unless `value_means` is NULL: mean values of the first `estimated` clusters,
+       and the cluster of every key, or -1 */
     const float *value_means;
     const int32_t *cluster_of;
     int64_t estimated;
-} Place;
+} Head;
 
-/* A row's read of a segment: `place` in its frame, `want` keys found by the index; of an output with a
-   window what was `found` before. */
+/* A row's read of a segment: the row's `position` in the frame, and `want` hits of the index;
+   for an output with a window, its earlier hits `found`. */
 typedef struct {
-    int64_t row, place, want;
-    const Place *heads;
+    int64_t row, position, want;
+    const Head *heads;
     const struct Found *found;
 } Read;
 
 typedef struct {
-    const void *q; /* rows of heads of DIM, as the model made them: type as VALUE_TYPE */
+    const void *q; /* [rows, heads, DIM], unrotated; types are numbered as VALUE_TYPE */
     int64_t q_type, heads;
     const float *cos, *sin; /* [positions, half] */
     int64_t half, interleaved;
     const Read *reads;
     const int64_t *starts; /* the reads of the n-th reading row are starts[n] to starts[n + 1] - 1 */
     float scale;
-    int64_t sampled; /* the unit whose recall is measured, or -1 */
-    float *out, *lse; /* [rows, heads, DIM] and [rows, heads]; what is there is joined */
-    int64_t counts[5]; /* keys before the reads, keys read, vectors compared; of the sampled unit: keys wanted, found */
-    const struct Window *windows; /* that of the n-th reading row; none: rows are on their own */
+    int64_t sampled; /* the unit with a recall measurement, or -1 */
+    float *out, *lse; /* [rows, heads, DIM] and [rows, heads]; merged with their present contents */
+    int64_t counts[5]; /* visible keys, keys read, vectors compared; of the sampled unit: exact keys, hits */
+    const struct Window *windows; /* that of the n-th reading row; NULL: rows without windows */
     int64_t pairs;            /* query heads of reading rows */
-    Promising *walked;        /* what the walks left: [reads, heads] */
-    int32_t *ready;           /* pairs whose walks are done, from 1 on, in that order; then zeros */
+    Candidates *walked;        /* [reads, heads] candidates of walks */
+    int32_t *ready;           /* pairs + 1, in the order of their finished walks; then zeros */
     int64_t num_ready;
 } Task;
 
@@ -66,9 +65,9 @@ static inline void rest(void) {
 #endif
 }
 
-static void turn(const Task *task, int64_t row, int64_t head, int64_t place, float *query) {
+static void rotate(const Task *task, int64_t row, int64_t head, int64_t position, float *query) {
     int64_t first = (row * task->heads + head) * DIM, half = task->half;
-    const float *cos = task->cos + place * half, *sin = task->sin + place * half;
+    const float *cos = task->cos + position * half, *sin = task->sin + position * half;
     for (int64_t n = 0; n < DIM; n++) query[n] = widen_number(task->q, task->q_type, first + n);
     for (int64_t n = 0; n < half; n++) {
         float *a = query + (task->interleaved ? 2 * n : n), *b = task->interleaved ? a + 1 : a + half;
@@ -78,7 +77,7 @@ static void turn(const Task *task, int64_t row, int64_t head, int64_t place, flo
     }
 }
 
-/* Join `count` keys with these scores, whose values are named by `ids`, or come in order. */
+/* Add `count` keys with `scores` to a state. Their values are `ids`, or consecutive from `first`. */
 static void join(State *state, const float *scores, const int32_t *ids, int64_t first, int64_t count, const Keys *values) {
     float top = state->top;
     for (int64_t n = 0; n < count; n++) top = scores[n] > top ? scores[n] : top;
@@ -125,61 +124,60 @@ static void measure(Task *task, const Index *index, const float *query, int64_t 
     __atomic_fetch_add(&task->counts[4], found < want ? found : want, __ATOMIC_RELAXED);
 }
 
-/* The keys that the index finds for a query, best first, with their scores times the scale; the caller
-   frees `ids`, and `scores` lie behind them. */
+/* Hits of a query, best first, with scaled scores. The caller frees `ids`, which also frees `scores`. */
 typedef struct {
     int32_t *ids;
     float *scores;
     int64_t count;
-} Finds;
+} HeadHits;
 
-static int64_t effort_for(const Place *place, int64_t want) {
-    int64_t effort = place->effort;
-    return want > place->top ? llrint((double)effort * (double)want / (double)place->top) : effort;
+static int64_t effort_for(const Head *entry, int64_t want) {
+    int64_t effort = entry->effort;
+    return want > entry->top ? llrint((double)effort * (double)want / (double)entry->top) : effort;
 }
 
-static int64_t wanted(const Place *place, const Read *read) {
-    int64_t count = place->index->keys.count;
+static int64_t num_hits(const Head *entry, const Read *read) {
+    int64_t count = entry->index->keys.count;
     return read->want < count ? read->want : count;
 }
 
-/* What the walk for a query leaves, of an index that has one. */
-static Promising walk_for(Task *task, const Place *place, const float *query, int64_t want) {
-    Promising some = {NULL, 0};
-    if (!walks(place->index, want)) return some;
+/* The candidates of a graph walk; empty for other indexes. */
+static Candidates walk_for(Task *task, const Head *entry, const float *query, int64_t want) {
+    Candidates candidates = {NULL, 0};
+    if (!walks(entry->index, want)) return candidates;
     int64_t scanned = 0;
-    Search search = {place->index, query, want, effort_for(place, want), NULL, NULL, &scanned, NULL, 0.0f, NULL, NULL};
-    some = walk(&search);
+    Search search = {entry->index, query, want, effort_for(entry, want), NULL, NULL, &scanned, NULL, 0.0f, NULL, NULL};
+    candidates = walk(&search);
     __atomic_fetch_add(&task->counts[2], scanned, __ATOMIC_RELAXED);
-    return some;
+    return candidates;
 }
 
-static Finds find(Task *task, const Place *place, const float *query, int64_t want, Promising some, int sampled) {
-    const Index *index = place->index;
+static HeadHits find(Task *task, const Head *entry, const float *query, int64_t want, Candidates candidates, int sampled) {
+    const Index *index = entry->index;
     int32_t *ids = malloc((sizeof(int32_t) + sizeof(float)) * (size_t)(want + 1));
-    Finds finds = {ids, (float *)(ids + want + 1), 0};
+    HeadHits hits = {ids, (float *)(ids + want + 1), 0};
     int64_t scanned = 0;
-    Search search = {index, query, want, effort_for(place, want), ids, finds.scores, &scanned, NULL, 0.0f, NULL, NULL};
-    run_on(&search, some, place->values);
-    while (finds.count < want && ids[finds.count] >= 0) finds.count++;
-    if (sampled) measure(task, index, query, want, finds.scores);
-    for (int64_t n = 0; n < finds.count; n++) finds.scores[n] *= task->scale;
-    __atomic_fetch_add(&task->counts[1], finds.count, __ATOMIC_RELAXED);
+    Search search = {index, query, want, effort_for(entry, want), ids, hits.scores, &scanned, NULL, 0.0f, NULL, NULL};
+    search_keys(&search, candidates, entry->values);
+    while (hits.count < want && ids[hits.count] >= 0) hits.count++;
+    if (sampled) measure(task, index, query, want, hits.scores);
+    for (int64_t n = 0; n < hits.count; n++) hits.scores[n] *= task->scale;
+    __atomic_fetch_add(&task->counts[1], hits.count, __ATOMIC_RELAXED);
     __atomic_fetch_add(&task->counts[2], scanned, __ATOMIC_RELAXED);
-    return finds;
+    return hits;
 }
 
-/* Join the keys that were not found, each by the mean key and mean value of its cluster: as many of
-   these as the cluster has keys left, less the values of those that were found. */
-static void join_estimate(const Task *task, State *state, const Place *place, const float *query, const Finds *finds) {
-    const Index *index = place->index;
-    int64_t clusters = place->estimated;
-    if (!clusters || finds->count == index->keys.count) return;
+/* Add estimated attention over keys without a hit: the mean key of the cluster, weighted by the number
+   of its remaining keys, with the sum of the cluster's values minus those of hits. */
+static void join_estimate(const Task *task, State *state, const Head *entry, const float *query, const HeadHits *hits) {
+    const Index *index = entry->index;
+    int64_t clusters = entry->estimated;
+    if (!clusters || hits->count == index->keys.count) return;
     float *scores = malloc((sizeof(float) + sizeof(int32_t)) * (size_t)clusters), top = state->top;
     int32_t *left = (int32_t *)(scores + clusters);
     for (int64_t c = 0; c < clusters; c++) left[c] = index->starts[c + 1] - index->starts[c];
-    for (int64_t n = 0; n < finds->count; n++)
-        if (finds->ids[n] < index->built && place->cluster_of[finds->ids[n]] >= 0) left[place->cluster_of[finds->ids[n]]]--;
+    for (int64_t n = 0; n < hits->count; n++)
+        if (hits->ids[n] < index->built && entry->cluster_of[hits->ids[n]] >= 0) left[entry->cluster_of[hits->ids[n]]]--;
     for (int64_t c = 0; c < clusters; c++) {
         if (!left[c]) continue;
         scores[c] = score_floats(query, index->means + c * DIM) * task->scale;
@@ -193,12 +191,12 @@ static void join_estimate(const Task *task, State *state, const Place *place, co
         scores[c] = expf(scores[c] - top);
         total += scores[c] * (float)left[c];
         float weight = scores[c] * (float)(index->starts[c + 1] - index->starts[c]);
-        for (int i = 0; i < VECS; i++) sum[i] += load_floats(place->value_means + c * DIM + i * LANES) * weight;
+        for (int i = 0; i < VECS; i++) sum[i] += load_floats(entry->value_means + c * DIM + i * LANES) * weight;
     }
-    for (int64_t n = 0; n < finds->count; n++) {
-        int32_t c = finds->ids[n] < index->built ? place->cluster_of[finds->ids[n]] : -1;
+    for (int64_t n = 0; n < hits->count; n++) {
+        int32_t c = hits->ids[n] < index->built ? entry->cluster_of[hits->ids[n]] : -1;
         if (c < 0 || !left[c]) continue;
-        const char *value = key_as(VALUE_TYPE, place->values, finds->ids[n]);
+        const char *value = key_as(VALUE_TYPE, entry->values, hits->ids[n]);
         for (int i = 0; i < VECS; i++) sum[i] -= load_as(VALUE_TYPE, value, i * LANES) * scores[c];
     }
     memcpy(state->sum, sum, sizeof sum);
@@ -207,13 +205,13 @@ static void join_estimate(const Task *task, State *state, const Place *place, co
     free(scores);
 }
 
-static void count_read(Task *task, const Place *place) {
-    int64_t always = place->always[0]->count, keys = place->index ? place->index->keys.count : 0;
+static void count_read(Task *task, const Head *entry) {
+    int64_t always = entry->always[0]->count, keys = entry->index ? entry->index->keys.count : 0;
     __atomic_fetch_add(&task->counts[0], always + keys, __ATOMIC_RELAXED);
     __atomic_fetch_add(&task->counts[1], always, __ATOMIC_RELAXED);
 }
 
-/* A state is stored as its output and its lse. */
+/* The state of a stored output and lse. */
 static State stored(const float *out, const float *lse) {
     State state;
     memcpy(state.sum, out, sizeof state.sum);
@@ -229,31 +227,31 @@ static void store(const State *state, float *out, float *lse) {
     *lse = state->total > 0.0f ? state->top + logf(state->total) : -INFINITY;
 }
 
-/* The walks of a pair, which others may read then. */
+/* The walks of a pair; announces the pair as ready. */
 static void walk_pair(Task *task, int64_t pair) {
     int64_t head = pair % task->heads, which = pair / task->heads;
     for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
         const Read *read = &task->reads[n];
-        const Place *place = &read->heads[head];
-        if (!place->index) continue;
+        const Head *entry = &read->heads[head];
+        if (!entry->index) continue;
         float query[DIM];
-        turn(task, read->row, head, read->place, query);
-        task->walked[n * task->heads + head] = walk_for(task, place, query, wanted(place, read));
+        rotate(task, read->row, head, read->position, query);
+        task->walked[n * task->heads + head] = walk_for(task, entry, query, num_hits(entry, read));
     }
     int64_t at = __atomic_fetch_add(&task->num_ready, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&task->ready[at], (int32_t)pair + 1, __ATOMIC_RELEASE);
 }
 
-/* The pair whose walks were done as number `at`: all walks have begun before it is asked for. */
+/* Wait for the pair whose walks finish as number `at`. All walks have begun before this call. */
 static int64_t await_pair(Task *task, int64_t at) {
     int32_t pair;
-    for (int64_t looks = 1; !(pair = __atomic_load_n(&task->ready[at], __ATOMIC_ACQUIRE)); looks++) {
+    for (int64_t polls = 1; !(pair = __atomic_load_n(&task->ready[at], __ATOMIC_ACQUIRE)); polls++) {
         rest();
-        /* who walks may wait for this core */
-        if (looks % 1024 == 0) sched_yield();
+        /* a walking thread may need this core */
+        if (polls % 1024 == 0) sched_yield();
     }
     task->ready[at] = 0;
-    /* the last is there, so none is to come */
+    /* the last pair resets the count */
     if (at == task->pairs - 1) task->num_ready = 0;
     return pair - 1;
 }
@@ -264,23 +262,23 @@ static void read_pair(Task *task, int64_t pair) {
     State state = stored(task->out + at * DIM, task->lse + at);
     for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
         const Read *read = &task->reads[n];
-        const Place *place = &read->heads[head];
+        const Head *entry = &read->heads[head];
         float query[DIM];
-        turn(task, row, head, read->place, query);
-        if (place->index) {
-            Promising some = task->walked[n * task->heads + head];
-            Finds finds = find(task, place, query, wanted(place, read), some, pair == task->sampled);
-            join(&state, finds.scores, finds.ids, 0, finds.count, place->values);
-            join_estimate(task, &state, place, query, &finds);
-            free(finds.ids);
+        rotate(task, row, head, read->position, query);
+        if (entry->index) {
+            Candidates candidates = task->walked[n * task->heads + head];
+            HeadHits hits = find(task, entry, query, num_hits(entry, read), candidates, pair == task->sampled);
+            join(&state, hits.scores, hits.ids, 0, hits.count, entry->values);
+            join_estimate(task, &state, entry, query, &hits);
+            free(hits.ids);
         }
-        join_all(&state, place->always, query, task->scale);
-        count_read(task, place);
+        join_all(&state, entry->always, query, task->scale);
+        count_read(task, entry);
     }
     store(&state, task->out + at * DIM, task->lse + at);
 }
 
-/* Units are begun in order: the walks of all pairs come first. */
+/* Units begin in order: the walks of all pairs precede the reads. */
 void looseleaf_read(void *arg, int64_t unit) {
     Task *task = arg;
     if (unit < task->pairs) walk_pair(task, unit);

@@ -1,4 +1,4 @@
-"""Reads of segments by decoding rows as C does them: tables of places, reads, windows and tasks."""
+"""The C structs of decoding rows' reads of segments: head tables, reads, windows and tasks."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, load_index_library
 from looseleaf.index.searching import IndexPointer
 
-_PLACE = np.dtype(
+_HEAD = np.dtype(
     [
         ("index", np.uintp),
         ("values", np.uintp),
@@ -29,23 +29,22 @@ _PLACE = np.dtype(
 READ = np.dtype(
     [
         ("row", np.int64),
-        ("place", np.int64),
+        ("position", np.int64),
         ("want", np.int64),
         ("heads", np.uintp),
         ("found", np.uintp),
     ],
     align=True,
 )
-"""A row's read of a segment: ``place`` is where the row stands in its frame, ``want`` how many keys
-the index finds, ``heads`` the address of `ReadPlaces.address`, ``found`` that of a `FOUND`, for a
-row with a window."""
+"""A row's read of a segment: the row's ``position`` in the frame, and the number ``want`` of hits.
+``heads`` is `HeadTable.address`; ``found`` is the address of a `FOUND` for rows with a window."""
 WALKED = np.dtype([("keys", np.uintp), ("count", np.int64)], align=True)
-"""Room for what a walk leaves for who reads."""
+"""Result of a graph walk, passed to the read of its keys."""
 FOUND = np.dtype(
     [("ids", np.uintp), ("steps", np.uintp), ("counts", np.uintp), ("room", np.int64)], align=True
 )
-"""What the searches of a window found of a segment: addresses of int32 ``[heads, room]`` twice and
-int64 ``[heads]``."""
+"""Hits of a window's searches in a segment: addresses of int32 ``ids`` and ``steps`` ``[heads,
+room]`` and int64 ``counts`` ``[heads]``."""
 WINDOW = np.dtype(
     [
         ("position", np.int64),
@@ -59,16 +58,17 @@ WINDOW = np.dtype(
     ],
     align=True,
 )
-"""The rows of an output, of which the newest stands at ``position``, and addresses: which ``rows``
-of the step the ``count`` of them are, newest first, int64; fp32 ``out`` ``[size, heads, dim]`` and
-``lse``, what they keep; int64 ``booked`` ``[heads]`` and ``tallies`` ``[size]``."""
+"""The window of an output: the ``position`` of its newest row, the ``count`` of its rows, and
+addresses. ``rows``, int64, are row indices in the step, newest first. ``out`` fp32 ``[size, heads,
+dim]`` and ``lse`` accumulate states; ``booked`` is int64 ``[heads]``, ``tallies`` ``[size]``."""
 
 
 class ReadTask(ctypes.Structure):
-    """All reads of a layer by keys of one dtype. ``counts`` grow: keys before the reads, keys read,
-    vectors compared; keys wanted and found of the pair ``sampled`` of a reading row and a head.
-    Rows on their own are read in two units for each of the ``pairs``, and need `WALKED` ``[reads,
-    heads]`` and zeros, int32 ``ready`` ``[pairs]``."""
+    """All reads of a layer over keys of one dtype.
+
+    ``counts`` accumulate: visible keys, keys read, vectors compared, and exact and returned keys of
+    the (row, head) pair ``sampled``. Rows without a window take two units for each of the
+    ``pairs``; they need `WALKED` ``[reads, heads]`` and zeroed int32 ``ready`` ``[pairs]``."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),
@@ -95,39 +95,41 @@ class ReadTask(ctypes.Structure):
 
 @dataclass(frozen=True)
 class HeadKeys:
-    """What one query head reads of a layer of a segment: by ``index``, which has ``values``, and
-    always. All that is not compared only is of one dtype."""
+    """Keys of a segment for one query head of a layer.
+
+    ``index`` searches keys with ``values``; ``always`` are keys and values of the other tokens.
+    Stored keys and values have one dtype."""
 
     index: KVIndex | None
     values: KeyVectors | None
     always: tuple[KeyVectors, KeyVectors]
 
 
-class ReadPlaces:
-    """The heads of a layer of a segment as C reads them; keeps alive what it points to.
+class HeadTable:
+    """The C table of a segment's query heads in one layer; keeps its pointees alive.
 
     Raises NativeUnavailable if C can't be compiled for their dim and dtype."""
 
     def __init__(self, heads: Sequence[HeadKeys]) -> None:
         index = heads[0].index
         library = load_index_library("windows.c", index.keys if index else heads[0].always[0])
-        # for a row on its own, and for the rows of a window
+        # C functions for a single row, and for the rows of a window
         self.unit = _address(library.looseleaf_read)
         self.window_unit = _address(library.looseleaf_read_window)
         self._heads = list(heads)
-        self._kept: dict[int, KeysPointer | IndexPointer] = {}
-        self._table = np.zeros(len(heads), dtype=_PLACE)
+        self._pointers: dict[int, KeysPointer | IndexPointer] = {}
+        self._table = np.zeros(len(heads), dtype=_HEAD)
         for n, head in enumerate(heads):
-            place = self._table[n]
-            place["always_keys"], place["always_values"] = map(self._keys, head.always)
+            entry = self._table[n]
+            entry["always_keys"], entry["always_values"] = map(self._keys, head.always)
             if head.index is not None and head.values is not None:
-                place["values"] = self._keys(head.values)
-                place["index"] = self._keep(head.index, IndexPointer.of(head.index))
-                place["effort"], place["top"] = head.index.effort, head.index.config.top
+                entry["values"] = self._keys(head.values)
+                entry["index"] = self._keep(head.index, IndexPointer.of(head.index))
+                entry["effort"], entry["top"] = head.index.effort, head.index.config.top
             if isinstance(head.index, IvfIndex) and (values := head.index.estimate) is not None:
-                place["value_means"] = values.means.data_ptr()
-                place["cluster_of"] = values.cluster_of.data_ptr()
-                place["estimated"] = len(values.means)
+                entry["value_means"] = values.means.data_ptr()
+                entry["cluster_of"] = values.cluster_of.data_ptr()
+                entry["estimated"] = len(values.means)
 
     @property
     def address(self) -> int:
@@ -137,7 +139,7 @@ class ReadPlaces:
         return self._keep(keys, KeysPointer.of(keys))
 
     def _keep(self, owner: object, pointer: KeysPointer | IndexPointer) -> int:
-        return ctypes.addressof(self._kept.setdefault(id(owner), pointer))
+        return ctypes.addressof(self._pointers.setdefault(id(owner), pointer))
 
 
 def _address(function: object) -> int:

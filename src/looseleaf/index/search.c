@@ -1,7 +1,7 @@
-/* Search in flat, clustered and graph indexes, and the attention over what was found.
+/* Search in flat, ivf and graph indexes, and attention over the hits.
 
-   `vectors.h`, `codes.h`, `index.h` and `walk.h` stand before this text. A call has many searches, each with its own index and query;
-   threads take one at a time, and nothing here knows Python. */
+   A call runs a batch of searches, each with its own index and query, on OpenMP threads. Included after
+   `vectors.h`, `codes.h`, `index.h` and `walk.h`. */
 
 static void scan(const Search *search, int64_t first, int64_t last, Best *best) {
     const Keys *keys = &search->index->keys;
@@ -52,35 +52,35 @@ static void attend(const Search *search, const Hit *hits, int64_t count) {
     *search->lse = count ? top + logf(total) : -INFINITY;
 }
 
-/* Keys that were found as copies get the scores of what they are copies of. */
-static void judge(const Keys *keys, const float *query, Best *best) {
+/* Rescore hits among copies by the exact keys. */
+static void rescore(const Keys *keys, const float *query, Best *best) {
     for (int64_t n = 0; n < best->count; n++) fetch_exactly(keys, best->hits[n].id);
-    int64_t found = best->count;
-    for (best->count = 0; best->count < found;) {
+    int64_t total = best->count;
+    for (best->count = 0; best->count < total;) {
         Hit hit = best->hits[best->count];
         hit.score = score_exactly(keys, query, hit.id);
         offer(best, hit);
     }
 }
 
-/* Whether a search goes by a graph: not if all keys are wanted. */
+/* Whether a search walks a graph, and not all keys. */
 static int walks(const Index *index, int64_t want) { return index->links && want < index->keys.count; }
 
-/* A search whose walk, if it has one, left `some`; `values` are what is read of its hits, or none. */
-static void run_on(const Search *search, Promising some, const Keys *values) {
+/* A search after its walk, if any, with `candidates`; `values` of hits are prefetched unless NULL. */
+static void search_keys(const Search *search, Candidates candidates, const Keys *values) {
     const Index *index = search->index;
     int64_t want = search->want < index->keys.count ? search->want : index->keys.count, built = index->built;
     Best best = {malloc(sizeof(Hit) * (size_t)(want + 1)), 0, want};
     int by_graph = walks(index, want);
-    if (by_graph) weigh(search, some, values, &best);
+    if (by_graph) weigh(search, candidates, values, &best);
     else if (index->means && want < index->keys.count) scan_clusters(search, &best);
-    else built = 0; /* all, or no structure */
+    else built = 0; /* all keys, or no structure */
     scan(search, built, index->keys.count, &best);
     if (by_graph && built == index->keys.count) {
-        turn_round(&best); /* they are judged and in order, the last first */
+        reverse(&best); /* `weigh` rescored and sorted them, last first */
     } else {
-        if (index->keys.exact) judge(&index->keys, search->query, &best);
-        settle(&best);
+        if (index->keys.exact) rescore(&index->keys, search->query, &best);
+        sort_heap(&best);
     }
     for (int64_t n = 0; n < search->want; n++) {
         search->ids[n] = n < best.count ? best.hits[n].id : -1;
@@ -91,9 +91,9 @@ static void run_on(const Search *search, Promising some, const Keys *values) {
 }
 
 static void run(const Search *search) {
-    Promising none = {NULL, 0};
+    Candidates none = {NULL, 0};
     *search->scanned = 0;
-    run_on(search, walks(search->index, search->want) ? walk(search) : none, search->values);
+    search_keys(search, walks(search->index, search->want) ? walk(search) : none, search->values);
 }
 
 void looseleaf_search(const Search *searches, int64_t count, int64_t threads) {

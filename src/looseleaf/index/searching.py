@@ -1,7 +1,7 @@
-"""Searches in many indexes at once, and the attention over what they find.
+"""Batched searches in many indexes, and the attention over their hits.
 
-One call of C takes all of them, outside of Python's lock; without a compiler the same is done
-query by query in PyTorch."""
+One C call runs the whole batch and releases Python's lock. Without a C compiler PyTorch searches
+query by query, with equal results."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import Hits, KVIndex, require_queries
-from looseleaf.index.codes import ask_codes, unpack
+from looseleaf.index.codes import quantise_queries, unpack
 from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
@@ -21,8 +21,8 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KeysPointer, try_native
 from looseleaf.types import AttnState
 
-# candidates of a graph that are looked behind at once, as in walk.h
-_WIDE = 2
+# candidates of a graph expanded per iteration, as in walk.h
+_BEAM = 2
 _SEARCH = np.dtype(
     [
         ("index", np.uintp),
@@ -42,7 +42,7 @@ _SEARCH = np.dtype(
 
 
 class IndexPointer(ctypes.Structure):
-    """An index as C reads it; whoever makes one keeps the index alive."""
+    """The C struct of an index. The caller keeps the index alive."""
 
     _fields_ = (
         ("keys", KeysPointer),
@@ -62,17 +62,17 @@ class IndexPointer(ctypes.Structure):
 
     @classmethod
     def of(cls, index: KVIndex) -> "IndexPointer":
-        """The index as it is now."""
-        made = cls(keys=KeysPointer.of(index.keys), built=index.built)
+        """The present state of the index."""
+        pointer = cls(keys=KeysPointer.of(index.keys), built=index.built)
         if isinstance(index, GraphIndex):
-            made.order, made.links = index.order.data_ptr(), index.links.data_ptr()
-            made.codes, made.steps = index.codes.data_ptr(), index.steps.data_ptr()
-            made.vertices, made.degree = index.links.shape
-            made.entries = index.num_entries
+            pointer.order, pointer.links = index.order.data_ptr(), index.links.data_ptr()
+            pointer.codes, pointer.steps = index.codes.data_ptr(), index.steps.data_ptr()
+            pointer.vertices, pointer.degree = index.links.shape
+            pointer.entries = index.num_entries
         elif isinstance(index, IvfIndex):
-            made.means, made.clusters = index.means.data_ptr(), len(index.means)
-            made.starts, made.members = index.starts.data_ptr(), index.members.data_ptr()
-        return made
+            pointer.means, pointer.clusters = index.means.data_ptr(), len(index.means)
+            pointer.starts, pointer.members = index.starts.data_ptr(), index.members.data_ptr()
+        return pointer
 
 
 def search(
@@ -81,7 +81,7 @@ def search(
     count: int,
     effort: int | None = None,
 ) -> Hits:
-    """The (nearly) ``count`` best keys of each query; see `search_each`."""
+    """The (approximately) ``count`` best keys of each query; see `search_each`."""
     return search_each([index] * len(queries), queries, count, effort=effort)[0]
 
 
@@ -95,19 +95,19 @@ def search_each(
     effort: int | Sequence[int] | None = None,
     threads: int = 1,
 ) -> tuple[Hits, AttnState | None]:
-    """Query i in ``indexes[i]``, for the ``count`` best keys, or the ``count[i]`` best.
+    """Search query i in ``indexes[i]`` for its ``count`` (or ``count[i]``) best keys.
 
-    With ``values`` (for each query those of its keys) also the attention over its hits: ``out`` is
-    fp32 ``[queries, 1, head_dim]`` and ``lse`` ``[queries, 1]``. All keys have one dim and dtype.
-    ``effort`` is that of the search, or of each: clusters that are opened, one at least, or
-    vertices of a graph that are looked behind; without one each index has its own. Raises
-    InvalidOption for a ``count`` below 1 or an ``effort`` below 0, lists of another length than
-    ``queries``, values that are not like the keys, and queries that are not finite."""
+    ``values[i]``, the values of the keys of query i, add the attention over its hits: ``out`` fp32
+    ``[queries, 1, head_dim]`` and ``lse`` ``[queries, 1]``; without ``values`` it is None. All keys
+    have the same dim and dtype. ``effort``, one number or one per query, is the number of opened
+    clusters (at least one) or of expanded graph vertices; the default is that of each index.
+    Raises InvalidOption for a ``count`` below 1, a negative ``effort``, lists of other lengths than
+    ``queries``, values of another shape or dtype than the keys, and non-finite queries."""
     if len(indexes) != len(queries):
         raise InvalidOption(f"{len(queries)} queries in {len(indexes)} indexes: give one to each")
-    wanted = _one_each("count", count, len(indexes))
-    if min(wanted, default=1) < 1:
-        raise InvalidOption(f"a search is for at least one key, not {min(wanted)}")
+    counts = _per_search("count", count, len(indexes))
+    if min(counts, default=1) < 1:
+        raise InvalidOption(f"a search is for at least one key, not {min(counts)}")
     if not indexes:
         empty = torch.empty(0, 0)
         return Hits(empty.int(), empty, torch.empty(0, dtype=torch.int64)), None
@@ -115,61 +115,62 @@ def search_each(
     library = try_native(indexes[0].keys)
     efforts = [index.effort for index in indexes]
     if effort is not None:
-        efforts = _one_each("effort", effort, len(indexes))
+        efforts = _per_search("effort", effort, len(indexes))
         if min(efforts) < 0:
             raise InvalidOption(f"the effort of a search is at least 0, not {min(efforts)}")
     if library is None:
-        return _search_torch(indexes, wide, (wanted, efforts), values, softmax_scale)
-    same = {(i.keys.vectors.dtype, i.keys.source.vectors.dtype, i.keys.head_dim) for i in indexes}
-    if len(same) > 1:
-        raise InvalidOption(f"one call searches keys of one dtype and dim, not {same}")
-    return _search_native(library, indexes, wide, (wanted, efforts, threads), values, softmax_scale)
+        return _search_torch(indexes, wide, counts, efforts, values, softmax_scale)
+    forms = {(i.keys.vectors.dtype, i.keys.source.vectors.dtype, i.keys.head_dim) for i in indexes}
+    if len(forms) > 1:
+        raise InvalidOption(f"one call searches keys of one dtype and dim, not {forms}")
+    return _search_native(library, indexes, wide, counts, efforts, threads, values, softmax_scale)
 
 
-def _one_each(name: str, given: int | Sequence[int], count: int) -> list[int]:
-    each = [given] * count if isinstance(given, int) else list(given)
-    if len(each) != count:
-        raise InvalidOption(f"{len(each)} numbers as {name} of {count} searches: give one to each")
-    return each
+def _per_search(name: str, value: int | Sequence[int], num: int) -> list[int]:
+    values = [value] * num if isinstance(value, int) else list(value)
+    if len(values) != num:
+        raise InvalidOption(f"{len(values)} numbers as {name} of {num} searches: give one to each")
+    return values
 
 
 def _search_native(
     library: ctypes.CDLL,
     indexes: Sequence[KVIndex],
     queries: Tensor,
-    how: tuple[Sequence[int], Sequence[int], int],
+    counts: Sequence[int],
+    efforts: Sequence[int],
+    threads: int,
     values: Sequence[KeyVectors] | None,
     softmax_scale: float,
 ) -> tuple[Hits, AttnState | None]:
-    (wanted, efforts, threads), num, dim = how, len(queries), queries.shape[1]
-    most = max(wanted)
-    made = {id(index): IndexPointer.of(index) for index in indexes}
+    num, dim, most = len(queries), queries.shape[1], max(counts)
+    index_pointers = {id(index): IndexPointer.of(index) for index in indexes}
     hits = Hits(
         torch.full((num, most), -1, dtype=torch.int32),
         torch.full((num, most), -torch.inf),
         torch.empty(num, dtype=torch.int64),
     )
     searches = np.zeros(num, dtype=_SEARCH)
-    searches["index"] = [ctypes.addressof(made[id(index)]) for index in indexes]
-    searches["query"] = _rows(queries)
-    searches["want"], searches["effort"] = wanted, efforts
+    searches["index"] = [ctypes.addressof(index_pointers[id(index)]) for index in indexes]
+    searches["query"] = _row_addresses(queries)
+    searches["want"], searches["effort"] = counts, efforts
     for name, tensor in zip(("ids", "scores", "scanned"), hits, strict=True):
-        searches[name] = _rows(tensor)
+        searches[name] = _row_addresses(tensor)
     state = None
     if values is not None:
         _require_values(indexes, values)
-        pointers = {id(v): KeysPointer.of(v) for v in values}
+        value_pointers = {id(v): KeysPointer.of(v) for v in values}
         state = AttnState(torch.empty(num, 1, dim), torch.empty(num, 1))
-        searches["values"] = [ctypes.addressof(pointers[id(v)]) for v in values]
+        searches["values"] = [ctypes.addressof(value_pointers[id(v)]) for v in values]
         searches["scale"] = softmax_scale
-        searches["out"], searches["lse"] = _rows(state.out), _rows(state.lse)
+        searches["out"], searches["lse"] = map(_row_addresses, state)
     library.looseleaf_search(
         ctypes.c_void_p(searches.ctypes.data), ctypes.c_int64(num), ctypes.c_int64(threads)
     )
     return hits, state
 
 
-def _rows(tensor: Tensor) -> np.ndarray:
+def _row_addresses(tensor: Tensor) -> np.ndarray:
     step = tensor.stride(0) * tensor.element_size()
     return np.uintp(tensor.data_ptr()) + np.arange(len(tensor), dtype=np.uintp) * np.uintp(step)
 
@@ -178,28 +179,30 @@ def _require_values(indexes: Sequence[KVIndex], values: Sequence[KeyVectors]) ->
     if len(values) != len(indexes):
         raise InvalidOption(f"values of {len(values)} for {len(indexes)} searches: give one each")
     for index, of_keys in zip(indexes, values, strict=True):
-        form = index.keys.source.vectors.dtype, index.keys.head_dim
-        mine = of_keys.vectors.dtype, of_keys.head_dim
-        if len(of_keys) < len(index.keys) or mine != form:
+        key_form = index.keys.source.vectors.dtype, index.keys.head_dim
+        value_form = of_keys.vectors.dtype, of_keys.head_dim
+        if len(of_keys) < len(index.keys) or value_form != key_form:
             raise InvalidOption(
-                f"{len(index.keys)} keys of {form[0]} and {form[1]} dims need as many values like "
-                f"them, not {len(of_keys)} of {mine[0]} and {mine[1]} dims"
+                f"{len(index.keys)} keys of {key_form[0]} and {key_form[1]} dims need equally many "
+                f"values of that form, not {len(of_keys)} of {value_form[0]} and {value_form[1]} "
+                "dims"
             )
 
 
 def _search_torch(
     indexes: Sequence[KVIndex],
     queries: Tensor,
-    how: tuple[Sequence[int], Sequence[int]],
+    counts: Sequence[int],
+    efforts: Sequence[int],
     values: Sequence[KeyVectors] | None,
     softmax_scale: float,
 ) -> tuple[Hits, AttnState | None]:
-    found = [_search_one(*each) for each in zip(indexes, queries, *how, strict=True)]
+    results = list(map(_search_one, indexes, queries, counts, efforts))
     pad = torch.nn.utils.rnn.pad_sequence
     hits = Hits(
-        pad([ids for ids, _, _ in found], batch_first=True, padding_value=-1),
-        pad([scores for _, scores, _ in found], batch_first=True, padding_value=-torch.inf),
-        torch.tensor([scanned for _, _, scanned in found]),
+        pad([ids for ids, _, _ in results], batch_first=True, padding_value=-1),
+        pad([scores for _, scores, _ in results], batch_first=True, padding_value=-torch.inf),
+        torch.tensor([scanned for _, _, scanned in results]),
     )
     if values is None:
         return hits, None
@@ -220,16 +223,16 @@ def _search_one(
     if count >= len(keys) or isinstance(index, FlatIndex):
         built = 0
     elif isinstance(index, IvfIndex) and len(index.means):
-        opened = (index.means @ query).topk(min(max(1, effort), len(index.means))).indices
-        runs = [index.members[index.starts[c] : index.starts[c + 1]] for c in opened.tolist()]
-        candidates = torch.cat(runs).long()
+        nearest = (index.means @ query).topk(min(max(1, effort), len(index.means))).indices
+        members = [index.members[index.starts[c] : index.starts[c + 1]] for c in nearest.tolist()]
+        candidates = torch.cat(members).long()
         scanned = len(index.means) + len(candidates)
     elif isinstance(index, GraphIndex) and built:
         candidates, scanned = _walk(index, query, max(effort, (count + 1) // 2), count)
     new = torch.arange(built, len(keys))
-    # a walk judges what it found by the keys themselves
-    found = keys.source if isinstance(index, GraphIndex) else keys
-    scores = torch.cat((found.gather(candidates) @ query, keys.gather(new) @ query))
+    # a walk rescores its candidates by the exact keys
+    rescored = keys.source if isinstance(index, GraphIndex) else keys
+    scores = torch.cat((rescored.gather(candidates) @ query, keys.gather(new) @ query))
     candidates = torch.cat((candidates, new))
     order = np.lexsort((candidates.numpy(), -scores.numpy()))[:count].copy()
     if keys.exact is not None:
@@ -243,26 +246,26 @@ def _search_one(
 
 
 def _walk(index: GraphIndex, query: Tensor, effort: int, count: int) -> tuple[Tensor, int]:
-    """Best first by codes: always look behind the best candidates that were not looked behind yet.
+    """Best-first search by codes: expands the best candidates until the best ``effort`` are.
 
-    Returns the keys of the best that were met, ``count`` and three quarters of ``effort``."""
-    asked = ask_codes(query[None], index.steps)[0]
-    met = torch.arange(index.num_entries)
-    seen = torch.zeros(len(index.order), dtype=torch.bool)
-    scores, done = torch.empty(0, dtype=torch.int32), torch.zeros_like(seen)
+    Returns the best ``count + 3/4 effort`` keys and the number of compared vertices."""
+    weights = quantise_queries(query[None], index.steps)[0]
+    visits = torch.arange(index.num_entries)
+    visited = torch.zeros(len(index.order), dtype=torch.bool)
+    scores, expanded = torch.empty(0, dtype=torch.int32), torch.zeros_like(visited)
     while True:
-        seen[met] = True
-        fresh = met[len(scores) :]
-        new = (unpack(index.codes[fresh], len(asked)) * asked).sum(1, dtype=torch.int32)
+        visited[visits] = True
+        fresh = visits[len(scores) :]
+        new = (unpack(index.codes[fresh], len(weights)) * weights).sum(1, dtype=torch.int32)
         scores = torch.cat((scores, new))
-        best = met[np.lexsort((met.numpy(), -scores.numpy()))[:effort].copy()]
-        at = best[~done[best]][:_WIDE]
-        if len(at) == 0:
+        best = visits[np.lexsort((visits.numpy(), -scores.numpy()))[:effort].copy()]
+        frontier = best[~expanded[best]][:_BEAM]
+        if len(frontier) == 0:
             break
-        done[at] = True
-        links = index.links[at].long().flatten()
+        expanded[frontier] = True
+        links = index.links[frontier].long().flatten()
         links = links[links >= 0].unique()
-        met = torch.cat((met, links[~seen[links]]))
-    kept = min(len(met), count + effort * 3 // 4)
-    least = scores.sort(descending=True).values[kept - 1] if kept else 0
-    return index.order[met[scores >= least]].long(), len(met)
+        visits = torch.cat((visits, links[~visited[links]]))
+    num = min(len(visits), count + effort * 3 // 4)
+    least = scores.sort(descending=True).values[num - 1] if num else 0
+    return index.order[visits[scores >= least]].long(), len(visits)

@@ -1,7 +1,7 @@
-"""The indexes of a whole segment: one for every layer and head, built in parts that survive a kill.
+"""The indexes of a segment: one for every layer and head, built resumably.
 
-A segment's first and last keys are left out: they are always read, and the first ones, which most
-queries look at, would be in everybody's list and lead every search astray."""
+The first and last tokens (sink and local) are not indexed, because every row reads them. Sink keys
+would also be neighbours of most keys and mislead searches."""
 
 import hashlib
 import json
@@ -30,7 +30,8 @@ from looseleaf.index.keys import KeyVectors
 from looseleaf.index.make import build_index, load_index
 
 _log = logging.getLogger(__name__)
-Place = tuple[int, int]
+Unit = tuple[int, int]
+"""A layer and a head."""
 OnProgress = Callable[[int, int], None]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,20 +39,20 @@ R = TypeVar("R")
 
 @runtime_checkable
 class SegmentVectors(Protocol):
-    """Where the keys and queries of a segment come from, all turned into its frame."""
+    """Source of a segment's keys and queries, all rotated into its frame."""
 
     def keys(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
         """Keys of all tokens."""
         ...
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
-        """Queries to learn from: those of the segment's own prefill, or some of them."""
+        """Training queries: those of the segment's own prefill, or a sample of them."""
         ...
 
 
 @runtime_checkable
 class SegmentValues(SegmentVectors, Protocol):
-    """`SegmentVectors` with values, which an index that estimates takes too."""
+    """`SegmentVectors` with values, required by an index with ``estimate``."""
 
     def value_rows(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
         """Values of all tokens."""
@@ -60,7 +61,7 @@ class SegmentValues(SegmentVectors, Protocol):
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a model's attention; an index unit is a layer and a head."""
+    """Layers and heads of a model's attention."""
 
     num_layers: int
     num_qo_heads: int
@@ -70,13 +71,13 @@ class Heads:
     def group(self) -> int:
         return self.num_qo_heads // self.num_kv_heads
 
-    def units(self, config: IndexConfig) -> list[Place]:
-        """Every place of an index: KV heads, or query heads."""
+    def units(self, config: IndexConfig) -> list[Unit]:
+        """All (layer, head) pairs with an index of their own; heads as in ``config.per``."""
         count = self.num_kv_heads if config.per == "kv_head" else self.num_qo_heads
         return [(layer, head) for layer in range(self.num_layers) for head in range(count)]
 
     def kv_head(self, head: int, config: IndexConfig) -> int:
-        """The KV head whose keys the index of ``head`` is over."""
+        """The KV head whose keys the index of ``head`` contains."""
         return head if config.per == "kv_head" else head // self.group
 
 
@@ -84,41 +85,44 @@ class Heads:
 class SegmentIndex:
     """Indexes by layer and head over keys ``sink`` to ``num_tokens - local - 1``.
 
-    A hit's id counts from key ``sink``. Whoever searches reads the others besides.
+    Ids of hits count from key ``sink``. Callers read the keys outside of that range exactly.
     """
 
     config: IndexConfig
     heads: Heads
     num_tokens: int
-    units: dict[Place, KVIndex]
+    units: dict[Unit, KVIndex]
 
     @property
     def indexed(self) -> range:
-        """The tokens that hits may name."""
+        """The indexed tokens."""
         return indexed_tokens(self.num_tokens, self.config)
 
     def at(self, layer: int, qo_head: int) -> KVIndex:
-        """The index that a query of ``qo_head`` searches."""
+        """The index for queries of ``qo_head``."""
         shared = self.config.per == "kv_head"
         return self.units[layer, qo_head // self.heads.group if shared else qo_head]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all indexes, beside the keys."""
+        """Bytes of all indexes, without the stored keys."""
         return sum(index.num_bytes for index in self.units.values())
 
     def arrays(self) -> Arrays:
         """All indexes as named arrays, the side-car of the segment."""
-        header = {"config": asdict(self.config), "heads": asdict(self.heads)}
-        header["num_tokens"] = self.num_tokens  # type: ignore[assignment]
-        named: Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        header = {
+            "config": asdict(self.config),
+            "heads": asdict(self.heads),
+            "num_tokens": self.num_tokens,
+        }
+        arrays: Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
         for (layer, head), index in self.units.items():
-            named |= {f"{layer}.{head}.{name}": array for name, array in index.arrays().items()}
-        return named
+            arrays |= {f"{layer}.{head}.{name}": array for name, array in index.arrays().items()}
+        return arrays
 
     @classmethod
     def load(cls, arrays: Arrays, vectors: SegmentVectors) -> "SegmentIndex":
-        """The indexes that `arrays` described, over the keys of the same segment.
+        """The inverse of `arrays`, over the keys of the same segment.
 
         Raises InvalidOption if arrays are missing, damaged or of another segment."""
         try:
@@ -127,19 +131,19 @@ class SegmentIndex:
             num_tokens = int(header["num_tokens"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidOption(f"an index without a header ({error}): build it again") from error
-        named: dict[str, Arrays] = {}
+        by_unit: dict[str, Arrays] = {}
         for name, array in arrays.items():
-            place, _, own = name.rpartition(".")
-            named.setdefault(place, {})[own] = array
-        units: dict[Place, KVIndex] = {}
+            prefix, _, suffix = name.rpartition(".")
+            by_unit.setdefault(prefix, {})[suffix] = array
+        units: dict[Unit, KVIndex] = {}
         for layer, head in heads.units(config):
             keys = _keys(vectors, (layer, head), heads, config, num_tokens)
-            units[layer, head] = load_index(named.get(f"{layer}.{head}", {}), keys, config)
+            units[layer, head] = load_index(by_unit.get(f"{layer}.{head}", {}), keys, config)
         return cls(config, heads, num_tokens, units)
 
 
 def indexed_tokens(num_tokens: int, config: IndexConfig) -> range:
-    """Which tokens of a segment are indexed: none, if sink and local ones are all there are."""
+    """The indexed tokens of a segment; empty if sink and local tokens cover it."""
     last = num_tokens - config.local
     return range(min(config.sink, last), last) if last > config.sink else range(0)
 
@@ -157,59 +161,61 @@ def build_segment(
 ) -> SegmentIndex:
     """Build all indexes of a segment.
 
-    With a ``folder`` every finished one is kept there, so that a build that was ended goes on where
-    it stopped; parts of other keys or sizes are not taken. ``on_progress`` hears how many are done,
-    of how many. ``workers`` of them are built at a time, whose comparisons of all keys run on
-    ``device``. Raises InvalidOption for keys that are not finite, and a graph without queries."""
-    places = heads.units(config)
-    done, each = count(), max(1, torch.get_num_threads() // workers)
+    With a ``folder`` each finished index is stored there, and an interrupted build resumes; files
+    of other keys or sizes are ignored. ``on_progress(finished, total)`` counts indexes. ``workers``
+    indexes are built concurrently; exhaustive comparisons run on ``device``. Raises InvalidOption
+    for keys that are not finite, and for a graph without queries."""
+    pairs = heads.units(config)
+    finished, threads_each = count(1), max(1, torch.get_num_threads() // workers)
 
-    def build(place: Place) -> KVIndex:
-        keys = _keys(vectors, place, heads, config, num_tokens)
-        part = None if folder is None else folder / _part_name(place, keys, config)
-        found = None if part is None else _read_part(part, keys, config)
-        if found is None:
-            found = _build(keys, config, _queries(vectors, place, heads, config), device, each)
+    def build(unit: Unit) -> KVIndex:
+        keys = _keys(vectors, unit, heads, config, num_tokens)
+        part = None if folder is None else folder / _part_name(unit, keys, config)
+        index = None if part is None else _read_part(part, keys, config)
+        if index is None:
+            queries = _queries(vectors, unit, heads, config)
+            index = _build(keys, config, queries, device, threads_each)
             if config.estimate:
-                _sum_values(found, vectors, place, heads, num_tokens)
+                _sum_values(index, vectors, unit, heads, num_tokens)
             if part is not None:
-                _keep_part(part, found.arrays())
+                _keep_part(part, index.arrays())
         if on_progress is not None:
-            on_progress(next(done) + 1, len(places))
-        return found
+            on_progress(next(finished), len(pairs))
+        return index
 
     if on_progress is not None:
-        on_progress(0, len(places))
+        on_progress(0, len(pairs))
     if workers == 1:
-        return SegmentIndex(config, heads, num_tokens, {place: build(place) for place in places})
+        return SegmentIndex(config, heads, num_tokens, {unit: build(unit) for unit in pairs})
     with ThreadPoolExecutor(workers, "looseleaf-indexing") as threads:
-        built = few_ahead(threads, build, places, 2 * workers)
-        units = dict(zip(places, built, strict=True))
+        indexes = bounded_map(threads, build, pairs, 2 * workers)
+        units = dict(zip(pairs, indexes, strict=True))
     return SegmentIndex(config, heads, num_tokens, units)
 
 
-def few_ahead(
-    threads: Executor, act: Callable[[T], R], items: Iterable[T], ahead: int
+def bounded_map(
+    threads: Executor, function: Callable[[T], R], items: Iterable[T], most: int
 ) -> Iterator[R]:
-    """``act`` of every item, in order, by ``threads``, of which ``ahead`` are handed in at a time:
-    an interpreter that ends waits for all that was."""
-    waiting: deque[Future[R]] = deque()
+    """``function`` of every item, in order, with at most ``most`` submitted futures.
+
+    The bound keeps the exit of the interpreter short, which waits for all submitted futures."""
+    pending: deque[Future[R]] = deque()
     try:
         for item in items:
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-            waiting.append(threads.submit(act, item))
-        while waiting:
-            yield waiting.popleft().result()
+            if len(pending) >= most:
+                yield pending.popleft().result()
+            pending.append(threads.submit(function, item))
+        while pending:
+            yield pending.popleft().result()
     finally:
-        for one in waiting:
-            one.cancel()
+        for future in pending:
+            future.cancel()
 
 
 def _keys(
-    vectors: SegmentVectors, place: Place, heads: Heads, config: IndexConfig, num_tokens: int
+    vectors: SegmentVectors, unit: Unit, heads: Heads, config: IndexConfig, num_tokens: int
 ) -> KeyVectors:
-    layer, head = place
+    layer, head = unit
     keys = vectors.keys(layer, heads.kv_head(head, config))
     if len(keys) != num_tokens:
         raise InvalidOption(f"the segment has {num_tokens} tokens and {len(keys)} keys")
@@ -218,11 +224,11 @@ def _keys(
 
 
 def _queries(
-    vectors: SegmentVectors, place: Place, heads: Heads, config: IndexConfig
+    vectors: SegmentVectors, unit: Unit, heads: Heads, config: IndexConfig
 ) -> Float[Tensor, "queries head_dim"] | None:
     if config.kind not in ("auto", "graph"):
         return None
-    layer, head = place
+    layer, head = unit
     group: Sequence[int] = [head]
     if config.per == "kv_head":
         group = range(head * heads.group, (head + 1) * heads.group)
@@ -230,11 +236,11 @@ def _queries(
 
 
 def _sum_values(
-    index: KVIndex, vectors: SegmentVectors, place: Place, heads: Heads, num_tokens: int
+    index: KVIndex, vectors: SegmentVectors, unit: Unit, heads: Heads, num_tokens: int
 ) -> None:
     if not isinstance(vectors, SegmentValues) or not isinstance(index, IvfIndex):
-        raise InvalidOption("an index that estimates takes clusters and values: give both")
-    layer, head = place
+        raise InvalidOption("estimate needs an ivf index and values: give both")
+    layer, head = unit
     tokens = indexed_tokens(num_tokens, index.config)
     values = vectors.value_rows(layer, heads.kv_head(head, index.config))
     index.sum_values(values[tokens.start : tokens.stop])
@@ -254,11 +260,11 @@ def _build(
     return choose_index(keys, queries, config, device=device, threads=threads).index
 
 
-def _part_name(place: Place, keys: KeyVectors, config: IndexConfig) -> str:
-    state = hashlib.blake2b(repr(config).encode(), digest_size=12)
+def _part_name(unit: Unit, keys: KeyVectors, config: IndexConfig) -> str:
+    digest = hashlib.blake2b(repr(config).encode(), digest_size=12)
     raw = keys.vectors[: len(keys)].contiguous()
-    state.update(raw.view(torch.uint8).numpy().tobytes() if len(raw) else b"")
-    return f"{place[0]}-{place[1]}-{state.hexdigest()}.npz"
+    digest.update(raw.view(torch.uint8).numpy().tobytes() if len(raw) else b"")
+    return f"{unit[0]}-{unit[1]}-{digest.hexdigest()}.npz"
 
 
 def _read_part(part: Path, keys: KeyVectors, config: IndexConfig) -> KVIndex | None:
@@ -268,8 +274,8 @@ def _read_part(part: Path, keys: KeyVectors, config: IndexConfig) -> KVIndex | N
     except FileNotFoundError:
         return None
     except Exception as error:
-        # whatever is wrong with it: it is built again and replaced
-        _log.warning("%s can't be read and is built again: %s", part, error)
+        # np.load raises many kinds of errors for damaged files
+        _log.warning("%s can't be read: the index is built again: %s", part, error)
         return None
 
 
@@ -287,7 +293,7 @@ def _write_part(part: Path, arrays: Arrays) -> None:
         try:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         except BaseException:
-            # a full disk must not stay so
+            # frees the space of a full disk
             os.unlink(file.name)
             raise
     os.replace(file.name, part)

@@ -1,8 +1,8 @@
-/* Inner products of fp32 queries with keys of any stored type, and how hits are ordered.
+/* Inner products of fp32 queries with keys of any stored type, and the order of hits.
 
-   Compiled for one DIM, LANES, KEY_TYPE and VALUE_TYPE: the widest vector that the processor has and
-   DIM is a multiple of, the type of keys that are compared, and of all that is read exactly. A key is
-   named by its ordinal, at which it lies: so one copy of the keys serves every index over them.
+   Compiled per DIM, LANES, KEY_TYPE and VALUE_TYPE. LANES is the widest vector width of the processor
+   that divides DIM; KEY_TYPE is the type of compared keys, VALUE_TYPE that of exact keys and values. A
+   key's id is its row number, so one copy of the keys serves all indexes over them.
    `float16.h` stands before this text. */
 
 #include <math.h>
@@ -23,7 +23,7 @@ typedef struct {
     const void *vectors;
     const float *scales;
     int64_t count, stride;
-    /* what they are a copy of, as VALUE_TYPE: none, if they are no copy */
+    /* the originals of copied keys, of VALUE_TYPE; NULL otherwise */
     const void *exact;
     int64_t exact_stride;
 } Keys;
@@ -33,10 +33,10 @@ typedef struct {
     int32_t id;
 } Hit;
 
-/* The type is known to the compiler here and below. */
+/* `type` is a compile-time constant here and below. */
 #define SIZE(type) ((type) == FLOAT32 ? 4 : (type) == INT8 ? 1 : 2)
 
-/* Number n of what begins at `first`. */
+/* The address of number n of an array. */
 INLINE const char *number(int type, const void *first, int64_t n) {
     return (const char *)first + n * SIZE(type);
 }
@@ -126,12 +126,12 @@ static inline float score_key(const Keys *keys, const float *query, int64_t ordi
     return keys->scales ? score * keys->scales[ordinal] : score;
 }
 
-/* What a key that was found says exactly, if these are copies. */
+/* The original of a copied key. */
 static inline const char *exact_key(const Keys *keys, int64_t ordinal) {
     return number(VALUE_TYPE, keys->exact, ordinal * keys->exact_stride);
 }
 
-/* The score of a key as it is stored, be it a copy here or not. */
+/* The score of a key, by its original if it is a copy. */
 static inline float score_exactly(const Keys *keys, const float *query, int64_t ordinal) {
     return keys->exact ? score_as(VALUE_TYPE, query, exact_key(keys, ordinal)) : score_key(keys, query, ordinal);
 }
@@ -163,10 +163,10 @@ static inline void widen(const Keys *keys, int64_t ordinal, float *out) {
     }
 }
 
-/* Higher scores first, then lower ids: so hits do not depend on the order of a scan. */
+/* Higher scores first, then lower ids, so that hits do not depend on the scan order. */
 static inline int before(Hit a, Hit b) { return a.score > b.score || (a.score == b.score && a.id < b.id); }
 
-/* A heap with the last of the best hits on top. */
+/* A heap of the best hits, with the worst of them on top. */
 typedef struct {
     Hit *hits;
     int64_t count, capacity;
@@ -200,8 +200,8 @@ static inline void offer(Best *best, Hit hit) {
     best->hits[at] = hit;
 }
 
-/* The first last, which are in order. */
-static inline void turn_round(Best *best) {
+/* Reverse sorted hits. */
+static inline void reverse(Best *best) {
     for (int64_t n = 0; n < best->count / 2; n++) {
         Hit hit = best->hits[n];
         best->hits[n] = best->hits[best->count - 1 - n];
@@ -209,8 +209,8 @@ static inline void turn_round(Best *best) {
     }
 }
 
-/* Best first. */
-static inline void settle(Best *best) {
+/* Sort a heap, best hits first. */
+static inline void sort_heap(Best *best) {
     for (int64_t left = best->count - 1; left > 0; left--) {
         Hit last = best->hits[left];
         best->hits[left] = best->hits[0];

@@ -1,22 +1,21 @@
-/* What the rows of windows read of segments in the host's memory (RetroAttention, over keys).
+/* Attention of windows over host-resident segments (RetroAttention, by keys instead of pages).
 
-   `reads.c` stands before this text. A unit is one query head of one output: its newest row searches;
-   the rows before it attend to those of the keys it found that they have not read, and go on from the
-   states they kept. Which row has read which key is known by the step that last found it: the row at
-   position p has read what was found at p or later. So a list of keys with their steps tells it for all
-   rows, and is as long as some searches, not as the segment. */
+   A unit is one query head of one output. The newest row searches. The rows before it continue their
+   stored states with those hits that they have not read. The row at position p has read all hits of
+   steps p and later, so one list of keys with their last steps suffices for all rows. The list is as
+   long as the window's searches, not as the segment. Included after `reads.c`. */
 
-/* What the searches of a window found of a segment: for each head `counts` ids, rising, and the
-   position of the row that found each last. */
+/* Hits of a window's searches in a segment: for each head `counts` ascending ids, and the position of
+   the last row with each hit. */
 typedef struct Found {
     int32_t *ids, *steps;
     int64_t *counts;
     int64_t room; /* ids and steps of a head */
 } Found;
 
-/* The rows of an output: the newest is at `position`, row n stands n before it, at row `rows[n]` of the
-   step. The state of the row at position p is kept at place p % size, `booked` the position of the
-   newest row whose reads are in it. `tallies` count what rows read for the first time, by n. */
+/* The window of an output. The newest row is at `position`; row n is n positions earlier, and row
+   `rows[n]` of the step. `out` and `lse` have the state of the row at position p in slot p % size.
+   `booked` is the position of the newest row whose reads they include. `tallies` count first reads by n. */
 typedef struct Window {
     int64_t position, count, size;
     const int64_t *rows;
@@ -29,8 +28,8 @@ static int by_id(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Book that `ids`, rising, were found at this step; `steps` gets when each was found before, or -1. What
-   no later row asks about is forgotten, so that a window's steps but one are all there is room for. */
+/* Record `ids`, ascending, as hits of this step; `steps` receives the previous step of each, or -1. Drops
+   hits that no row of a later window needs, which bounds the list to the searches of size - 1 steps. */
 static void book(const Window *window, const Found *found, int64_t head, const int32_t *ids, int32_t *steps, int64_t count) {
     int32_t *known = found->ids + head * found->room, *when = found->steps + head * found->room;
     int64_t had = found->counts[head], kept = 0, n = 0;
@@ -54,47 +53,47 @@ static void book(const Window *window, const Found *found, int64_t head, const i
     free(old);
 }
 
-/* A row that is `age` before the newest reads what it has not read of `ids`. */
+/* The row `age` positions before the newest attends to those `ids` that it has not read. */
 static void read_on(Task *task, const Window *window, const Read *read, int64_t head, int64_t age, State *state,
                     const int32_t *ids, const int32_t *steps, int64_t count) {
-    const Place *place = &read->heads[head];
-    const Keys *keys = &place->index->keys;
+    const Head *entry = &read->heads[head];
+    const Keys *keys = &entry->index->keys;
     int32_t *fresh = malloc((sizeof(int32_t) + sizeof(float)) * (size_t)(count + 1));
     float *scores = (float *)(fresh + count + 1), query[DIM];
     int64_t news = 0;
     for (int64_t n = 0; n < count; n++)
         if (steps[n] < window->position - age) fresh[news++] = ids[n];
-    turn(task, window->rows[age], head, read->place - age, query);
+    rotate(task, window->rows[age], head, read->position - age, query);
     for (int64_t n = 0; n < news; n++) {
         const char *key = keys->exact ? exact_key(keys, fresh[n]) : key_as(VALUE_TYPE, keys, fresh[n]);
         scores[n] = score_as(VALUE_TYPE, query, key) * task->scale;
     }
-    join(state, scores, fresh, 0, news, place->values);
+    join(state, scores, fresh, 0, news, entry->values);
     __atomic_fetch_add(&window->tallies[age], news, __ATOMIC_RELAXED);
     free(fresh);
 }
 
-/* The newest row reads a segment by its index, and all others read on. */
+/* The newest row reads a segment by its index; the earlier rows read its new hits. */
 static void read_together(Task *task, const Window *window, const Read *read, int64_t head, State *states, int sampled) {
-    const Place *place = &read->heads[head];
+    const Head *entry = &read->heads[head];
     float query[DIM];
-    turn(task, window->rows[0], head, read->place, query);
-    int64_t want = wanted(place, read);
-    Finds finds = find(task, place, query, want, walk_for(task, place, query, want), sampled);
-    join(&states[0], finds.scores, finds.ids, 0, finds.count, place->values);
-    join_all(&states[0], place->always, query, task->scale);
-    count_read(task, place);
-    __atomic_fetch_add(&window->tallies[0], finds.count + place->always[0]->count, __ATOMIC_RELAXED);
-    /* who reads all keys leaves nothing to read */
-    if (read->want < place->index->keys.count) {
-        int32_t *steps = malloc(sizeof(int32_t) * (size_t)(finds.count + 1));
-        qsort(finds.ids, (size_t)finds.count, sizeof(int32_t), by_id);
-        book(window, read->found, head, finds.ids, steps, finds.count);
+    rotate(task, window->rows[0], head, read->position, query);
+    int64_t want = num_hits(entry, read);
+    HeadHits hits = find(task, entry, query, want, walk_for(task, entry, query, want), sampled);
+    join(&states[0], hits.scores, hits.ids, 0, hits.count, entry->values);
+    join_all(&states[0], entry->always, query, task->scale);
+    count_read(task, entry);
+    __atomic_fetch_add(&window->tallies[0], hits.count + entry->always[0]->count, __ATOMIC_RELAXED);
+    /* a row that reads all keys leaves none to later steps */
+    if (read->want < entry->index->keys.count) {
+        int32_t *steps = malloc(sizeof(int32_t) * (size_t)(hits.count + 1));
+        qsort(hits.ids, (size_t)hits.count, sizeof(int32_t), by_id);
+        book(window, read->found, head, hits.ids, steps, hits.count);
         for (int64_t age = 1; age < window->count; age++)
-            read_on(task, window, read, head, age, &states[age], finds.ids, steps, finds.count);
+            read_on(task, window, read, head, age, &states[age], hits.ids, steps, hits.count);
         free(steps);
     }
-    free(finds.ids);
+    free(hits.ids);
 }
 
 static void join_state(State *state, const State *other) {
@@ -111,7 +110,7 @@ void looseleaf_read_window(void *arg, int64_t unit) {
     int64_t head = unit % task->heads, which = unit / task->heads;
     const Window *window = &task->windows[which];
     State *states = malloc(sizeof(State) * (size_t)window->count);
-    /* a step that was computed in vain is in what is kept: when it is made again nothing is read anew */
+    /* the stored states include an abandoned step: its repetition reads nothing again */
     int again = window->booked[head] == window->position;
     for (int64_t age = 0; age < window->count; age++) {
         int64_t at = (window->position - age) % window->size * task->heads + head;
@@ -125,15 +124,15 @@ void looseleaf_read_window(void *arg, int64_t unit) {
     for (int64_t age = 0; age < window->count; age++) {
         int64_t at = (window->position - age) % window->size * task->heads + head;
         store(&states[age], window->out + at * DIM, window->lse + at);
-        /* what has no index every row reads anew, and nothing of it is kept */
+        /* every row reads segments without an index again; stored states exclude them */
         for (int64_t n = task->starts[which]; n < task->starts[which + 1]; n++) {
             const Read *read = &task->reads[n];
-            const Place *place = &read->heads[head];
-            if (place->index) continue;
+            const Head *entry = &read->heads[head];
+            if (entry->index) continue;
             float query[DIM];
-            turn(task, window->rows[age], head, read->place - age, query);
-            join_all(&states[age], place->always, query, task->scale);
-            if (!age) count_read(task, place);
+            rotate(task, window->rows[age], head, read->position - age, query);
+            join_all(&states[age], entry->always, query, task->scale);
+            if (!age) count_read(task, entry);
         }
         int64_t to = window->rows[age] * task->heads + head;
         State total = stored(task->out + to * DIM, task->lse + to);

@@ -1,3 +1,1 @@
-"""What is stored: segment identity, the page pool, and the store that knows who holds which
-page.
-"""
+"""Stored keys and values: segment identity, the page pool, the segment store, page summaries."""

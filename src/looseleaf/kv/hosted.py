@@ -1,7 +1,7 @@
-"""Segments whose keys and values stay in the host's memory, beside the pool, with their index.
+"""Host-resident segments: keys and values in host memory outside the pool, with a vector index.
 
-A document may be longer than the pool. Its keys stand in its frame, as in pages, head by head in
-one run of memory, so that a search reads them where they lie; one copy serves every request."""
+They allow documents longer than the pool. Keys are rotated in the segment's frame, as in pages.
+Each head is contiguous, so that searches read keys without a copy; all requests share them."""
 
 from dataclasses import dataclass, field
 
@@ -16,11 +16,11 @@ from looseleaf.ops.native.host_memory import host_zeros
 
 @dataclass(eq=False)
 class HostedSegment:
-    """``kv[layer]`` has keys, turned into the frame, and values, for each KV head and token.
+    """``kv[layer]`` has keys, rotated into the frame, and values, for each KV head and token.
 
-    ``queries`` is a sample of the segment's own queries of each layer, ``[qo_heads, sampled,
-    head_dim]``, in the frame, kept until the index is built. ``filled`` tokens are computed;
-    ``index`` is there once it is built, and a segment without one is read whole."""
+    ``queries_of[layer]`` is a sample of the segment's own queries, in the frame, kept until the
+    index is built. ``filled`` counts computed tokens. ``index`` is None until it is built; a
+    segment without an index is read in full."""
 
     key: SegmentKey
     num_tokens: int
@@ -31,11 +31,11 @@ class HostedSegment:
     _vectors: dict[tuple[int, int], KeyVectors] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        # of the keys themselves nobody would read a line
+        # without the tensors, which are large
         index = "no index" if self.index is None else f"a {self.index.config.kind} index"
-        done = "" if self.ready else f", {self.filled} of them computed"
+        progress = "" if self.ready else f", {self.filled} of them computed"
         return (
-            f"HostedSegment({self.num_tokens} tokens{done}, {index}, "
+            f"HostedSegment({self.num_tokens} tokens{progress}, {index}, "
             f"{self.num_bytes / 2**20:.1f} MiB)"
         )
 
@@ -50,7 +50,7 @@ class HostedSegment:
         head_dim: int,
         dtype: torch.dtype,
     ) -> "HostedSegment":
-        """Room for a segment that is yet to be computed."""
+        """A zeroed segment, before its keys and values are computed."""
         shape = (num_layers, 2, num_kv_heads, num_tokens, head_dim)
         return cls(key, num_tokens, host_zeros(shape, dtype))
 
@@ -61,7 +61,7 @@ class HostedSegment:
 
     @property
     def ready(self) -> bool:
-        """Whether all keys and values are there."""
+        """Whether all keys and values are computed."""
         return self.filled == self.num_tokens
 
     @property
@@ -79,14 +79,13 @@ class HostedSegment:
         return self.kv[layer, 1, kv_head]
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
-        """Some of the segment's own queries, in the frame; none of one without tokens, for which
-        nothing is computed."""
+        """The sampled queries of a head, fp32, in the frame; empty for a segment without tokens."""
         if not self.num_tokens:
             return torch.empty(0, self.kv.shape[-1])
         return self.queries_of[layer][qo_head].float()
 
     def values(self, layer: int, kv_head: int) -> KeyVectors:
-        """The values of the indexed tokens, to be weighed with a search's hits."""
+        """The values of the indexed tokens, whose row numbers are the ids of hits."""
         if (layer, kv_head) not in self._vectors:
             assert self.index is not None
             tokens = self.index.indexed

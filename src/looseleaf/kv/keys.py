@@ -1,9 +1,9 @@
-"""Identity of stored keys and values: a hash over what determines them, and nothing else.
+"""Identity of stored keys and values: a hash over everything that determines them.
 
-A key names the model, the RoPE frequencies, the stored dtype, the tenant's salt, the *context* the
-tokens could see when they were encoded (docs/documents.md), and the tokens. It never names a
-position: that is the frame's business. Two contents that saw different contexts are different
-segments, so an answer can't depend on what happened to be in the cache."""
+A segment key covers the model, the RoPE frequencies, the stored dtype, the tenant's salt, the
+tokens, and their *context*: the tokens visible to them (docs/documents.md). It excludes the
+position, which the frame of the segment replaces. Equal tokens in different contexts are different
+segments, so that answers do not depend on the state of the cache."""
 
 import hashlib
 import struct
@@ -23,7 +23,7 @@ def _length(part: bytes) -> bytes:
 
 
 def _framed(kind: bytes, parts: Sequence[bytes]) -> bytes:
-    # every part is length-prefixed, so that no two lists of parts read the same
+    # length prefixes make the encoding of a list of parts unique
     return kind.ljust(16) + b"".join(_length(part) + part for part in parts)
 
 
@@ -39,10 +39,10 @@ def _token_bytes(tokens: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
 
 @dataclass(frozen=True)
 class KeySpace:
-    """All keys of one model, RoPE law, stored dtype and salt; ``root`` is the context of what saw
-    nothing.
+    """All keys of one model, RoPE law, stored dtype and salt.
 
-    ``shared_root`` is the root without a request's salt, for text that belongs to nobody's request.
+    ``root`` is the empty context. ``shared_root`` is the root without a request's salt, for text
+    that belongs to no request.
     """
 
     root: SegmentKey
@@ -52,8 +52,8 @@ class KeySpace:
     def create(
         cls, *, model: bytes, rope: bytes, kv_dtype: str, salt: str, page_size: int
     ) -> "KeySpace":
-        """The key space of a configuration. ``page_size`` counts, since text is kept page by
-        page.
+        """The key space of a configuration; it includes ``page_size``, because text is stored in
+        pages.
         """
         root = _digest(
             b"root", [model, rope, kv_dtype.encode(), salt.encode(), str(page_size).encode()]
@@ -61,9 +61,9 @@ class KeySpace:
         return cls(root, root)
 
     def salted(self, salt: str) -> "KeySpace":
-        """The keys of a request with a salt of its own; an empty one changes nothing.
+        """The key space of a request's salt; ``self`` for an empty salt.
 
-        Two different salts have no key in common but those of shared pages.
+        Key spaces of different salts have only shared pages in common.
         """
         if not salt:
             return self
@@ -72,25 +72,25 @@ class KeySpace:
     def document(
         self, context: SegmentKey, tokens: Sequence[int] | npt.NDArray[np.int32]
     ) -> SegmentKey:
-        """A document encoded behind ``context``."""
+        """The key of a document encoded after ``context``."""
         return _digest(b"document", [self.root, context, _token_bytes(tokens)])
 
     def text_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
-        """A full page of text; ``context`` is the chain of everything before it."""
+        """The key of a full page of text; ``context`` is the chain of everything before it."""
         return _digest(b"text page", [self.root, context, _token_bytes(tokens)])
 
     def shared_page(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
-        """A full page of the service's own text, the same under every request's salt."""
+        """The key of a full page of the service's own text, equal under all requests' salts."""
         return _digest(b"text page", [self.shared_root, context, _token_bytes(tokens)])
 
     def text_pages(
         self, context: SegmentKey, tokens: Sequence[int], page_size: int, *, shared: bool = False
     ) -> list[SegmentKey]:
-        """The keys of all full pages of ``tokens``, each behind the one before: those that
-        `text_page`, or `shared_page`, has for them.
+        """The chained keys of all full pages of ``tokens``, equal to repeated `text_page` or
+        `shared_page`.
         """
         root = self.shared_root if shared else self.root
-        # what is the same in all of them is put together once: a long prompt has a thousand pages
+        # the common prefix is encoded once, because a long prompt has a thousand pages
         head = _framed(b"text page", [root]) + _length(context)
         middle, data = _length(bytes(4 * page_size)), _token_bytes(tokens)
         keys, step = [], 4 * page_size
@@ -102,9 +102,9 @@ class KeySpace:
         return keys
 
     def text_end(self, context: SegmentKey, tokens: Sequence[int]) -> SegmentKey:
-        """The chain after a run of text whose last, partly filled page holds ``tokens``."""
+        """The chain after a text whose last, partly filled page contains ``tokens``."""
         return _digest(b"text end", [self.root, context, _token_bytes(tokens)])
 
     def placed(self, context: SegmentKey, document: SegmentKey, policy: bytes = b"") -> SegmentKey:
-        """The chain after ``document`` was placed behind ``context`` under a fuse ``policy``."""
+        """The chain after ``document``, placed after ``context`` under a fuse ``policy``."""
         return _digest(b"placed", [self.root, context, document, policy])

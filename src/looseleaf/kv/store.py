@@ -1,8 +1,7 @@
-"""The segment store: which segments are in the pool, who refers to them, and which go first.
+"""The segment store: the segments in the pool, their references, and their LRU eviction.
 
-A segment that nobody refers to stays until its pages are needed; then the least recently used goes
-first. The store hands out pages: `reserve` evicts what it must, and takes all it was asked for or
-nothing."""
+A segment without references stays until its pages are needed; the least recently used is evicted
+first. `reserve` allocates all requested pages, evicting segments as needed, or none."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -17,32 +16,32 @@ from looseleaf.kv.pool import PagePool
 
 
 @runtime_checkable
-class Arriving(Protocol):
-    """Keys and values on their way into a segment's pages from somewhere else."""
+class PendingLoad(Protocol):
+    """A load of keys and values from a tier into a segment's pages."""
 
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
-        """Return when ``layer`` is sent, with the event of its arrival on a GPU, or there, with
-        None; raises if it will not come."""
+        """Block until ``layer`` is loaded (None), or its copy to a GPU is queued (its event).
+
+        Raises if the load fails."""
         ...
 
     def beside_launches(self) -> None:
-        """A pass follows on a GPU whose kernels are launched one by one."""
+        """Announce a forward pass on a GPU whose kernels are launched separately."""
         ...
 
     def cancel(self) -> None:
-        """Write nothing more to the pages."""
+        """Stop writing to the pages."""
         ...
 
 
 @dataclass(eq=False)
 class Segment:
-    """An immutable run of ``length`` tokens in ``pages``; ``ready`` once its last key and value is
-    written.
+    """An immutable run of ``length`` tokens in ``pages``; ``ready`` once all are written.
 
-    ``references`` counts the sequences that read it or wait for it. The store owns the
-    pages for as long as the segment lives. A ``forgotten`` segment goes with its last reference.
-    ``filled`` is how many of its tokens are computed, while it is not ready; one that is
-    ``arriving`` is not computed by anybody.
+    ``references`` counts the sequences that read it or wait for it. The store owns the pages during
+    the segment's life. A ``forgotten`` segment is dropped with its last reference. ``filled``
+    counts the computed tokens of an unfinished segment. With a load in ``arriving``, no sequence
+    computes the segment.
     """
 
     key: SegmentKey
@@ -53,15 +52,14 @@ class Segment:
     pinned: bool = False
     forgotten: bool = False
     filled: int = 0
-    arriving: Arriving | None = None
+    arriving: PendingLoad | None = None
 
 
 class PageCounts(NamedTuple):
-    """Every page of the pool by state: the numbers after ``total`` add up to it.
+    """The pages of the pool by state; the other counts add up to ``total``.
 
-    ``tails`` belong to running sequences, ``referenced`` to segments that some of them read,
-    ``pinned`` to segments that nobody reads now but that stay, ``idle`` to those that may be
-    evicted.
+    ``tails`` belong to running sequences, ``referenced`` to segments with references, ``pinned`` to
+    pinned segments without references, ``idle`` to evictable segments.
     """
 
     total: int
@@ -74,7 +72,7 @@ class PageCounts(NamedTuple):
 
 @dataclass
 class StoreCounters:
-    """What happened since the store was made."""
+    """Counts since the store was created."""
 
     evicted_segments: int = 0
     evicted_pages: int = 0
@@ -86,23 +84,23 @@ class SegmentStore:
 
     pool: PagePool
     counters: StoreCounters = field(default_factory=StoreCounters)
-    # of all pinned segments, read or not
+    # pages of all pinned segments, with references or not
     pinned_pages: int = 0
     _segments: dict[SegmentKey, Segment] = field(default_factory=dict)
     # unreferenced, unpinned, ready segments, least recently used first
     _idle: OrderedDict[SegmentKey, Segment] = field(default_factory=OrderedDict)
     _idle_pages: int = 0
     _segment_pages: int = 0
-    # pages of pinned segments that nobody refers to
+    # pages of pinned segments without references
     _resting_pages: int = 0
-    # how often a segment was let go of
+    # how often a segment lost its last reference
     _num_settled: int = 0
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def segments(self) -> Iterable[Segment]:
-        """All segments, in no particular order."""
+        """All segments, in arbitrary order."""
         return self._segments.values()
 
     def find(self, key: SegmentKey) -> Segment | None:
@@ -111,40 +109,44 @@ class SegmentStore:
 
     @property
     def num_available(self) -> int:
-        """Pages that `reserve` could hand out now."""
+        """Pages that `reserve` could allocate now."""
         return self.pool.num_free + self._idle_pages
 
     @property
     def turnover(self) -> int:
-        """Grows whenever pages become free, or may be evicted: who found too few before may find
-        enough."""
+        """A counter that grows when pages become free or evictable.
+
+        A failed `reserve` is worth a retry only after a change."""
         return self.pool.num_freed + self._num_settled
 
     @property
     def page_counts(self) -> PageCounts:
         """The pages of the pool by state, from running sums."""
         total, free = self.pool.num_pages, self.pool.num_free
-        held = self._segment_pages
-        read = held - self._idle_pages - self._resting_pages
         return PageCounts(
-            total, free, total - free - held, read, self._resting_pages, self._idle_pages
+            total=total,
+            free=free,
+            tails=total - free - self._segment_pages,
+            referenced=self._segment_pages - self._idle_pages - self._resting_pages,
+            pinned=self._resting_pages,
+            idle=self._idle_pages,
         )
 
     def reserve(self, count: int) -> list[int] | None:
-        """``count`` pages, evicting idle segments as needed; None, and nothing evicted, if there
-        are not so many."""
+        """``count`` pages, evicting idle segments as needed; None, without evictions, if too few
+        are available."""
         if not self._make_free(count):
             return None
-        return self._handed_out(self.pool.allocate(count))
+        return self._require_pages(self.pool.allocate(count))
 
     def reserve_next(self, page: int) -> list[int] | None:
-        """One page as by `reserve`, the neighbour behind ``page`` if it is free."""
+        """One page as by `reserve`, preferably the one after ``page``."""
         if not self._make_free(1):
             return None
-        return self._handed_out(self.pool.allocate_next(page))
+        return self._require_pages(self.pool.allocate_next(page))
 
     def insert(self, key: SegmentKey, length: int, pages: Iterable[int], *, ready: bool) -> Segment:
-        """A new segment that takes ``pages`` over from the caller, with one reference to it."""
+        """A new segment with one reference; ownership of ``pages`` moves to the store."""
         if key in self._segments:
             raise IntegrityError("a segment was inserted twice")
         segment = Segment(key, length, tuple(pages), ready=ready, references=1)
@@ -153,16 +155,16 @@ class SegmentStore:
         return segment
 
     def acquire(self, segment: Segment) -> Segment:
-        """One more reference: the segment stays until `release`."""
+        """Add a reference, which keeps the segment until `release`."""
         if segment.references == 0:
             self._unsettle(segment)
         segment.references += 1
         return segment
 
     def release(self, segment: Segment) -> None:
-        """One reference less. The last one makes the segment idle, or drops it if it was never
-        finished.
-        """
+        """Remove a reference. Without references a ready segment becomes idle, another is dropped.
+
+        Raises IntegrityError for a segment without references."""
         if segment.references < 1:
             raise IntegrityError("a segment was released more often than acquired")
         segment.references -= 1
@@ -178,7 +180,7 @@ class SegmentStore:
         if pinned >= self.pool.num_pages:
             raise PoolTooSmall(
                 f"pinning this segment would pin {pinned} of {self.pool.num_pages} pages: "
-                "unpin another one or enlarge the pool"
+                "unpin another segment or enlarge the pool"
             )
         if segment.pinned:
             return
@@ -191,7 +193,7 @@ class SegmentStore:
             self._settle(segment)
 
     def unpin(self, segment: Segment) -> None:
-        """Let a pinned segment be evicted again; one that is not pinned stays as it is."""
+        """Make a pinned segment evictable again; no effect on others."""
         if not segment.pinned:
             return
         resting = segment.references == 0
@@ -203,7 +205,7 @@ class SegmentStore:
             self._settle(segment)
 
     def forget(self, segment: Segment) -> None:
-        """Drop a segment, pinned or not: now, or with its last reference."""
+        """Drop a segment, pinned or not, now or with its last reference."""
         self.unpin(segment)
         if segment.references == 0:
             self._unsettle(segment)
@@ -212,14 +214,12 @@ class SegmentStore:
             segment.forgotten = True
 
     def evict_idle(self) -> None:
-        """Forget every segment that nobody refers to and that is not pinned."""
+        """Drop every segment that is neither referenced nor pinned."""
         while self._idle:
             self._evict_oldest()
 
     def check(self, private_pages: Iterable[int]) -> None:
-        """Raise IntegrityError unless segments and ``private_pages`` account for every page of the
-        pool.
-        """
+        """Raise IntegrityError unless segments, ``private_pages`` and free pages are the pool."""
         owned = [page for segment in self._segments.values() for page in segment.pages]
         self.pool.check([*owned, *private_pages])
         idle = {
@@ -231,14 +231,12 @@ class SegmentStore:
             raise IntegrityError("the list of idle segments does not match the references")
         resting = sum(len(s.pages) for s in self.segments() if s.pinned and s.references == 0)
         pinned = sum(len(s.pages) for s in self.segments() if s.pinned)
-        found = resting, pinned, len(owned)
-        if found != (self._resting_pages, self.pinned_pages, self._segment_pages):
+        sums = self._resting_pages, self.pinned_pages, self._segment_pages
+        if (resting, pinned, len(owned)) != sums:
             raise IntegrityError("the sums of pages do not match the segments")
         unfinished = [s for s in self._segments.values() if not s.ready and s.references == 0]
         if unfinished:
-            raise IntegrityError(
-                f"{len(unfinished)} unfinished segments have nobody who computes them"
-            )
+            raise IntegrityError(f"{len(unfinished)} unfinished segments have no references")
 
     def _make_free(self, count: int) -> bool:
         if count > self.num_available:
@@ -247,9 +245,9 @@ class SegmentStore:
             self._evict_oldest()
         return True
 
-    def _handed_out(self, pages: list[int] | None) -> list[int]:
+    def _require_pages(self, pages: list[int] | None) -> list[int]:
         if pages is None:
-            raise IntegrityError("idle segments freed fewer pages than they hold")
+            raise IntegrityError("idle segments freed fewer pages than they own")
         return pages
 
     def _settle(self, segment: Segment) -> None:
@@ -278,7 +276,7 @@ class SegmentStore:
         del self._segments[segment.key]
         self._segment_pages -= len(segment.pages)
         if segment.pinned:
-            # one that was never finished goes all the same
+            # an unfinished segment is dropped although it is pinned
             segment.pinned = False
             self.pinned_pages -= len(segment.pages)
         if segment.arriving is not None:

@@ -1,14 +1,14 @@
-"""Where a key stands: the angle a position turns each pair of dims by, and a key's identity.
+"""RoPE: rotation of queries and keys by their positions.
 
-A stored key is turned by its place in its own segment; the query comes to it. ``laws`` says how
-fast each pair turns, ``frames`` makes the table of a whole engine and the name of everything that
-changes a key.
+A stored key is rotated by its position in its own segment (the frame); the query is rotated into
+that frame. ``laws`` computes frequencies from a configuration. ``frames`` computes rotation tables,
+softmax scales, and fingerprints for the identity of keys.
 """
 
 from looseleaf.rope.frames import (
     build_rotation,
     layer_rotations,
-    made_once,
+    map_distinct,
     model_rope_fingerprint,
     query_scale,
     rope_fingerprint,
@@ -19,7 +19,7 @@ from looseleaf.rope.laws import rope_frequencies
 __all__ = [
     "build_rotation",
     "layer_rotations",
-    "made_once",
+    "map_distinct",
     "model_rope_fingerprint",
     "query_scale",
     "rope_fingerprint",

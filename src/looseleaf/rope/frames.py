@@ -1,7 +1,8 @@
-"""The table that turns queries and keys, the softmax scale, the name of what changes a key.
+"""Rotation tables, softmax scales and fingerprints of RoPE configurations.
 
-A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` is that of a query
-at ``p - offset`` and a key at ``j``. So one table of positions counted from 0 serves every frame.
+A frame is an offset: the score of a query at ``p`` and a key at ``offset + j`` equals that of a
+query at ``p - offset`` and a key at ``j``. One table of positions from 0 therefore serves every
+frame.
 """
 
 import hashlib
@@ -17,16 +18,18 @@ from looseleaf.errors import InvalidOption
 from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
 from looseleaf.types import Rotation
 
-Shared = TypeVar("Shared")
-Made = TypeVar("Made")
-# of which angles are in memory at a time
+T = TypeVar("T")
+R = TypeVar("R")
+# positions per iteration: angles in fp64 take four times the memory of a table
 _POSITIONS = 1 << 14
 
 
 def build_rotation(
     config: RopeConfig, num_positions: int, device: torch.device | str = "cpu"
 ) -> Rotation:
-    """Unscaled cosines and sines of positions ``0 .. num_positions - 1``, fp32 from fp64 angles."""
+    """Unscaled cosines and sines of positions ``0 .. num_positions - 1``, fp32 from fp64 angles.
+
+    Raises InvalidOption for fewer than one position."""
     if num_positions < 1:
         raise InvalidOption(f"a rotation table needs at least one position, not {num_positions}")
     inverse = rope_frequencies(config).inverse
@@ -34,7 +37,6 @@ def build_rotation(
         torch.empty(num_positions, len(inverse), dtype=torch.float32, device=device)
         for _ in range(2)
     )
-    # angles and their cosines in fp64 take four times a table: of a million at once, gigabytes
     for start in range(0, num_positions, _POSITIONS):
         stop = min(start + _POSITIONS, num_positions)
         angles = torch.arange(start, stop, dtype=torch.float64)[:, None] * inverse
@@ -46,33 +48,32 @@ def build_rotation(
 def layer_rotations(
     config: ModelConfig, num_positions: int, device: torch.device | str = "cpu"
 ) -> tuple[Rotation, ...]:
-    """The table of every layer: the same object for layers of one law."""
-    made = {rope: build_rotation(rope, num_positions, device) for rope in config.ropes}
-    return tuple(made[config.rope_of(layer)] for layer in range(config.num_layers))
+    """The table of every layer; layers with equal laws share one object."""
+    tables = {rope: build_rotation(rope, num_positions, device) for rope in config.ropes}
+    return tuple(tables[config.rope_of(layer)] for layer in range(config.num_layers))
 
 
-def made_once(each: Sequence[Shared], make: Callable[[Shared], Made]) -> list[Made]:
-    """What ``make`` has of every layer's table, made once for layers that share one object."""
-    made: dict[int, Made] = {}
-    for one in each:
-        if id(one) not in made:
-            made[id(one)] = make(one)
-    return [made[id(one)] for one in each]
+def map_distinct(items: Sequence[T], function: Callable[[T], R]) -> list[R]:
+    """``function`` of every item, called once per distinct object."""
+    results: dict[int, R] = {}
+    for item in items:
+        if id(item) not in results:
+            results[id(item)] = function(item)
+    return [results[id(item)] for item in items]
 
 
 def softmax_scale(config: ModelConfig, layer: int) -> float:
-    """What a plain ``q . k`` is multiplied with: the law's factor comes with q and with k."""
+    """The factor of an unscaled ``q . k``, with the law's attention factor of both q and k."""
     factor = rope_frequencies(config.rope_of(layer)).attention_factor
-    own = config.softmax_scale
-    return float((config.head_dim**-0.5 if own is None else own) * factor**2)
+    scale = config.softmax_scale
+    return float((config.head_dim**-0.5 if scale is None else scale) * factor**2)
 
 
 def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
-    """What each dim of a query is multiplied with before it turns, fp32; None for all ones.
+    """Factors of an unrotated query's dims, fp32; None if all are 1.
 
-    The factor in ``softmax_scale`` reaches every dim, but the law means it for those that turn.
-    Where some pass through (partial rotary with YaRN or LongRoPE), their share of the score is
-    divided by it again.
+    `softmax_scale` applies the attention factor to all dims, but laws define it for rotated dims
+    only. With partial rotary embeddings (YaRN, LongRoPE) the factors of the other dims undo it.
     """
     factor = rope_frequencies(config).attention_factor
     if factor == 1.0 or config.rotary_dim == config.head_dim:
@@ -83,11 +84,11 @@ def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
 
 
 def rope_fingerprint(config: RopeConfig) -> bytes:
-    """A digest of everything that changes a stored key; equal on every machine, for every process.
+    """A digest of everything that changes a stored key; equal on every machine.
 
-    The frozen length counts exactly where it changes frequencies: LongRoPE has two regimes, dynamic
-    NTK one for each length past the original. The attention factor counts too: the hidden states
-    behind the first layer, and so their keys, depend on it.
+    It depends on the frozen length only where this changes frequencies: LongRoPE has two regimes,
+    dynamic NTK one for each length beyond the original. It depends on the attention factor, because
+    keys after the first layer do.
     """
     always = (config.head_dim, config.rotary_dim, config.interleaved, config.theta, config.law)
     extended = is_extended(config)
@@ -117,7 +118,7 @@ def rope_fingerprint(config: RopeConfig) -> bytes:
 
 
 def model_rope_fingerprint(config: ModelConfig) -> bytes:
-    """The same of a whole model: of its law, or of those of all layers where they differ."""
+    """The `rope_fingerprint` of a model's law, or the digest over all layers if laws differ."""
     if len(config.ropes) == 1:
         return rope_fingerprint(config.ropes[0])
     digest = hashlib.blake2b(digest_size=16)

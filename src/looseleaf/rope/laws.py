@@ -1,8 +1,8 @@
-"""The scaling laws of RoPE: from a configuration to one inverse frequency for each pair of dims.
+"""The scaling laws of RoPE: one inverse frequency per pair of dims, in fp64.
 
-Everything is fp64 and in plain formulas; tables are made in ``frames``. A law that depends on the
-length of the sequence (``dynamic``, ``longrope``) is evaluated once, at the configuration's frozen
-length, because a key that was stored under one set of frequencies can't be read under another.
+Laws that depend on the sequence length (``dynamic``, ``longrope``) are evaluated once, at the
+configuration's frozen length. Stored keys can only be read under the frequencies they were stored
+with.
 """
 
 import math
@@ -18,37 +18,39 @@ from looseleaf.errors import InvalidOption, UnsupportedModel
 
 
 class Frequencies(NamedTuple):
-    """Radians per position of each pair, fp64, and the factor that belongs to q and k each."""
+    """Radians per position of each pair, fp64, and the factor of q and of k."""
 
     inverse: Float[Tensor, " half_rotary_dim"]
     attention_factor: float
 
 
 def rope_frequencies(config: RopeConfig) -> Frequencies:
-    """How fast each pair of dims turns under ``config``, frozen at ``frozen_length(config)``."""
+    """The frequencies of ``config`` at its frozen length.
+
+    Raises UnsupportedModel for an unknown law, InvalidOption for inconsistent parameters."""
     law = _LAWS.get(config.law)
     if law is None:
         known = ", ".join(_LAWS)
         raise UnsupportedModel(
-            f"RoPE law {config.law!r} is not implemented; Looseleaf knows {known}"
+            f"RoPE law {config.law!r} is not implemented; Looseleaf supports {known}"
         )
     return law(config)
 
 
 def frozen_length(config: RopeConfig) -> int:
-    """The sequence length that length-dependent laws are evaluated at."""
+    """The sequence length at which length-dependent laws are evaluated."""
     return config.length if config.length is not None else config.max_position_embeddings
 
 
 def original_length(config: RopeConfig) -> int:
-    """The length the model was trained with before its context was extended."""
+    """The model's training length before its context was extended."""
     if config.original_max_position_embeddings is not None:
         return config.original_max_position_embeddings
     return config.max_position_embeddings
 
 
 def is_extended(config: RopeConfig) -> bool:
-    """Whether the frozen length lies past the law's original range."""
+    """Whether the frozen length exceeds the law's original range."""
     if config.law == "dynamic":
         return frozen_length(config) > config.max_position_embeddings
     return frozen_length(config) > original_length(config)
@@ -90,9 +92,9 @@ def _llama3(config: RopeConfig) -> Frequencies:
             "llama3 RoPE needs high_freq_factor above low_freq_factor; check config.json"
         )
     plain = 1.0 / _periods(config, config.theta)
-    turns = original_length(config) * plain / (2 * math.pi)
-    # 0 below low_freq_factor turns over the original length, 1 above high_freq_factor
-    keep = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    rotations = original_length(config) * plain / (2 * math.pi)
+    # 0 below low_freq_factor full rotations over the original length, 1 above high_freq_factor
+    keep = (rotations - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
     return Frequencies(keep * plain + (1 - keep) * plain / config.factor, 1.0)
 
@@ -107,29 +109,29 @@ def _yarn(config: RopeConfig) -> Frequencies:
 
 
 def _yarn_range(config: RopeConfig) -> tuple[float, float]:
-    """First and last pair of the ramp between untouched and fully interpolated frequencies."""
+    """First and last pair of the ramp between original and fully interpolated frequencies."""
 
-    def pair_turning(turns: float) -> float:
-        ratio = original_length(config) / (turns * 2 * math.pi)
+    def pair_of(rotations: float) -> float:
+        ratio = original_length(config) / (rotations * 2 * math.pi)
         return config.rotary_dim * math.log(ratio) / (2 * math.log(config.theta))
 
-    low, high = pair_turning(config.beta_fast), pair_turning(config.beta_slow)
+    low, high = pair_of(config.beta_fast), pair_of(config.beta_slow)
     if config.truncate:
         low, high = float(math.floor(low)), float(math.ceil(high))
     low, high = max(low, 0.0), min(high, config.rotary_dim - 1.0)
-    # a ramp of no width would divide by zero; the reference implementations use this width
+    # avoids a division by zero, with the width of the reference implementations
     return low, high if high != low else high + 0.001
 
 
 def _yarn_attention_factor(config: RopeConfig) -> float:
-    def growth(weight: float) -> float:
+    def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
 
     if config.attention_factor is not None:
         return config.attention_factor
     if config.mscale and config.mscale_all_dim:
-        return growth(config.mscale) / growth(config.mscale_all_dim)
-    return growth(1.0)
+        return mscale(config.mscale) / mscale(config.mscale_all_dim)
+    return mscale(1.0)
 
 
 def _longrope(config: RopeConfig) -> Frequencies:
@@ -137,7 +139,7 @@ def _longrope(config: RopeConfig) -> Frequencies:
     factors = config.long_factor if is_extended(config) else config.short_factor
     if len(factors) != config.rotary_dim // 2:
         raise InvalidOption(
-            f"longrope's {name} has {len(factors)} values but the model turns "
+            f"longrope's {name} has {len(factors)} values but the model rotates "
             f"{config.rotary_dim // 2} pairs of dims; check rope_scaling in config.json"
         )
     periods = _periods(config, config.theta)

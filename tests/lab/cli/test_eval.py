@@ -43,7 +43,7 @@ def test_figures_that_could_not_be_kept_are_refused_before_anything_is_asked(
     beneath = file / "evals.csv"
     assert "rows can't be written to" in run(*asked, *sizes, "--output", beneath).sentence()
     assert "choose another file" in run(*asked, *sizes, "--output", other).sentence()
-    documents = ("-d", "examples/documents/handbook.txt", "-q", "Who signs travel requests?")
+    documents = ("-d", "examples/documents", "-q", "Who signs travel requests?")
     calibrated = ("calibrate", "--checkpoint", "causal", *documents, "--fuse", "first")
     for output in (beneath, other):
         refused = run(*calibrated, "--ratio", 0.1, "--output", output).sentence()
@@ -92,11 +92,11 @@ def test_answers_in_another_form_are_neither_taken_up_nor_counted_as_the_same(
         (("--documents", "0"), "--documents must be at least 1"),
         (("--batch", "0"), "--batch must be at least 1"),
         (("--first-seed", "-1"), "held-out worlds have seeds 0"),
-        (("--budget", "0.1"), "need a --select that they are for"),
-        (("--select", "window", "--revise", "2"), "--revise needs a --select that looks at keys"),
-        (("--layer-budgets", "pyramid"), "need a --select that they are for"),
+        (("--budget", "0.1"), "--revise need a --select"),
+        (("--select", "window", "--revise", "2"), "--revise needs a --select that scores keys"),
+        (("--layer-budgets", "pyramid"), "--revise need a --select"),
         (("--every-layer",), "--every-layer needs a --select"),
-        (("--select", "tova", "--layer-budgets", "pyramid"), "a page holds all layers"),
+        (("--select", "tova", "--layer-budgets", "pyramid"), "a page has all layers"),
         (("--select", "quest", "--stale"), "--stale needs a --revise"),
         (("--fuse", "links", "--check-layer", "1"), "--check-layer is for --fuse deviation"),
         (("--fuse", "first", "--watched-share", "1"), "is for --fuse question and links"),

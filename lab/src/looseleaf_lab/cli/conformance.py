@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
+from looseleaf.cli.options import ENGINE_SECTIONS, explicit_options, section_options
 from looseleaf.errors import InvalidOption
 
 _DEFAULT_TOKENS = 512
@@ -54,7 +54,9 @@ def conformance(
         raise InvalidOption(
             "give --tokens instead of --max-model-len: the laws choose lengths by it"
         )
-    subject = Subject(model, given(options), tokens or _DEFAULT_TOKENS, exactly=tokens is not None)
+    subject = Subject(
+        model, explicit_options(options), tokens or _DEFAULT_TOKENS, exactly=tokens is not None
+    )
     about = describe_subject(subject, model or "the reference model")
     click.echo(" · ".join(about.values()), err=True)
     found = check_laws(

@@ -10,7 +10,7 @@ from torch import Tensor
 from looseleaf.attention.host.attend import HostedAttention, HostedRead
 from looseleaf.attention.host.window import WindowRow
 from looseleaf.attention.host.work import HostedWork, PlaceTables
-from looseleaf.index.host_threads import Crew
+from looseleaf.index.host_threads import HostThreads
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, ScoreRule
 
@@ -27,7 +27,7 @@ class HostedWindows:
     heads: tuple[int, int]
     dtype: torch.dtype
     _works: dict[int, HostedWork] = field(default_factory=dict)
-    _shared: tuple[Crew, PlaceTables] | None = None
+    _shared: tuple[HostThreads, PlaceTables] | None = None
     _number: float = 0.0
     _running: "Future[None] | None" = None
 
@@ -75,7 +75,7 @@ class HostedWindows:
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._works:
             if self._shared is None:
-                self._shared = Crew(self.hosted.threads), PlaceTables(self.heads[0])
+                self._shared = HostThreads(self.hosted.threads), PlaceTables(self.heads[0])
             q = torch.zeros(rows, *self.heads, dtype=self.dtype)
             self._works[rows] = HostedWork(*self._shared, self.hosted.rotations, self.rules, q)
         return self._works[rows]

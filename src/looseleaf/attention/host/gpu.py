@@ -20,9 +20,9 @@ from looseleaf.attention.host.attend import HostedCounters, HostedRead
 from looseleaf.attention.host.window import WindowRow
 from looseleaf.attention.host.work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
-from looseleaf.index.host_threads import Bell, Crew
+from looseleaf.index.host_threads import HostThreads, StreamSignal
 from looseleaf.kv.hosted import HostedSegment
-from looseleaf.rope import made_once
+from looseleaf.rope import map_distinct
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # threads, of which one is not missed
@@ -61,7 +61,7 @@ class HostedDevice:
             if self._side is None:
                 # all would wait for the one whose core plans
                 searching = self.threads - (self.threads >= _MANY)
-                self._crew, self._tables = Crew(searching), PlaceTables(self.heads[0])
+                self._crew, self._tables = HostThreads(searching), PlaceTables(self.heads[0])
                 # an engine that is let go may have a step on its way
                 self._bell = self._crew.listen(
                     torch.zeros(16, dtype=torch.int64, pin_memory=True),
@@ -70,7 +70,7 @@ class HostedDevice:
                 # threads and device know nothing of Python's references: what they read and write
                 # stays until they have
                 weakref.finalize(self, _settled, self.device, self._works)
-                self._on_host = made_once(self.rotations, _on_host)
+                self._on_host = map_distinct(self.rotations, _on_host)
                 self._side = torch.cuda.Stream(self.device)
             q = torch.zeros(rows, *self.heads, dtype=self.dtype, pin_memory=True)
             work = HostedWork(self._crew, self._tables, self._on_host, self.rules, q)
@@ -143,7 +143,7 @@ class DeviceWork:
 
     host: HostedWork
     side: torch.cuda.Stream
-    bell: Bell
+    bell: StreamSignal
     states: Tensor
     _sent: Tensor | None = None
 
@@ -183,12 +183,12 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _ring(stream: torch.cuda.Stream, bell: Bell, layer: ctypes.Structure) -> None:
+def _ring(stream: torch.cuda.Stream, bell: StreamSignal, layer: ctypes.Structure) -> None:
     """Have a layer done when the stream comes to it, and let the stream wait until it is.
 
     A function of the host in its place would be called by a thread that sleeps."""
     driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
-    rung, done = ctypes.c_uint64(bell.rung), ctypes.c_uint64(bell.done)
+    rung, done = ctypes.c_uint64(bell.request), ctypes.c_uint64(bell.reply)
     plain, equal = ctypes.c_uint(0), ctypes.c_uint(1)
     address = ctypes.c_uint64(ctypes.addressof(layer))
     failed = (

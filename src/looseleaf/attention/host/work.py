@@ -15,10 +15,10 @@ from torch import Tensor
 
 from looseleaf.attention.host.attend import HostedCounters, HostedRead
 from looseleaf.attention.host.window import HostedWindow, WindowRow
-from looseleaf.index.host_threads import Crew, Part, set_parts
+from looseleaf.index.host_threads import HostThreads, Part, set_parts
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KEY_TYPES
-from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, ReadPlaces, ReadTask
+from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, HeadTable, ReadTask
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
@@ -28,10 +28,10 @@ class PlaceTables:
 
     def __init__(self, num_qo_heads: int) -> None:
         self._num_qo_heads = num_qo_heads
-        self._made: WeakKeyDictionary[HostedSegment, dict[tuple[int, bool], ReadPlaces]]
+        self._made: WeakKeyDictionary[HostedSegment, dict[tuple[int, bool], HeadTable]]
         self._made = WeakKeyDictionary()
 
-    def at(self, read: HostedRead, layer: int) -> tuple[ReadPlaces, bool]:
+    def at(self, read: HostedRead, layer: int) -> tuple[HeadTable, bool]:
         """The table that ``read`` uses in ``layer``, and whether it searches an index."""
         index = read.index_at(layer)
         searches = index is not None and len(index.indexed) > 0
@@ -41,7 +41,7 @@ class PlaceTables:
             made[layer, searches] = make(read.segment, layer)
         return made[layer, searches], searches
 
-    def _whole(self, segment: HostedSegment, layer: int) -> ReadPlaces:
+    def _whole(self, segment: HostedSegment, layer: int) -> HeadTable:
         kv = segment.kv[layer]
         group = self._num_qo_heads // kv.shape[1]
         pairs = [
@@ -49,9 +49,9 @@ class PlaceTables:
             for head in range(kv.shape[1])
         ]
         heads = [HeadKeys(None, None, (k, v)) for k, v in pairs for _ in range(group)]
-        return ReadPlaces(heads)
+        return HeadTable(heads)
 
-    def _searched(self, segment: HostedSegment, layer: int) -> ReadPlaces:
+    def _searched(self, segment: HostedSegment, layer: int) -> HeadTable:
         index, kv = segment.index, segment.kv[layer]
         assert index is not None
         tokens, group = index.indexed, self._num_qo_heads // kv.shape[1]
@@ -63,7 +63,7 @@ class PlaceTables:
                 k, v = (KeyVectors(part.clone(), ends.shape[1]) for part in ends)
             values = segment.values(layer, head // group)
             heads.append(HeadKeys(index.at(layer, head), values, (k, v)))
-        return ReadPlaces(heads)
+        return HeadTable(heads)
 
 
 class _LayerTask(NamedTuple):
@@ -93,7 +93,7 @@ class HostedWork:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: HostThreads,
         tables: PlaceTables,
         rotations: Sequence[Rotation],
         rules: Sequence[ScoreRule],
@@ -141,7 +141,7 @@ class HostedWork:
         places = np.array([positions[row] - read.offset for row, read in flat], dtype=np.int64)
         at = np.array([positions[row] for row, _ in flat], dtype=np.int64)
         for task, own, numbers, table in self._tasks:
-            own["place"] = places[numbers]
+            own["position"] = places[numbers]
             if table is not None:
                 table["position"] = at[numbers][_starts(own["row"])[:-1]]
             task.sampled = -1

@@ -284,7 +284,7 @@ class Runner:
         of a patch each row sees: only who decodes behind it asks."""
         for fusion in fusions:
             assert fusion.positions is not None, "a pass begins when they are chosen"
-            self.pool.place(fusion.pages, fusion.positions)
+            self.pool.set_positions(fusion.pages, fusion.positions)
 
     def _choose(self, work: StepWork) -> float | None:
         """Have the sequences that choose tokens know them; returns when that was launched."""

@@ -12,7 +12,7 @@ from looseleaf.engine.runner.resume_at_layer import find_entering
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.graphs.late_rows import Entering
 from looseleaf.graphs.rows import RowInputs
-from looseleaf.kv.store import Arriving
+from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
 
 
@@ -31,7 +31,7 @@ class Step:
     features: Rows[tuple[Feature, FeatureRows]] = ()
     fusions: Rows[Fusion] = ()
     entering: Rows[Entering] = ()
-    awaited: Rows[Arriving] = ()
+    awaited: Rows[PendingLoad] = ()
 
     @property
     def replays(self) -> bool:

@@ -75,7 +75,7 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         slots = torch.tensor(pages, device=device)[at // pool.page_size] * pool.page_size
         whole, again = ReadSpan(pages, 0, rows, 0), np.arange(1, rows, 2)
         patch = ReadSpan(pages[: -(-len(again) // pool.page_size)], 0, len(again), 0, places=again)
-        pool.place(patch.pages, again)
+        pool.set_positions(patch.pages, again)
         asked, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
         slots += at % pool.page_size
         replaced = replace(whole, hidden=_bitmap(again, rows)), patch

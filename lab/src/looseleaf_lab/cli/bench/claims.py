@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from looseleaf.cli.options import given
+from looseleaf.cli.options import explicit_options
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring, report
 
@@ -91,7 +91,7 @@ def relay(
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else RelayConfig(device=str(chosen))
-    config = dataclasses.replace(config, **given(sizes))
+    config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     if heads is not None:
         asked, kept, width = heads
@@ -128,7 +128,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else LazyConfig(device=str(chosen))
-    config = dataclasses.replace(config, **given(sizes))
+    config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     if config.documents < config.per_request or config.requests < 10:
         raise InvalidOption("--documents must be at least 5 and --requests at least 10")
@@ -173,7 +173,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
 
     chosen = pick_device(device)
     config = small("cpu") if chosen.type == "cpu" else RateConfig(device=str(chosen))
-    config = dataclasses.replace(config, **given(sizes))
+    config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     config.policies()
     if not 1 <= config.per_request <= config.documents:

@@ -9,7 +9,7 @@ import click
 
 from looseleaf.assets import REFERENCE_MODELS, checkpoint_of
 from looseleaf.cli.documents import read_documents
-from looseleaf.cli.options import ENGINE_SECTIONS, given, section_options
+from looseleaf.cli.options import ENGINE_SECTIONS, explicit_options, section_options
 from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
@@ -96,7 +96,7 @@ def calibrate(
     if output is not None:
         require_appendable(output, [*origin, *(field.name for field in fields(Calibrated))])
     name = Path(model).name if model else checkpoint or "reference"
-    llm = LLM(reference_model(checkpoint) if checkpoint else model, **given(options))
+    llm = LLM(reference_model(checkpoint) if checkpoint else model, **explicit_options(options))
     calibration = Calibration(llm, name, documents, asked)
     click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from looseleaf.assets import REFERENCE_MODELS, checkpoint_of
-from looseleaf.cli.options import ENGINE_SECTIONS, engine_options, field_names, given
+from looseleaf.cli.options import ENGINE_SECTIONS, engine_options, explicit_options, field_names
 from looseleaf.cli.policies import (
     Reading,
     fuse_options,
@@ -92,7 +92,9 @@ class Evaluation:
         from looseleaf_lab.evals.catalog import ARMS
 
         fuses, readings = take_fuses(options), take_readings(options)
-        engine = given({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
+        engine = explicit_options(
+            {name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)}
+        )
         choices = options
         chosen = [
             f"--{flag}"
