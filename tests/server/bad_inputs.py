@@ -1,6 +1,4 @@
-"""Requests that are wrong on purpose, and the status that each must get.
-
-`docs/server.md` shows this table; a test holds the two equal."""
+"""Wrong requests and their expected statuses; a page of the docs shows them as a table."""
 
 import json
 from dataclasses import dataclass, field
@@ -318,6 +316,9 @@ BAD_INPUTS = [*BODIES, *CHATS, *OTHERS]
 
 
 def table() -> str:
-    """The table as Markdown."""
-    rows = [f"| {bad.name} | `{bad.method} {bad.path}` | {bad.status} |" for bad in BAD_INPUTS]
-    return "\n".join(["| what is sent | where | status |", "|---|---|---|", *rows])
+    """The table as Markdown, with one row per endpoint and status."""
+    names: dict[tuple[str, int], list[str]] = {}
+    for bad in BAD_INPUTS:
+        names.setdefault((f"{bad.method} {bad.path}", bad.status), []).append(bad.name)
+    rows = [f"| `{where}` | {status} | {'; '.join(n)} |" for (where, status), n in names.items()]
+    return "\n".join(["| endpoint | status | requests |", "|---|---|---|", *rows])

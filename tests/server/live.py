@@ -80,7 +80,7 @@ class Live:
         self.check_engine()
         pages = self.now().pages
         assert pages.tails == 0 and pages.referenced == 0
-        assert self.service.queue.taken == 0
+        assert self.service.queue.reserved == 0
 
 
 def bearer(key: str | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from looseleaf.server.protocol.answers import ErrorBody
 from tests.server.bad_inputs import BAD_INPUTS, BadInput, table
 from tests.server.live import Live
 
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "wrong-requests.md"
 
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
@@ -38,4 +38,4 @@ def test_the_table_in_the_documentation_is_this_one() -> None:
     assert len(BAD_INPUTS) >= 60
     assert len({bad.name for bad in BAD_INPUTS}) == len(BAD_INPUTS)
     text = DOCS.read_text(encoding="utf-8")
-    assert table() in text, "write tests/server/bad_inputs.py's table() into docs/server.md"
+    assert table() in text, f"write tests/server/bad_inputs.py's table() into {DOCS.name}"

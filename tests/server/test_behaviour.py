@@ -71,7 +71,7 @@ def test_a_disconnect_before_the_first_token_ends_the_work(live: Live) -> None:
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=live.url, trust_env=False) as client:
             task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-            while not live.service.queue.taken and not task.done():
+            while not live.service.queue.reserved and not task.done():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -121,7 +121,7 @@ def test_a_full_queue_is_told_with_a_time_to_retry() -> None:
         streams = [open_stream(live)]
         waiting = threading.Thread(target=lambda: streams.append(open_stream(live)))
         waiting.start()
-        while live.service.queue.taken < 2 and waiting.is_alive():
+        while live.service.queue.reserved < 2 and waiting.is_alive():
             pass
         refused = live.chat()
         assert refused.status_code == 429

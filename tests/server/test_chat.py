@@ -210,7 +210,7 @@ def test_what_is_empty_asks_for_nothing(live: Live) -> None:
     for field, value in [("tools", [{}]), ("metadata", {"a": "b"}), ("functions", {"a": 1})]:
         error = live.chat(**{field: value}).json()["error"]
         assert error["param"] == field
-        assert error["message"].startswith(f"{field} asks for what is not here")
+        assert error["message"].startswith(f"{field} is not supported")
     loud = {"stream": True, "stream_options": {"include_obfuscation": True}}
     assert live.chat(**loud).status_code == 400
     raw = {"model": REFERENCE_NAME, "prompt": "x", "suffix": "", "max_tokens": 1}

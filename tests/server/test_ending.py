@@ -172,7 +172,7 @@ def test_a_drain_that_has_run_out_gives_nothing_more() -> None:
     service.llm.drain = noted  # type: ignore[method-assign, assignment]
 
     async def cut() -> bool:
-        with service.passing():
+        with service.track_request():
             return await service.stop()
 
     assert not asyncio.run(cut())

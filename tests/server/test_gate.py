@@ -82,7 +82,9 @@ def test_who_hangs_up_before_the_first_byte_is_counted_as_gone(
     body = chat_body(documents=[{"text": text}], max_tokens=500, ignore_eos=True, stream=stream)
     with connected(live) as caller:
         caller.sendall(request_bytes(live, body))
-        wait_until(lambda: live.client.get("/health").is_success and live.service.queue.taken > 0)
+        wait_until(
+            lambda: live.client.get("/health").is_success and live.service.queue.reserved > 0
+        )
     wait_until(lambda: bool(counts()))
     assert counts() == {499: 1}
 
@@ -148,11 +150,11 @@ def test_who_stops_reading_gives_the_place_in_the_queue_back(
 
     async def answers() -> AsyncGenerator[dict[str, Any], None]:
         try:
-            with live.service.queue.places(2):
+            with live.service.queue.reserve(2):
                 while True:
                     yield {"text": "more"}
         finally:
-            closed.append(live.service.queue.taken)
+            closed.append(live.service.queue.reserved)
 
     async def stay() -> Message:
         return await asyncio.get_running_loop().create_future()
@@ -188,7 +190,7 @@ def test_a_reader_that_is_stuck_does_not_keep_others_out(monkeypatch: pytest.Mon
             caller.connect(("127.0.0.1", live.server.bound_port))
             caller.sendall(request_bytes(live, body))
             wait_until(
-                lambda: live.client.get("/health").is_success and live.service.queue.taken > 0
+                lambda: live.client.get("/health").is_success and live.service.queue.reserved > 0
             )
             wait_until(lambda: live.chat(max_tokens=1).status_code == 200)
         live.wait_until_idle()

@@ -91,7 +91,7 @@ def test_a_caller_who_goes_away_while_outputs_wait_ends_them_all(
             while streams.handed < PROMPTS:
                 await asyncio.sleep(0)
         assert streams.open == 0, "who has gone leaves no stream behind"
-        assert live.service.queue.taken == 0
+        assert live.service.queue.reserved == 0
 
     run(go_away)
     live.wait_until_idle()

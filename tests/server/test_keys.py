@@ -110,15 +110,15 @@ def test_a_request_under_way_holds_its_place_until_it_ends() -> None:
 
 def test_the_queue_refuses_for_now_what_may_fit_later_and_for_ever_what_never_will() -> None:
     queue = Queue(1, 2)
-    with queue.places(2):
-        with pytest.raises(ApiError) as later, queue.places(2):
+    with queue.reserve(2):
+        with pytest.raises(ApiError) as later, queue.reserve(2):
             pass
-        with queue.places(1):
-            assert queue.taken == 3
-    with pytest.raises(ApiError) as never, queue.places(4):
+        with queue.reserve(1):
+            assert queue.reserved == 3
+    with pytest.raises(ApiError) as never, queue.reserve(4):
         pass
     assert (later.value.status_code, never.value.status_code) == (429, 400)
-    assert queue.taken == 0
+    assert queue.reserved == 0
 
 
 def test_who_finds_the_queue_full_is_told_how_long_those_in_it_take_and_not_their_waits_twice() -> (
@@ -128,16 +128,16 @@ def test_who_finds_the_queue_full_is_told_how_long_those_in_it_take_and_not_thei
     queue = Queue(running, waiting, lambda: now)
     held = deque[ExitStack]()
     for _ in range(100):
-        while queue.taken < running + waiting:
+        while queue.reserved < running + waiting:
             held.append(ExitStack())
-            held[-1].enter_context(queue.places(1))
+            held[-1].enter_context(queue.reserve(1))
         now += seconds
         for _ in range(running):
             held.popleft().close()
     for _ in range(running):
         held.append(ExitStack())
-        held[-1].enter_context(queue.places(1))
-    with pytest.raises(ApiError) as later, queue.places(1):
+        held[-1].enter_context(queue.reserve(1))
+    with pytest.raises(ApiError) as later, queue.reserve(1):
         pass
     assert later.value.headers is not None
     taken = (running + waiting) / running * seconds

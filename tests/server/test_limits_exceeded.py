@@ -48,9 +48,9 @@ def properties(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (properties(1001), "the JSON schema has 1001 properties, but 1000 are the most: leave"),
-        (nested(48), "the JSON schema has 49 levels, but 48 are the most: nest"),
-        ({"enum": ["x" * 2**17]}, "bytes, but 131072 are the most: shorten it"),
+        (properties(1001), "the JSON schema has 1001 properties, above the limit of 1000: remove"),
+        (nested(48), "the JSON schema has 49 levels, above the limit of 48: nest"),
+        ({"enum": ["x" * 2**17]}, "bytes, above the limit of 131072: shorten it"),
     ],
     ids=["properties", "depth", "bytes"],
 )

@@ -34,7 +34,7 @@ class Gone(Stalled):
 
 def test_what_a_stalled_reader_does_not_take_is_dropped_and_counted() -> None:
     stream = Stalled()
-    writer = LineWriter(stream, most=2)
+    writer = LineWriter(stream, capacity=2)
     log = make_log(ServerConfig(), writer)
     log.info("first")
     assert stream.reached.wait(60)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError, as_api_error, describe_invalid
-from looseleaf.server.policies import take_policies
+from looseleaf.server.policies import parse_policies
 from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.completion import CompletionRequest
@@ -85,7 +85,7 @@ def test_the_field_at_fault_is_named(param: str, fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ({"verbosity": "low"}, "verbosity asks for what is not here: leave it out, or send null"),
+        ({"verbosity": "low"}, "verbosity is not supported: leave it out, or send null"),
         ({"store": True}, "store must be false, not true"),
         ({"tool_choice": "auto"}, 'tool_choice must be "none", not "auto"'),
         (
@@ -214,6 +214,6 @@ def test_options_of_the_library_have_the_names_of_bodies_and_flags() -> None:
     with pytest.raises(ApiError, match="min_tokens=9 is more than max_completion_tokens=4"):
         chat_params(asked, 100, {})
     with pytest.raises(ApiError, match=r"give one of fuse\.ratio and fuse\.tokens"):
-        take_policies(
+        parse_policies(
             asked.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
         )

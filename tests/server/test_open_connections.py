@@ -7,7 +7,11 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from looseleaf.server.open_connections import OpenConnections, raise_descriptor_limit, room
+from looseleaf.server.open_connections import (
+    OpenConnections,
+    connection_capacity,
+    raise_descriptor_limit,
+)
 from tests.server.live import Live, chat_body, live_server
 from tests.server.test_gate import connected, request_bytes, wait_until
 from tests.server.test_stalled import HEAD
@@ -26,7 +30,7 @@ class Caller:
 
     gave_way = False
 
-    def give_way(self) -> None:
+    def close_idle(self) -> None:
         self.gave_way = True
 
 
@@ -84,7 +88,7 @@ def test_who_asks_for_another_protocol_takes_no_place_for_ever(crowded: Live) ->
         with connected(crowded) as caller:
             caller.sendall(HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + key + b"\r\n")
             assert caller.recv(4096).startswith(b"HTTP/1.1 ")
-    wait_until(lambda: crowded.server.places.num <= 2)
+    wait_until(lambda: crowded.server.connections.num <= 2)
 
 
 @contextmanager
@@ -101,10 +105,10 @@ def limited(soft: int) -> Iterator[int]:
 @pytest.mark.parametrize("descriptors", [256, 1024, 4096])
 def test_connections_and_those_that_give_way_leave_descriptors_for_files(descriptors: int) -> None:
     with limited(descriptors):
-        most, backlog = room(100_000)
+        most, backlog = connection_capacity(100_000)
         assert most > descriptors // 2
         assert most + backlog <= descriptors - 64
-        assert room(10)[0] == 10
+        assert connection_capacity(10)[0] == 10
 
 
 def test_a_server_gives_itself_the_descriptors_that_it_may_have() -> None:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from looseleaf.config import ServerConfig
-from looseleaf.server.logs import make_log, taking_over
+from looseleaf.server.logs import forward_logging, make_log
 from looseleaf.server.tracing import ProviderTracer, Tracer, make_tracer
 from tests.server.live import DOCUMENT, Live
 
@@ -81,7 +81,7 @@ def test_tracing_exports_over_otlp() -> None:
 
 def test_who_is_told_not_to_wait_hears_of_no_faults() -> None:
     stream, other, ending = io.StringIO(), logging.getLogger("uvicorn.error"), []
-    with taking_over(make_log(ServerConfig(), stream), lambda: bool(ending)):
+    with forward_logging(make_log(ServerConfig(), stream), lambda: bool(ending)):
         other.error("before")
         ending.append(True)
         other.error("behind")
@@ -90,7 +90,7 @@ def test_who_is_told_not_to_wait_hears_of_no_faults() -> None:
 
 def test_what_is_said_again_and_again_is_counted_and_said_once_in_a_while() -> None:
     stream, other = io.StringIO(), logging.getLogger("asyncio")
-    with taking_over(make_log(ServerConfig(), stream)):
+    with forward_logging(make_log(ServerConfig(), stream)):
         for second in (0, 1, 2, 4, 10, 11, 30):
             given = {"name": other.name, "levelno": 40, "created": 1000.0 + second}
             other.handle(logging.makeLogRecord({**given, "msg": "no descriptor is left"}))
@@ -107,7 +107,7 @@ def test_what_python_loggers_say_is_a_line_of_the_log(
     form: Literal["json", "console"],
 ) -> None:
     stream, other = io.StringIO(), logging.getLogger("looseleaf.tiers.guard")
-    with taking_over(make_log(ServerConfig(log_format=form), stream)):
+    with forward_logging(make_log(ServerConfig(log_format=form), stream)):
         other.warning("the %s tier is full", "disk")
         other.log(37, "odd")
         try:

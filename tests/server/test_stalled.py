@@ -21,7 +21,7 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 def looking(every: float) -> Iterator[Live]:
     """A server that looks so often, and keeps little for those who do not read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stalled, "LOOK_SECONDS", every)
+        patch.setattr(stalled, "CHECK_SECONDS", every)
         patch.setattr(gate, "STALL_SECONDS", 2 * every)
         with live_server() as live:
             live.server.config.timeout_keep_alive = 1

@@ -16,7 +16,7 @@ from looseleaf.errors import DeadlineExceeded
 from looseleaf.models.tokenizer.tokenizer import LONG_TEXT
 from looseleaf.prompt.builder import num_characters
 from looseleaf.sampling_params import Grammar
-from looseleaf.sandbox import Turns
+from looseleaf.sandbox import FairThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,8 +35,8 @@ class Preparation:
         self._grammars, self._sandboxes = engine.grammars, engine.sandboxes
         self._is_bounded = engine.tokenizer.is_bounded
         threads = min(32, (os.cpu_count() or 1) + 4) if self._is_bounded else _SANDBOX_THREADS
-        self._prompt_turns = Turns(threads, "looseleaf-prompts")
-        self._grammar_turns = Turns(_GRAMMAR_THREADS, "looseleaf-grammars")
+        self._prompt_turns = FairThreads(threads, "looseleaf-prompts")
+        self._grammar_turns = FairThreads(_GRAMMAR_THREADS, "looseleaf-grammars")
 
     def is_quick(self, given: object) -> bool:
         """Whether a prompt or a conversation becomes tokens within a millisecond."""

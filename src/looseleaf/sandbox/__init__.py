@@ -1,11 +1,11 @@
-"""Work on untrusted input, in processes that can be ended: templates, regexes, grammars.
+"""Runs untrusted templates, regexes and grammars in child processes under limits.
 
-`Sandbox` runs one job under limits of time, memory and output. `Turns` shares threads fairly
-between tenants, so that a tenant's slow jobs never delay another's.
+`Sandbox` limits a job's time, memory and output. `FairThreads` shares threads between tenants, so
+slow jobs of a tenant delay no other tenant.
 """
 
+from looseleaf.sandbox.fair_threads import FairThreads
 from looseleaf.sandbox.process import Limits
 from looseleaf.sandbox.sandbox import Sandbox
-from looseleaf.sandbox.turns import Turns
 
-__all__ = ["Limits", "Sandbox", "Turns"]
+__all__ = ["FairThreads", "Limits", "Sandbox"]

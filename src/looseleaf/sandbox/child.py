@@ -1,7 +1,7 @@
-"""The child's side: one job after another, each under its limits. Imports no PyTorch.
+"""The child process: runs one job after another, each under its limits, without PyTorch.
 
-The kernel enforces the limits: a signal ends the process when a job's CPU time is over, whatever
-code holds the interpreter, and even if the parent is gone by then."""
+The kernel enforces the limits. A timer signal ends the process even if native code holds the
+interpreter lock or the parent has died."""
 
 import contextlib
 import json
@@ -21,14 +21,14 @@ _MIB = 1 << 20
 
 
 def main() -> None:
-    """Serve the socket that is standard input until the parent closes it."""
+    """Serve jobs over the socket on standard input until the parent closes it."""
     link = socket.socket(fileno=os.dup(0))
-    # an interrupt of the terminal is for the parent, which ends its children
+    # the parent handles Ctrl-C and ends its children
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         start = receive(link, math.inf)
         os.nice(start["nice"])
-        # a large tokenizer or vocabulary is loaded here, before any limit
+        # loading a large tokenizer or vocabulary is not limited
         job = import_module(start["job"]).make(start["setup"])
         base = _address_space()
         send(link, encode({"ready": True}), math.inf)
@@ -49,7 +49,7 @@ def _answer(job: Any, order: dict[str, Any], base: int | None) -> bytes:
     except MemoryError:
         frame = encode({"over": "memory"})
     except BaseException as error:
-        # a panic of a Rust library is no Exception
+        # a panic of a Rust library is not an Exception
         frame = encode({"refused": f"{type(error).__name__}: {error}"[:2000]})
     signal.setitimer(signal.ITIMER_PROF, 0)
     _limit_memory(base, None)
@@ -57,7 +57,7 @@ def _answer(job: Any, order: dict[str, Any], base: int | None) -> bytes:
 
 
 def _address_space() -> int | None:
-    """Bytes of address space in use, None where the system does not report them."""
+    """Bytes of address space in use, None if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -69,18 +69,18 @@ def _limit_memory(base: int | None, mib: int | None) -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = hard if mib is None or base is None else base + mib * _MIB
+    soft = hard if mib is None or base is None else base + mib * _MIB
     if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    # macOS refuses this limit; the limit of time holds there
+        soft = min(soft, hard)
+    # macOS refuses this limit, and only the time limit applies
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def command() -> list[str]:
-    """The command line of a child that finds modules where this process does."""
+    """The command line of a child with this process's module path."""
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from looseleaf.sandbox.child import main; main()"

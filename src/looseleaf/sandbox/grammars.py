@@ -1,13 +1,13 @@
-"""Grammars: the job that compiles one by llguidance in a process, and the limits of that library.
+"""Grammars: the sandbox job that compiles them with llguidance, and the library's limits.
 
-A compiled grammar can't be sent between processes. The job proves that a grammar compiles, and that
-its first step ends, within its limits; then its caller compiles it again, in about the same time.
+A compiled grammar can't be sent between processes. The job checks that a grammar compiles and
+takes its first step within the limits; then the parent compiles it again.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-# a step that stops there takes some 5 ms over 128,000 tokens, with the library's own 30 to 100
+# the library's default limits allow steps that are ten times slower
 _LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 50_000,
     "max_lexer_states": 50_000,
@@ -16,8 +16,7 @@ _LIMITS: dict[str, Any] = {
 
 
 def make(setup: dict[str, Any]) -> Callable[[str], str]:
-    """The job of a vocabulary: a request is the source of a grammar, its value the error of the
-    library, empty if it has none."""
+    """The job of a vocabulary: from a grammar's source to the library's error, or ""."""
     import llguidance
 
     words = _Words(setup)
@@ -33,7 +32,7 @@ def make(setup: dict[str, Any]) -> Callable[[str], str]:
 
 
 def make_matcher(vocabulary: Any, source: str) -> Any:
-    """The compiled grammar, under the limits; an error is its state."""
+    """The compiled grammar under the limits; after an error its ``is_error()`` is true."""
     import llguidance
 
     limits = llguidance.LLParserLimits(**_LIMITS)
@@ -41,16 +40,16 @@ def make_matcher(vocabulary: Any, source: str) -> Any:
 
 
 def first_line(error: Any) -> str:
-    """The library's sentence without the state that it shows behind it, and without its options."""
+    """The sentence of a library error, without its dump of state and advice on options."""
     first, *rest = str(error).strip().splitlines() or [""]
     if first.endswith(":"):
-        # a parser quotes the text first, and says at the end what is wrong with it
+        # parse errors quote the text before the message
         first += "".join(f" {line}" for line in rest if line.startswith("error: "))
     return first.partition(" Enable '")[0]
 
 
 class _Words:
-    """A vocabulary as llguidance wants it; its attribute names are not ours."""
+    """A vocabulary in llguidance's protocol, which prescribes the attribute names."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.eos_token_id, self.bos_token_id = setup["ends"][0], setup["bos"]
@@ -65,23 +64,23 @@ class _Words:
 def greedy_encoder(
     tokens: Sequence[bytes], special: Collection[int]
 ) -> Callable[[str | bytes], list[int]]:
-    """Encodes texts by the longest token that fits next, up to the first byte without a token.
+    """An encoder by longest match that stops at the first byte without a token.
 
-    Tokens whose ids are ``special`` are never used."""
+    It never uses ``special`` ids."""
     ids = {token: i for i, token in enumerate(tokens) if token and i not in special}
     longest = max(map(len, ids), default=1)
 
     def encode(text: str | bytes) -> list[int]:
-        rest = text.encode() if isinstance(text, str) else text
-        encoded: list[int] = []
+        content = text.encode() if isinstance(text, str) else text
+        token_ids: list[int] = []
         start = 0
-        while start < len(rest):
-            ends = range(min(len(rest), start + longest), start, -1)
-            end = next((end for end in ends if rest[start:end] in ids), None)
+        while start < len(content):
+            ends = range(min(len(content), start + longest), start, -1)
+            end = next((end for end in ends if content[start:end] in ids), None)
             if end is None:
                 break
-            encoded.append(ids[rest[start:end]])
+            token_ids.append(ids[content[start:end]])
             start = end
-        return encoded
+        return token_ids
 
     return encode

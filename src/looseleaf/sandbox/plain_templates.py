@@ -1,17 +1,17 @@
-"""Templates whose work is bounded by their form: one loop over the messages, nothing that grows.
+"""Plain templates: one loop over the messages and no growing values, so their work is bounded.
 
-`plain_nodes` reads Jinja's syntax tree by a closed list; a node that is not on it is not plain. A
-plain template takes about nodes × messages × characters steps, so the caller may render it itself.
+`plain_nodes` allows a closed list of Jinja nodes. A plain template takes about nodes × messages ×
+characters steps, so it needs no child process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MOST_STEPS = 2 * 10**8
-"""Steps of a plain template that a caller may wait for without a limit of time."""
+"""Most steps of a plain template outside of a child process."""
 
-_LONGEST_ARGUMENT = 64
-_WIDEST_INDENT = 8
+_MAX_ARGUMENT = 64
+_MAX_INDENT = 8
 _SIMPLE = {
     *("Template", "Output", "TemplateData", "If", "CondExpr", "Const", "Scope", "Break"),
     *("Continue", "Compare", "Operand", "And", "Or", "Not", "Concat", "Add", "Sub", "Getattr"),
@@ -26,20 +26,20 @@ _METHODS = {"strip", "lstrip", "rstrip", "startswith", "endswith", "upper", "low
 
 
 def plain_nodes(source: str) -> int | None:
-    """How many nodes the syntax tree of a plain template has; None if it is not plain."""
+    """The number of syntax nodes of a plain template; None if it is not plain."""
     from looseleaf.sandbox.templates import make_environment
 
-    reading = _Reading()
+    checker = _Checker()
     try:
-        reading.read(make_environment().parse(source))
+        checker.check(make_environment().parse(source))
     except Exception:
-        # also a syntax error, of which the compiler tells
+        # the compiler reports syntax errors
         return None
-    return reading.nodes
+    return checker.nodes
 
 
 def size_of(value: Any) -> int:
-    """Characters of all texts in ``value``, and one for each of its parts."""
+    """Characters of all texts in ``value``, plus 1 for each element."""
     if isinstance(value, str):
         return len(value) + 1
     if isinstance(value, Mapping):
@@ -58,8 +58,8 @@ def _require(condition: bool) -> None:
         raise _NotPlain
 
 
-class _Reading:
-    """One walk over a syntax tree, which counts its nodes. Raises `_NotPlain`."""
+class _Checker:
+    """Walks a syntax tree and counts its nodes. Raises `_NotPlain`."""
 
     def __init__(self) -> None:
         self.nodes = 0
@@ -75,28 +75,28 @@ class _Reading:
             "Assign": self._is_plain_assignment,
         }
 
-    def read(self, node: Any) -> None:
+    def check(self, node: Any) -> None:
         self.nodes += 1
         kind = _kind(node)
         if kind == "For":
-            self._read_loop(node)
+            self._check_loop(node)
             return
         _require(kind in _SIMPLE or (kind in self._checks and self._checks[kind](node)))
         for inner in node.iter_child_nodes():
-            self.read(inner)
+            self.check(inner)
 
-    def _read_loop(self, node: Any) -> None:
+    def _check_loop(self, node: Any) -> None:
         _require(not self._in_loop and not node.recursive and _kind(node.target) == "Name")
         _require(node.target.name not in ("messages", "loop") and _is_messages(node.iter))
         self._in_loop = True
         for inner in [*node.body, *node.else_, *filter(None, [node.test])]:
-            self.read(inner)
+            self.check(inner)
         self._in_loop = False
 
     def _is_plain_assignment(self, node: Any) -> bool:
         if _kind(node.target) != "Name" or node.target.name in ("messages", "loop"):
             return False
-        # sums of what was set before could double again and again
+        # repeated sums of assigned names would grow exponentially
         parts = [node.node, *_below(node.node)]
         grows = any(_kind(part) in ("Concat", "Add") for part in parts)
         names = {part.name for part in parts if _kind(part) == "Name"}
@@ -132,23 +132,24 @@ def _is_constant(node: Any) -> bool:
 
 
 def _is_short(node: Any) -> bool:
-    return _is_constant(node) and len(str(node.value)) <= _LONGEST_ARGUMENT
+    return _is_constant(node) and len(str(node.value)) <= _MAX_ARGUMENT
 
 
 def _is_plain_filter(node: Any) -> bool:
     if node.node is None or node.dyn_args or node.dyn_kwargs:
         return False
     if node.name == "tojson":
-        # each escapes the backslashes of the one inside it
-        once = not any(_kind(part) == "Filter" and part.name == "tojson" for part in _below(node))
+        # nested tojson filters escape backslashes exponentially
+        if any(_kind(part) == "Filter" and part.name == "tojson" for part in _below(node)):
+            return False
         widths = [pair.value for pair in node.kwargs if pair.key == "indent"]
-        fits = all(_is_constant(one) and _is_width(one.value) for one in widths)
-        return once and fits and not node.args and len(widths) == len(node.kwargs)
+        fits = all(_is_constant(width) and _is_indent(width.value) for width in widths)
+        return fits and not node.args and len(widths) == len(node.kwargs)
     return node.name in _FILTERS and not node.kwargs and all(map(_is_short, node.args))
 
 
-def _is_width(value: Any) -> bool:
-    return value is None or (type(value) is int and 0 <= value <= _WIDEST_INDENT)
+def _is_indent(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= _MAX_INDENT)
 
 
 def _is_plain_call(node: Any) -> bool:
@@ -158,18 +159,18 @@ def _is_plain_call(node: Any) -> bool:
     if _kind(called) == "Name" and called.name == "raise_exception":
         return True
     if _kind(called) == "Name" and called.name == "strftime_now":
-        # a width, as in %2000000000d, makes a text of that length
-        return all(_is_short(one) and not any(map(str.isdigit, one.value)) for one in arguments)
+        # a width such as %2000000000d produces a text of that length
+        return all(_is_short(arg) and not any(map(str.isdigit, arg.value)) for arg in arguments)
     return _kind(called) == "Getattr" and called.attr in _METHODS and all(map(_is_short, arguments))
 
 
 def _is_plain_remainder(node: Any) -> bool:
-    """Of a loop's number: the remainder of a text is its format."""
-    left = node.left
+    """A remainder of the loop index; for texts ``%`` is formatting."""
+    operand = node.left
     return (
-        _kind(left) == "Getattr"
-        and _kind(left.node) == "Name"
-        and left.node.name == "loop"
-        and left.attr in ("index", "index0")
+        _kind(operand) == "Getattr"
+        and _kind(operand.node) == "Name"
+        and operand.node.name == "loop"
+        and operand.attr in ("index", "index0")
         and _is_constant(node.right)
     )

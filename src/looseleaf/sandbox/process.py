@@ -1,4 +1,4 @@
-"""The parent's side of one child: start it, ask it, end it."""
+"""The parent's handle of one child process: start, request, end."""
 
 import os
 import signal
@@ -12,22 +12,21 @@ from looseleaf.sandbox.child import command
 from looseleaf.sandbox.frames import encode, receive, send
 
 _START_SECONDS = 60.0
-# a job may use its CPU time this many times slower where cores are busy
-_PATIENCE, _LEAST_PATIENCE = 10.0, 20.0
+# wall time per second of CPU time, for busy cores, and its minimum in seconds
+_PATIENCE, _MIN_PATIENCE = 10.0, 20.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use: ``seconds`` of CPU time, ``mib`` of memory, ``output`` bytes of its
-    answer as JSON."""
+    """Limits of one job: ``seconds`` of CPU time, ``mib`` of memory, ``output`` bytes of JSON."""
 
     seconds: float = 2.0
     mib: int = 512
     output: int = 1 << 26
 
 
-class Ended(Exception):
-    """The child ended, or was ended, inside a job; ``reason`` is time, deadline or memory."""
+class ChildEnded(Exception):
+    """A child ended during a job: ``reason`` is time, deadline, memory, start or closed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -35,19 +34,19 @@ class Ended(Exception):
 
 
 class Child:
-    """One process, for one caller at a time. Raises `Ended` if it does not become ready."""
+    """One child process for one caller at a time. Raises `ChildEnded` if its start fails."""
 
     def __init__(self, job: str, setup: Any, nice: int) -> None:
-        self._link, other = socket.socketpair()
-        with other:
-            # a session of its own: signals of the terminal do not reach it
+        self._link, child_link = socket.socketpair()
+        with child_link:
+            # a new session shields it from signals of the terminal
             self._process = subprocess.Popen(
                 command(),
-                stdin=other.fileno(),
+                stdin=child_link.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                # threads of a library would count against the limit of memory
+                # stacks of library threads would count against the memory limit
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
             )
         due = time.monotonic() + _START_SECONDS
@@ -56,7 +55,7 @@ class Child:
             receive(self._link, due)
         except (OSError, EOFError) as error:
             self.end()
-            raise Ended("start") from error
+            raise ChildEnded("start") from error
 
     @property
     def pid(self) -> int:
@@ -68,12 +67,11 @@ class Child:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def ask(self, request: Any, limits: Limits, due: float) -> dict[str, Any]:
-        """The answer, a mapping with one name: value, refused or over.
+    def request(self, request: Any, limits: Limits, due: float) -> dict[str, Any]:
+        """The answer, a mapping with one key: value, refused or over.
 
-        Raises `Ended` at ``due`` (monotonic), and if the process ends under the job."""
-        patience = max(_LEAST_PATIENCE, _PATIENCE * limits.seconds)
-        most = time.monotonic() + patience
+        Raises `ChildEnded` at ``due`` (monotonic), and if the process ends during the job."""
+        timeout = time.monotonic() + max(_MIN_PATIENCE, _PATIENCE * limits.seconds)
         order = {
             "request": request,
             "seconds": limits.seconds,
@@ -81,18 +79,18 @@ class Child:
             "output": limits.output,
         }
         try:
-            send(self._link, encode(order), min(due, most))
-            answer: dict[str, Any] = receive(self._link, min(due, most))
+            send(self._link, encode(order), min(due, timeout))
+            answer: dict[str, Any] = receive(self._link, min(due, timeout))
         except TimeoutError as error:
             self.end()
-            raise Ended("deadline" if due < most else "time") from error
+            raise ChildEnded("deadline" if due < timeout else "time") from error
         except (OSError, EOFError) as error:
-            raise Ended(self._cause()) from error
+            raise ChildEnded(self._cause()) from error
         return answer
 
     def _cause(self) -> str:
         status = self.end()
-        # a Rust library aborts where it gets no memory; the system's own killer sends SIGKILL
+        # a Rust library aborts without memory, and the kernel's OOM killer sends SIGKILL
         return "time" if status == -signal.SIGPROF else "memory"
 
     def end(self) -> int:
@@ -103,10 +101,10 @@ class Child:
         return status
 
     def kill(self) -> None:
-        """End the process from any thread; the caller who waits for it gets `Ended`."""
+        """End the process from any thread; a waiting `request` raises `ChildEnded`."""
         self._process.kill()
 
     def abandon(self) -> None:
-        """In a forked process: close the copy of the socket and leave the child to its parent."""
+        """After a fork: close this copy of the socket and leave the child to its parent."""
         self._link.close()
         self._process.returncode = 0

@@ -1,7 +1,7 @@
-"""Children for one kind of job, started when they are needed and kept warm.
+"""A pool of child processes for one kind of job, started on demand and reused.
 
-A child serves one caller at a time, so there are as many as concurrent callers. One that exceeds a
-limit is ended, and the next caller starts another."""
+A child serves one caller at a time. A child that exceeds a limit ends, and the next call starts a
+new child."""
 
 import math
 import os
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from looseleaf.errors import DeadlineExceeded, EngineClosed, InvalidRequest, LimitExceeded
-from looseleaf.sandbox.process import Child, Ended, Limits
+from looseleaf.sandbox.process import Child, ChildEnded, Limits
 
 
 class Sandbox:
-    """Runs the ``job`` of a module ``looseleaf.sandbox.<job>`` in processes of its own.
+    """Runs the job of the module ``looseleaf.sandbox.<job>`` in child processes. Thread-safe.
 
-    ``setup`` is called once, for what a child loads before its first job. ``what`` labels errors,
-    ``subject`` and ``advice`` are the beginning and the end of their sentences. Safe to share
-    between threads. `close` ends all children; a later call starts new ones."""
+    ``setup`` returns the data that a child loads at its start. ``what`` labels errors;
+    ``subject`` and ``advice`` begin and end their messages. `close` ends all children; a later
+    call starts new children."""
 
     def __init__(
         self,
@@ -34,31 +34,31 @@ class Sandbox:
         self._job, self._setup, self._nice = f"looseleaf.sandbox.{job}", setup, nice
         self._what, self._subject, self._advice = what, subject, advice
         self._children = _Children()
-        # at exit, and where the owner is collected without a close
+        # runs at exit, and if the object is collected without `close`
         self._finalizer = weakref.finalize(self, self._children.end_all)
 
     def call(self, request: Any, limits: Limits | None = None, due: float = math.inf) -> Any:
-        """The job's value. ``due`` is the caller's deadline, in monotonic seconds.
+        """The job's value; ``due`` is the caller's deadline, in monotonic seconds.
 
         Raises LimitExceeded, DeadlineExceeded, EngineClosed if `close` ends the job, and
-        InvalidRequest with the job's own sentence."""
+        InvalidRequest with the job's message."""
         limits = Limits() if limits is None else limits
         generation = self._children.generation
         try:
             child = self._children.take(self._start, generation)
             try:
-                answer = child.ask(request, limits, due)
+                answer = child.request(request, limits, due)
             except BaseException:
                 self._children.drop(child)
                 raise
-        except Ended as ended:
+        except ChildEnded as error:
             if self._children.generation != generation:
                 raise EngineClosed(
                     f"{self._subject} was at work when the engine was closed: make a new engine"
-                ) from ended
-            raise self._error(ended.reason, limits) from ended
+                ) from error
+            raise self._error(error.reason, limits) from error
         if "over" in answer:
-            # memory that was needed once may never be given back
+            # a process may never return its memory to the system
             self._children.drop(child)
             raise self._error(answer["over"], limits)
         self._children.put_back(child)
@@ -72,7 +72,7 @@ class Sandbox:
         return self._children.pids
 
     def close(self) -> None:
-        """End all children, those at work included."""
+        """End all children, also during jobs."""
         self._children.end_all()
 
     def _start(self) -> Child:
@@ -100,7 +100,7 @@ class Sandbox:
 
 
 class _Children:
-    """The idle and the busy children of a sandbox; ``generation`` counts how often all ended."""
+    """The idle and busy children of a sandbox; ``generation`` counts calls of `end_all`."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -114,13 +114,13 @@ class _Children:
             return [child.pid for child in (*self._idle, *self._busy)]
 
     def take(self, start: Callable[[], Child], generation: int) -> Child:
-        """An idle child, or one that ``start`` makes. Raises `Ended` if all ended meanwhile."""
+        """An idle child, or a new one. Raises `ChildEnded` after a concurrent `end_all`."""
         if self._process != os.getpid():
             self._leave_to_parent()
         while (child := self._take_idle()) is not None:
             if child.is_alive:
                 return child
-            # the system ended it, as where memory is short
+            # the system may end idle children if memory is short
             self.drop(child)
         child = start()
         with self._lock:
@@ -128,7 +128,7 @@ class _Children:
                 self._busy.add(child)
                 return child
         child.end()
-        raise Ended("closed")
+        raise ChildEnded("closed")
 
     def _take_idle(self) -> Child | None:
         with self._lock:
@@ -143,7 +143,7 @@ class _Children:
                 self._busy.remove(child)
                 self._idle.append(child)
                 return
-        # all were ended meanwhile
+        # `end_all` ran during the job
         child.end()
 
     def drop(self, child: Child) -> None:
@@ -161,11 +161,11 @@ class _Children:
         for child in idle:
             child.end()
         for child in busy:
-            # its caller waits for the answer, and collects the process
+            # the waiting caller collects the process
             child.kill()
 
     def _leave_to_parent(self) -> None:
-        # a lock that another thread held at the fork is held for ever
+        # a lock that another thread held at the fork is never released
         self._lock, self._process = threading.Lock(), os.getpid()
         for child in (*self._idle, *self._busy):
             child.abandon()

@@ -1,4 +1,4 @@
-"""Jinja templates: compile, render, and the job that renders in a process of its own."""
+"""Jinja chat templates: compilation, rendering, and the sandbox job that renders."""
 
 import json
 from collections.abc import Callable
@@ -7,22 +7,22 @@ from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest
 
-# ten times the longest of any model; Jinja takes seconds and gigabytes for some that are longer
-_MOST_CHARACTERS = 1 << 18
+# ten times the longest known template; Jinja may take gigabytes for longer ones
+_MAX_CHARACTERS = 1 << 18
 
 
 def make(setup: dict[str, Any]) -> Callable[[dict[str, Any]], str]:
-    """The job of a template: its ``source`` is the setup, a request its variables."""
-    rendering = compile_template(setup["source"])
-    return lambda variables: render(rendering, variables)
+    """The job of a template: ``setup`` has its ``source``, a request its variables."""
+    template = compile_template(setup["source"])
+    return lambda variables: render(template, variables)
 
 
-def render(rendering: Callable[..., str], variables: dict[str, Any]) -> str:
-    """The text of a conversation. Raises InvalidRequest if the template can't write it."""
+def render(template: Callable[..., str], variables: dict[str, Any]) -> str:
+    """The text of a conversation. Raises InvalidRequest if the template fails."""
     from jinja2.exceptions import TemplateError
 
     try:
-        return rendering(**variables)
+        return template(**variables)
     except TemplateError as error:
         raise InvalidRequest(
             f"this model's chat template refuses the conversation: {error}"
@@ -30,14 +30,14 @@ def render(rendering: Callable[..., str], variables: dict[str, Any]) -> str:
     except MemoryError:
         raise
     except Exception as error:
-        # a template may divide by zero, look for what is not there, ask for a long range …
+        # templates may raise arbitrary errors, such as a division by zero
         raise InvalidRequest(
             f"this model's chat template can't render the conversation: {error!r}"
         ) from error
 
 
 def make_environment() -> Any:
-    """The Jinja environment that all chat templates have."""
+    """The Jinja environment of all chat templates."""
     from jinja2 import pass_context
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,8 +46,8 @@ def make_environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[loopcontrols, _generation_tag()],
-        # or constants such as {{ "x" * 10**10 }} are computed while the checkpoint loads; what
-        # asks for the context can't be
+        # prevents constant folding of {{ "x" * 10**10 }} at load; Jinja never folds expressions
+        # whose finalize needs the context
         optimized=False,
         finalize=pass_context(lambda context, value: value),
     )
@@ -59,10 +59,10 @@ def make_environment() -> Any:
 
 def parse_template(source: str) -> Any:
     """The syntax tree of ``source``. Raises CorruptCheckpoint."""
-    if len(source) > _MOST_CHARACTERS:
+    if len(source) > _MAX_CHARACTERS:
         raise CorruptCheckpoint(
-            f"the chat template has {len(source)} characters, and {_MOST_CHARACTERS} are the most "
-            "that are read; download it again"
+            f"the chat template has {len(source)} characters, above the limit of "
+            f"{_MAX_CHARACTERS}; download it again"
         )
     try:
         return make_environment().parse(source)
@@ -71,18 +71,17 @@ def parse_template(source: str) -> Any:
 
 
 def compile_template(source: str) -> Callable[..., str]:
-    """The function that renders ``source`` from named variables. Raises CorruptCheckpoint."""
+    """The function that renders ``source`` from keyword variables. Raises CorruptCheckpoint."""
     parse_template(source)
     try:
-        rendering: Callable[..., str] = make_environment().from_string(source).render
+        template: Callable[..., str] = make_environment().from_string(source).render
     except Exception as error:
         raise _invalid(error) from error
-    return rendering
+    return template
 
 
 def _invalid(error: Exception) -> CorruptCheckpoint:
-    # beside Jinja's own, Python's on the way through what Jinja made of it: loops that are
-    # left outside of one, names that stand twice, expressions nested too deep
+    # Jinja's generated Python may be invalid too, such as a break outside of a loop
     from jinja2 import TemplateSyntaxError
 
     line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
@@ -93,7 +92,7 @@ def _invalid(error: Exception) -> CorruptCheckpoint:
 
 
 def _generation_tag() -> Any:
-    """The tag that marks assistant text for training; here it renders what is inside."""
+    """The tag that marks assistant text for training; it renders its body."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 
@@ -109,7 +108,7 @@ def _generation_tag() -> Any:
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes HTML, which is not what models were trained on
+    # models are not trained on Jinja's HTML escapes
     return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
 
 

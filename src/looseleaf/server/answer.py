@@ -1,4 +1,4 @@
-"""From outputs to answers in OpenAI's forms: whole, or as the chunks of a stream."""
+"""From engine outputs to OpenAI's JSON: complete answers, or the chunks of a stream."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,25 +16,25 @@ Json = dict[str, Any]
 
 @runtime_checkable
 class Form(Protocol):
-    """How one kind of endpoint writes a choice. ``top`` is None without log-probabilities."""
+    """The JSON of a choice at one endpoint."""
 
     whole_object: str
     chunk_object: str
     prefix: str
 
     def opening(self) -> Json | None:
-        """What a choice's first chunk says before its text, if anything."""
+        """Content of the chunk before the text, None for no chunk."""
 
     def piece(
         self, text: str, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
     ) -> Json:
-        """More text, and the entries of the tokens that are new; ``offsets`` knows those before."""
+        """Content of a chunk: new text, and log-probabilities of new tokens."""
 
     def ending(self) -> Json:
-        """What the last chunk of a choice holds besides the reason."""
+        """Content of the last chunk, which has the finish reason."""
 
     def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
-        """A finished choice; ``offsets`` knows the prompt."""
+        """Content of a complete choice."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class CompletionForm:
 
 
 @dataclass
-class _Told:
-    """How much of a choice a stream has told."""
+class _Progress:
+    """The part of a choice that a stream has sent."""
 
     offsets: report.TextOffsets
     characters: int = 0
@@ -118,10 +118,10 @@ class Answer:
     model: str
     include_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
-    _told: dict[int, _Told] = field(default_factory=dict)
+    _progress: dict[int, _Progress] = field(default_factory=dict)
 
     async def whole(self) -> Json:
-        """The answer when all of it is there."""
+        """The complete answer."""
         updates = self.generation.updates()
         async with aclosing(updates):
             async for _ in updates:
@@ -129,68 +129,69 @@ class Answer:
         choices = [
             {
                 "index": self._index(number, output.index),
-                **self.form.whole(output, self._offsets(done)),
+                **self.form.whole(output, self._offsets(request)),
                 "finish_reason": output.finish_reason,
             }
-            for number, done in enumerate(self.generation.latest)
-            for output in done.outputs
+            for number, request in enumerate(self.generation.latest)
+            for output in request.outputs
         ]
         header = self._header(self.form.whole_object)
         return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """The answer as it grows. The first chunk and the last one say what was reused."""
-        began = False
+        """The answer as a stream; the first and the last chunk report the reuse."""
+        is_first = True
         updates = self.generation.updates()
         async with aclosing(updates):
-            async for number, output in updates:
-                made = [c for one in output.outputs for c in self._grown(number, one, output)]
-                if made and not began and len(self.generation.prompts) == 1:
-                    made[0]["looseleaf"] = self._reuse()
-                began = began or bool(made)
+            async for number, request in updates:
+                chunks = [
+                    chunk
+                    for output in request.outputs
+                    for chunk in self._new_chunks(number, output, request)
+                ]
+                if chunks and is_first and len(self.generation.prompts) == 1:
+                    chunks[0]["looseleaf"] = self._reuse()
+                is_first = is_first and not chunks
                 if self.generation.finished and not self.include_usage:
-                    made[-1]["looseleaf"] = self._reuse()
-                for chunk in made:
+                    chunks[-1]["looseleaf"] = self._reuse()
+                for chunk in chunks:
                     yield chunk
         if self.include_usage:
             usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
             yield {**self._header(self.form.chunk_object), **usage}
 
-    def _grown(self, number: int, output: CompletionOutput, request: RequestOutput) -> list[Json]:
-        told = self._told_of(self._index(number, output.index), request)
-        if told.ended:
+    def _new_chunks(
+        self, number: int, output: CompletionOutput, request: RequestOutput
+    ) -> list[Json]:
+        index = self._index(number, output.index)
+        if index not in self._progress:
+            self._progress[index] = _Progress(self._offsets(request))
+        progress = self._progress[index]
+        if progress.ended:
             return []
-        made: list[Json] = []
-        text = output.text[told.characters :]
-        entries = None if output.logprobs is None else output.logprobs[told.tokens :]
-        opening = None if told.opened else self.form.opening()
+        contents: list[Json] = []
+        text = output.text[progress.characters :]
+        entries = None if output.logprobs is None else output.logprobs[progress.tokens :]
+        opening = None if progress.opened else self.form.opening()
         if opening is not None:
-            made.append(self._chunk(number, output.index, opening))
-        told.opened = True
+            contents.append(opening)
+        progress.opened = True
         if text or entries:
-            piece = self.form.piece(text, entries, told.offsets)
-            made.append(self._chunk(number, output.index, piece))
-            told.characters += len(text)
-            told.tokens += len(entries or ())
+            contents.append(self.form.piece(text, entries, progress.offsets))
+            progress.characters += len(text)
+            progress.tokens += len(entries or ())
         if output.finish_reason is not None:
-            told.ended = True
-            ending = self._chunk(number, output.index, self.form.ending())
-            ending["choices"][0]["finish_reason"] = output.finish_reason
-            made.append(ending)
-        return made
-
-    def _told_of(self, index: int, request: RequestOutput) -> _Told:
-        told = self._told.get(index)
-        if told is None:
-            told = self._told[index] = _Told(self._offsets(request))
-        return told
+            progress.ended = True
+            contents.append({**self.form.ending(), "finish_reason": output.finish_reason})
+        return [self._chunk(index, content) for content in contents]
 
     def _offsets(self, request: RequestOutput) -> report.TextOffsets:
         tokenizer = self.generation.service.llm.engine.tokenizer
         return report.TextOffsets(tokenizer, request.prompt_token_ids)
 
-    def _chunk(self, number: int, index: int, content: Json) -> Json:
-        choice = {"index": self._index(number, index), **content, "finish_reason": None}
+    def _chunk(self, index: int, content: Json) -> Json:
+        choice = {"index": index, **content}
+        choice.setdefault("finish_reason", None)
         usage = {"usage": None} if self.include_usage else {}
         return {**self._header(self.form.chunk_object), "choices": [choice], **usage}
 

@@ -1,4 +1,4 @@
-"""The application: routes, errors, and the gate around them."""
+"""The ASGI application: routes and error handlers inside the gate."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,23 +17,23 @@ from looseleaf.server.gate import Gate
 from looseleaf.server.registering import register_again
 from looseleaf.server.routes import documents, generate
 from looseleaf.server.routes import service as service_routes
-from looseleaf.server.routes.context import tell
+from looseleaf.server.routes.context import report_error
 from looseleaf.server.service import Service
 
 DESCRIPTION = """The OpenAI API, with documents as part of the request.
 
-Documents are computed once and read at any position, by any number of requests. Every answer says
-in its `looseleaf` object what was reused and what was computed."""
+A document is computed once and read at any position, by any number of requests. The `looseleaf`
+object of every answer reports reused and computed tokens."""
 
 
 def make_app(service: Service) -> ASGIApp:
-    """An ASGI application over a service that has started. It ends when all that runs has ended."""
+    """The ASGI application of a started service; its shutdown drains running requests."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        again = asyncio.create_task(register_again(service))
+        registration = asyncio.create_task(register_again(service))
         yield
-        again.cancel()
+        registration.cancel()
         try:
             await service.stop()
         finally:
@@ -66,15 +66,15 @@ async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = describe_invalid(error.errors(), error.body)
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        error = _plain(error, request.url.path[:80])
-    return tell(request, error).response()
+        error = _framework_error(error, request.url.path[:80])
+    return report_error(request, error).response()
 
 
-def _plain(error: HTTPException, path: str) -> ApiError:
-    """What the framework itself refuses: unknown paths and methods."""
+def _framework_error(error: HTTPException, path: str) -> ApiError:
+    """The framework's own errors: unknown paths and methods."""
     known = {
-        404: (f"there is nothing at {path}: GET /docs lists what there is", "not_found"),
-        405: (f"{path} does not take this method: GET /docs says which it takes", "wrong_method"),
+        404: (f"there is no path {path}: GET /docs lists all paths", "not_found"),
+        405: (f"{path} does not take this method: GET /docs lists its methods", "wrong_method"),
     }
     message, code = known.get(error.status_code, (str(error.detail), "invalid_request"))
     headers = error.headers or {}

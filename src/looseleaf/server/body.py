@@ -1,5 +1,4 @@
-"""Request bodies, read strictly: UTF-8, one value a name, finite numbers, no bottomless nesting,
-and no more values than a request can mean."""
+"""Strict request bodies: UTF-8, unique names, finite numbers, bounded depth and size."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -17,8 +16,10 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text that a `Scan` has let through; raises ApiError (400) for what JSON
-    does not allow, and for what it allows but nobody means."""
+    """The value of a JSON text within the limits of `Scan`.
+
+    Raises ApiError (400) for invalid JSON, repeated names, half surrogates and very long integers.
+    """
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -28,7 +29,7 @@ def parse_json(content: bytes) -> Any:
     except json.JSONDecodeError as error:
         _refuse(f"{error.msg} at line {error.lineno}, column {error.colno}")
     except ValueError:
-        # Python reads integers of a few thousand digits only
+        # Python limits the digits of integers
         _refuse("it has a number that is too long")
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value)
@@ -41,10 +42,10 @@ def _no_constant(name: str) -> NoReturn:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = {}
-    for name, one in pairs:
+    for name, item in pairs:
         if name in value:
-            _refuse(f"the name {name[:80]!r} stands twice in one object")
-        value[name] = one
+            _refuse(f"the name {name[:80]!r} is repeated in one object")
+        value[name] = item
     return value
 
 
@@ -56,7 +57,7 @@ def _check_surrogates(value: Any) -> None:
 
 
 class StrictRequest(Request):
-    """A request whose body is looked through as it arrives, and read by `parse_json`."""
+    """A request whose body is limited by `Scan` and parsed by `parse_json`."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
@@ -73,7 +74,7 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that hands its endpoint a `StrictRequest`."""
+    """A route with `StrictRequest` bodies."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

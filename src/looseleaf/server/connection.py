@@ -1,4 +1,4 @@
-"""Work on behalf of a connection: it ends when the caller goes away, whether it streams or not."""
+"""Cancels the work of a request when its client disconnects, with or without a stream."""
 
 import asyncio
 import json
@@ -13,17 +13,16 @@ from looseleaf.server.errors import ClientGone
 
 T = TypeVar("T")
 
-# ends of lines for whoever reads a stream as text, as Python's splitlines does; in JSON they stand
-# in strings only
+# clients may split a stream at these line ends, as Python's splitlines does
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 Event = dict[str, Any]
 
 
 async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """What ``work`` gives; cancelled, with ClientGone, as soon as the connection is closed.
+    """The result of ``work``. Cancels it and raises ClientGone when the client disconnects.
 
-    The request's body must have been read."""
+    Call it after the request's body was read."""
     task = asyncio.ensure_future(work)
     listener = asyncio.create_task(_gone(receive))
     try:
@@ -41,17 +40,16 @@ async def _gone(receive: Receive) -> None:
 
 
 async def cancel(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel, and wait until all that they hold is given back."""
+    """Cancel tasks and wait for their cleanup."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Server-sent events, one a JSON object, and ``[DONE]`` after the last.
+    """Server-sent events, one JSON object each, and ``[DONE]`` at the end.
 
-    ``events``, of which there is one at least, is closed whatever happens; errors are events of its
-    own making, for a response that has begun can't change its status."""
+    ``events`` yields at least one event, and yields errors as events. It is always closed."""
 
     media_type = "text/event-stream"
 
@@ -65,7 +63,7 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            # before anything is sent: closing does nothing to events that have not begun
+            # start the generator first: closing an unstarted generator runs none of its code
             first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(_body(first))
@@ -79,6 +77,6 @@ def _body(event: Event) -> dict[str, Any]:
 
 
 def line(event: Event) -> bytes:
-    """One event as it goes over the wire."""
+    """The bytes of one event."""
     text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text.translate(_LINE_ENDS)}\n\n".encode("utf-8", "replace")

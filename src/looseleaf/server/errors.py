@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients know them: a status, and ``{"error": {message, type, param, code}}``.
+"""Errors in OpenAI's form: a status, and ``{"error": {message, type, param, code}}``.
 
-A client error says what to change. A server error says only its id; the log has the rest."""
+A client error says what to change. A server error names the request id; the log has the cause."""
 
 import json
 import math
@@ -37,7 +37,7 @@ _KINDS = {
 
 
 class ApiError(HTTPException):
-    """A refusal with its status; ``param`` names the field at fault, ``code`` the reason."""
+    """An error response; ``param`` is the field at fault, ``code`` the reason."""
 
     def __init__(
         self,
@@ -53,39 +53,39 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that clients get."""
+        """The JSON object of the response."""
         kind = _KINDS.get(
             self.status_code,
             "server_error" if self.status_code >= 500 else "invalid_request_error",
         )
-        # text from a request may hold what can't be sent back, such as half of a surrogate pair
+        # text from a request may contain half surrogates, which UTF-8 can't encode
         message = str(self.detail).encode("utf-8", "replace").decode()
         error = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> JSONResponse:
-        """The same as an HTTP response."""
+        """The HTTP response."""
         return JSONResponse(self.body, self.status_code, dict(self.headers or {}))
 
 
 class ClientGone(Exception):
-    """The caller has closed the connection: nobody waits for an answer."""
+    """The client has closed the connection."""
 
 
 def busy(message: str, retry_after: float, code: str = "rate_limit_exceeded") -> ApiError:
-    """A 429 that says after how many seconds to try again."""
+    """A 429 with ``Retry-After`` in seconds."""
     return ApiError(
         429, message, code=code, headers={"Retry-After": str(max(1, math.ceil(retry_after)))}
     )
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """A 503: not ready yet, or ready no more."""
+    """A 503 with ``Retry-After``."""
     return ApiError(503, message, code=code, headers={"Retry-After": "1"})
 
 
 def fault(request_id: str) -> ApiError:
-    """A 500 that the log explains under the same id."""
+    """A 500 with the id of its entry in the log."""
     return ApiError(
         500,
         f"the server failed on this request; its log says why under the id {request_id}",
@@ -105,25 +105,24 @@ _STATUSES: Sequence[tuple[type[LooseleafError], int, str]] = (
     (DeadlineExceeded, 408, "deadline_exceeded"),
 )
 
-_ONCE = {status: {"x-should-retry": "false"} for status in (408, 409)}
-"""Headers that keep OpenAI's clients from asking again, which they do after these: the same request
-in the same time would end the same way."""
+_NO_RETRY = {status: {"x-should-retry": "false"} for status in (408, 409)}
+"""OpenAI's clients retry these statuses by default, though the same request would fail again."""
 
 
-_OF_SERVER = frozenset(
-    one.name
+_SERVER_OPTIONS = frozenset(
+    option.name
     for section in (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
-    for one in fields(section)
-) - {one.name for one in fields(SamplingParams)}
+    for option in fields(section)
+) - {param.name for param in fields(SamplingParams)}
 
 
 def as_field(option: str) -> str:
-    """An option of the library as clients know it: a field of bodies, or a flag of the server."""
-    return f"the server's --{option.replace('_', '-')}" if option in _OF_SERVER else option
+    """A library option in the client's terms: a field of bodies, or a flag of the server."""
+    return f"the server's --{option.replace('_', '-')}" if option in _SERVER_OPTIONS else option
 
 
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
-    """What a client is told about ``error``; whatever is not known to be its fault is a 500."""
+    """The response for ``error``: 500 unless the error is known to be the client's."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineClosed):
@@ -131,62 +130,61 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             message = error.named(as_field)
-            return ApiError(status, message, code=code, headers=_ONCE.get(status))
+            return ApiError(status, message, code=code, headers=_NO_RETRY.get(status))
     return fault(request_id)
 
 
-_NOTHING = object()
+_MISSING = object()
 
 
 def _step_into(value: Any, step: str | int) -> Any:
     if isinstance(value, Mapping):
-        return value.get(step, _NOTHING)
+        return value.get(step, _MISSING)
     if isinstance(value, list) and isinstance(step, int) and step < len(value):
         return value[step]
-    return _NOTHING
+    return _MISSING
 
 
 def _path(error: Any, body: Any) -> list[str]:
-    """Where in the body an error is, or which part of the address is wrong. Pydantic mixes names
-    and tags of a union's members into its paths; only what is in the body is kept, and the name of
-    what should be there."""
+    """The path of an error in the body, or the URL parameter at fault.
+
+    Pydantic's paths contain names of union members; only steps that exist in the body remain."""
     steps = error["loc"][1:]
     if error["loc"][0] in ("path", "query"):
         return [str(step) for step in steps]
-    path = _found(body, steps)[1]
+    path = _body_path(body, steps)[1]
     if error["type"] == "missing" and steps:
         path.append(str(steps[-1]))
     return path
 
 
-def _found(value: Any, steps: Sequence[str | int]) -> tuple[bool, list[str]]:
-    """The steps that lead into ``value``, and whether the last is one of them; where a tag is the
-    name of a field, too, those that lead on."""
+def _body_path(value: Any, steps: Sequence[str | int]) -> tuple[bool, list[str]]:
+    """The longest subsequence of ``steps`` that exists in ``value``, and whether it ends last."""
     if not steps:
         return False, []
     step, later = steps[0], steps[1:]
-    without = _found(value, later)
+    without_step = _body_path(value, later)
     inner = _step_into(value, step)
-    if inner is _NOTHING:
-        return without
-    last, path = _found(inner, later)
-    taken = last or not later, [str(step)[:80], *path]
-    return max(taken, without, key=lambda found: (found[0], len(found[1])))
+    if inner is _MISSING:
+        return without_step
+    ends_last, path = _body_path(inner, later)
+    with_step = ends_last or not later, [str(step)[:80], *path]
+    return max(with_step, without_step, key=lambda match: (match[0], len(match[1])))
 
 
 def describe_invalid(errors: Sequence[Any], body: Any) -> ApiError:
-    """What pydantic found wrong, as one sentence with the field's path; of several errors the one
-    that reaches deepest, which is that of the right member of a union, and of those one that says
-    what is not here. A list that is too long was right in all that was looked at."""
+    """A 400 with one sentence for pydantic's most specific error, and the field's path.
 
-    def telling(one: Any) -> tuple[bool, int, bool]:
-        return one["type"] == "too_long", len(_path(one, body)), one["type"] == "value_error"
+    A deeper path belongs to the intended member of a union. Errors of list lengths come first."""
 
-    error = max(errors, key=telling)
+    def specificity(error: Any) -> tuple[bool, int, bool]:
+        return error["type"] == "too_long", len(_path(error, body)), error["type"] == "value_error"
+
+    error = max(errors, key=specificity)
     path = _path(error, body)
     param = ".".join(path) or None
-    # every member of a union says what it would have taken here
-    members = [one for one in errors if one["type"] in _RULES and _path(one, body) == path]
+    # every member of a union contributes its own rule
+    members = [e for e in errors if e["type"] in _RULES and _path(e, body) == path]
     message = _sentence(error, members, param)
     return ApiError(400, message[:500], param=param, code="invalid_value")
 
@@ -208,9 +206,9 @@ _RULES: Mapping[str, str] = {
     "too_long": "a list of at most {max_length}",
     "literal_error": "{expected}",
 }
-"""What a field must be, by the type of pydantic's error."""
+"""The rule of a field, by the type of pydantic's error."""
 
-_MOST_GIVEN = 40
+_MAX_EXCERPT = 40
 _WORDS = {"None": "null", "False": "false", "True": "true"}
 
 
@@ -223,16 +221,16 @@ def _sentence(error: Any, members: Sequence[Any], param: str | None) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "none_required":
-        return f"{where} asks for what is not here: leave it out, or send null"
+        return f"{where} is not supported: leave it out, or send null"
     if kind == "union_tag_invalid":
         name, tags = str(context["discriminator"]).strip("'"), context["expected_tags"]
-        told = _as_json(" or ".join(tags.split(", ")))
-        return f"{where}.{name} must be {told}, not {_given(error['input'].get(name))}"
+        choices = _as_json(" or ".join(tags.split(", ")))
+        return f"{where}.{name} must be {choices}, not {_excerpt(error['input'].get(name))}"
     if kind == "union_tag_not_found":
         return f"{where} has no field {context['discriminator']}: add it"
     if kind in _RULES:
         rules = " or ".join(dict.fromkeys(map(_rule, members)))
-        return f"{where} must be {rules}, not {_given(error['input'])}"
+        return f"{where} must be {rules}, not {_excerpt(error['input'])}"
     message = error["msg"]
     return f"{where}: {message[0].lower()}{message[1:]}"
 
@@ -245,15 +243,15 @@ def _rule(error: Any) -> str:
 
 
 def _as_json(words: str) -> str:
-    """The values that pydantic lists, as JSON writes them."""
+    """Pydantic's list of values, in JSON syntax."""
     return _WORDS.get(words, words).replace("'", '"')
 
 
-def _given(value: Any) -> str:
-    """What a body has in place of what it should have: as JSON, in short."""
+def _excerpt(value: Any) -> str:
+    """A short JSON form of a wrong value."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _MOST_GIVEN else f"{text[:_MOST_GIVEN]}…"
+    return text if len(text) <= _MAX_EXCERPT else f"{text[:_MAX_EXCERPT]}…"

@@ -1,6 +1,6 @@
-"""The outermost layer: request ids, keys, limits, the size of bodies, and the line in the log.
+"""The outermost ASGI layer: request ids, keys, rate limits, body limits and the access log.
 
-Nothing is read from a caller without a key, and no fault leaves a request without an answer."""
+It checks the key before it reads a body. Every fault is answered with an error."""
 
 import asyncio
 import re
@@ -20,42 +20,41 @@ from looseleaf.server.keys import OPEN_CALLER, Caller, is_loopback
 from looseleaf.server.service import Service
 
 OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
-"""What needs no key: it says nothing about anybody's data."""
+"""Paths without a key; they reveal no tenant's data."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 BODY_SECONDS = 60.0
-"""In which a body must have arrived as a whole."""
+"""Time limit for a complete body."""
 
 STALL_SECONDS = 60.0
-"""How long a piece of a response waits for a caller that does not read."""
+"""Time limit for a client to read one piece of a response."""
 
 LINGER_SECONDS, LINGER_BYTES = 10.0, 2**26
-"""How much longer a body is read, and how much of it in all, after it was refused."""
+"""Limits for reading the rest of a refused body."""
 
 
 @dataclass(eq=False)
-class _Passage:
-    """One request on its way through the gate, and what came back. ``is_last`` says whether the
-    connection takes no other behind it."""
+class _Exchange:
+    """One request and its response; ``is_last`` says whether to close the connection after it."""
 
     request_id: str
     receive: Receive
     send: Send
-    most: int
+    max_body: int
     is_last: Callable[[], bool]
     status: int = 0
     size: int = 0
     complete: bool = False
-    gone: bool = False
+    disconnected: bool = False
     due: float = field(default_factory=lambda: asyncio.get_running_loop().time() + BODY_SECONDS)
 
     async def read(self) -> Message:
-        """The next piece of the body; raises ApiError for one that is too long or too slow."""
+        """The next piece of the body. Raises ApiError for a body above its size or time limit."""
         if self.complete:
-            return self._noted(await self.receive())
+            return self._note_disconnect(await self.receive())
         try:
             async with asyncio.timeout_at(self.due):
-                message = self._noted(await self.receive())
+                message = self._note_disconnect(await self.receive())
         except TimeoutError as error:
             raise ApiError(
                 408, "the body did not arrive: send it again", code="slow_body"
@@ -65,14 +64,14 @@ class _Passage:
             return message
         self.size += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
-        if self.size > self.most:
-            raise too_large(self.most)
+        if self.size > self.max_body:
+            raise too_large(self.max_body)
         return message
 
-    async def read_away(self) -> None:
-        """Read the rest of the body, as far as that is short: a connection that is closed with
-        something unread is reset, and a caller who looks for the answer only when all is sent would
-        never see it."""
+    async def discard_body(self) -> None:
+        """Read the rest of a refused body, within limits.
+
+        Closing a connection with unread data resets it, and the client would lose the error."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while not self.complete and self.size <= LINGER_BYTES:
@@ -81,47 +80,48 @@ class _Passage:
                     self.complete = not message.get("more_body", False)
 
     async def write(self, message: Message) -> None:
-        """Pass on a piece of the response, with the request's id in its headers; raises ClientGone
-        if nobody reads it."""
-        if self.gone:
-            # what the framework says to a caller that has hung up is no answer of this request
+        """Send a piece of the response. Raises ClientGone if the client does not read it."""
+        if self.disconnected:
+            # the framework answers disconnected clients too; that response does not count
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            identity = (b"x-request-id", self.request_id.encode())
-            own = [identity, (b"x-content-type-options", b"nosniff")]
+            headers = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
             if self.is_last():
-                own.append((b"connection", b"close"))
-            message = {**message, "headers": [*message.get("headers", ()), *own]}
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
         try:
             async with asyncio.timeout(STALL_SECONDS):
                 await self.send(message)
         except TimeoutError as error:
-            self.gone = True
+            self.disconnected = True
             raise ClientGone from error
 
-    def _noted(self, message: Message) -> Message:
-        self.gone = self.gone or message["type"] == "http.disconnect"
+    def _note_disconnect(self, message: Message) -> Message:
+        self.disconnected = self.disconnected or message["type"] == "http.disconnect"
         return message
 
 
-def too_large(most: int) -> ApiError:
-    """A 413 that says how large a body may be."""
+def too_large(max_body: int) -> ApiError:
+    """A 413 that states the limit."""
     return ApiError(
         413,
-        f"the body is larger than {most} bytes, the most that is taken: register documents one by "
-        "one and send their ids",
+        f"the body is larger than {max_body} bytes, the limit of this server: register documents "
+        "one by one and send their ids",
         code="body_too_large",
     )
 
 
 class Gate:
-    """Wraps an ASGI application. What is refused here is counted under that of its ``routes`` which
-    was asked for."""
+    """Wraps an ASGI application; ``routes`` name the requests that it refuses in metrics."""
 
     def __init__(self, app: ASGIApp, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._app, self._service, self._routes = app, service, routes
-        self._most = service.max_body
+        self._max_body = service.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -129,68 +129,68 @@ class Gate:
             return
         headers = Headers(scope=scope)
         service = self._service
-        passage = _Passage(
-            _request_id(headers), receive, send, self._most, lambda: service.draining
+        exchange = _Exchange(
+            _request_id(headers), receive, send, self._max_body, lambda: service.draining
         )
         facts: dict[str, Any] = {}
         start = time.perf_counter()
         with ExitStack() as stack:
             metrics = self._service.metrics
             stack.enter_context(metrics.under_way.track_inprogress())
-            stack.enter_context(self._service.passing())
+            stack.enter_context(self._service.track_request())
             span = self._service.tracer.span(f"{scope['method']} {scope['path']}", headers)
             trace = stack.enter_context(span)
-            scope.setdefault("state", {}).update(request_id=passage.request_id, facts=facts)
+            scope.setdefault("state", {}).update(request_id=exchange.request_id, facts=facts)
             try:
-                await self._admit(scope, headers, passage, facts)
+                await self._admit(scope, headers, exchange, facts)
             except ClientGone:
-                passage.gone = facts["gone"] = True
+                exchange.disconnected = facts["gone"] = True
             except ApiError as error:
                 facts["code"] = error.code
-                await self._refuse(error, scope, passage)
+                await self._refuse(error, scope, exchange)
             except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
-                # a panic of a Rust library is no Exception
+                # a panic of a Rust library is not an Exception
                 metrics.faults.inc()
-                self._service.log.error("fault", request_id=passage.request_id, exc_info=error)
+                self._service.log.error("fault", request_id=exchange.request_id, exc_info=error)
                 facts["code"] = "internal_error"
-                await self._refuse(fault(passage.request_id), scope, passage)
-            if passage.gone and not passage.status:
-                passage.status, facts["gone"] = 499, True
+                await self._refuse(fault(exchange.request_id), scope, exchange)
+            if exchange.disconnected and not exchange.status:
+                exchange.status, facts["gone"] = 499, True
             if "gone" in facts:
                 metrics.disconnects.inc()
             route = self._route(scope)
-            metrics.responses.labels(route, str(passage.status)).inc()
-            trace.set(request_id=passage.request_id, status=passage.status, **facts)
+            metrics.responses.labels(route, str(exchange.status)).inc()
+            trace.set(request_id=exchange.request_id, status=exchange.status, **facts)
         self._service.log.log(
             10 if scope["path"] in OPEN_PATHS or route == "/metrics" else 20,
             "request",
-            request_id=passage.request_id,
+            request_id=exchange.request_id,
             method=scope["method"],
             path=scope["path"],
-            status=passage.status,
+            status=exchange.status,
             seconds=round(time.perf_counter() - start, 4),
             **facts,
         )
 
     async def _admit(
-        self, scope: Scope, headers: Headers, passage: _Passage, facts: dict[str, Any]
+        self, scope: Scope, headers: Headers, exchange: _Exchange, facts: dict[str, Any]
     ) -> None:
         self._check_host(headers)
         _check_framing(headers)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._most:
-            raise too_large(self._most)
+        if length.isdecimal() and int(length) > self._max_body:
+            raise too_large(self._max_body)
         caller = self._caller(scope["path"], headers)
         scope["state"]["caller"] = caller
         if caller.tenant:
             facts["tenant"] = caller.tenant
         if _needs_no_key(scope["path"]) or scope["path"] == "/metrics":
-            await self._app(scope, passage.read, passage.write)
+            await self._app(scope, exchange.read, exchange.write)
             return
         with self._service.limits.hold(caller.key):
-            await self._app(scope, passage.read, passage.write)
+            await self._app(scope, exchange.read, exchange.write)
 
     def _caller(self, path: str, headers: Headers) -> Caller:
         config = self._service.config
@@ -200,14 +200,13 @@ class Gate:
         if path == "/metrics" and caller.tenant not in ("", config.operator):
             raise ApiError(
                 403,
-                f"metrics tell of all tenants: use a key of {config.operator!r}",
+                f"metrics cover all tenants: use a key of {config.operator!r}",
                 code="not_the_operator",
             )
         return caller
 
     def _check_host(self, headers: Headers) -> None:
-        """An open server answers only to names of this machine: a page from elsewhere that makes a
-        browser call it under a name of its own is refused."""
+        """Refuse other host names on a server without keys, against DNS rebinding by web pages."""
         if not self._service.keys.is_open:
             return
         host = headers.get("host", "").lower()
@@ -225,32 +224,32 @@ class Gate:
             )
 
     def _route(self, scope: Scope) -> str:
-        """The path of the route that was asked for, whether the request came so far or not."""
-        found = scope.get("route")
-        if found is None:
-            matches = (one for one in self._routes if one.matches(scope)[0] is not Match.NONE)
-            found = next(matches, None)
-        return getattr(found, "path", "other")
+        """The path of the requested route, also for requests refused before routing."""
+        route = scope.get("route")
+        if route is None:
+            matches = (r for r in self._routes if r.matches(scope)[0] is not Match.NONE)
+            route = next(matches, None)
+        return getattr(route, "path", "other")
 
-    async def _refuse(self, error: ApiError, scope: Scope, passage: _Passage) -> None:
-        if passage.status:
-            # the response has begun: all that is left is to break it off
+    async def _refuse(self, error: ApiError, scope: Scope, exchange: _Exchange) -> None:
+        if exchange.status:
+            # a response that has begun can only be aborted
             raise error
         response = error.response()
-        if passage.complete:
-            await response(scope, passage.receive, passage.write)
+        if exchange.complete:
+            await response(scope, exchange.receive, exchange.write)
             return
         response.headers["connection"] = "close"
 
-        async def write_on(message: Message) -> None:
+        async def write_open(message: Message) -> None:
             if message["type"] == "http.response.body":
                 message = {**message, "more_body": True}
-            await passage.write(message)
+            await exchange.write(message)
 
-        await response(scope, passage.receive, write_on)
+        await response(scope, exchange.receive, write_open)
         if error.code != "slow_body":
-            await passage.read_away()
-        await passage.write({"type": "http.response.body", "body": b""})
+            await exchange.discard_body()
+        await exchange.write({"type": "http.response.body", "body": b""})
 
 
 def _check_framing(headers: Headers) -> None:
@@ -270,7 +269,7 @@ def _needs_no_key(path: str) -> bool:
 
 
 def _request_id(headers: Headers) -> str:
-    given = headers.get("x-request-id", "")
-    own = uuid.uuid4().hex
-    # an id of the caller's is kept for its log, but must not meet another request's in the engine
-    return f"{given}-{own[:8]}" if _REQUEST_ID.fullmatch(given) else own
+    client_id = headers.get("x-request-id", "")
+    unique = uuid.uuid4().hex
+    # clients may repeat an id, but ids in the engine must be unique
+    return f"{client_id}-{unique[:8]}" if _REQUEST_ID.fullmatch(client_id) else unique

@@ -1,5 +1,6 @@
-"""API keys and their tenants. A tenant's salt goes into every segment key, so tenants share
-nothing: neither keys and values, nor ids, nor the time that a hit saves."""
+"""API keys and their tenants.
+
+A tenant's salt is part of every segment key, so tenants share no KV, ids or cache hits."""
 
 import hashlib
 import ipaddress
@@ -20,23 +21,23 @@ _OF_OTHERS = 0o066
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a tenant, by one of its keys. ``key`` is a digest that limits are counted under."""
+    """A tenant, and the digest of its API key, which rate limits count by."""
 
     tenant: str
     key: str
 
     @property
     def salt(self) -> str:
-        """What keeps this tenant's segments apart; open servers have one tenant without a name."""
+        """The salt of the tenant's segment keys; empty on a server without keys."""
         return f"tenant {self.tenant}" if self.tenant else ""
 
 
 OPEN_CALLER = Caller("", "")
-"""Everybody, where there are no keys."""
+"""The caller of all requests to a server without keys."""
 
 
 class KeyRing:
-    """All keys, by digest. Empty for an open server, which answers everybody."""
+    """All callers by the digest of their key; empty on a server without keys."""
 
     def __init__(self, callers: Mapping[str, Caller]) -> None:
         self._callers = dict(callers)
@@ -56,7 +57,7 @@ class KeyRing:
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("send an API key in the header Authorization: Bearer KEY")
-        # looking up a digest takes the same time whatever part of a key is right
+        # the lookup time of a digest does not depend on correct characters of a key
         caller = self._callers.get(_digest(key.strip()))
         if caller is None:
             raise _unauthorized("this API key is unknown: check it, or ask the server's operator")
@@ -64,8 +65,9 @@ class KeyRing:
 
 
 def read_keys(path: Path | None, variable: str | None) -> KeyRing:
-    """Keys from a file and from an environment variable, which holds the same lines or separates
-    them by commas. Raises InvalidOption for a line that is none, and for a key given twice."""
+    """Keys from a file and from an environment variable, with commas or line breaks between them.
+
+    Raises InvalidOption for an invalid line or a repeated key."""
     lines: list[tuple[str, str]] = []
     if path is not None:
         try:
@@ -77,7 +79,7 @@ def read_keys(path: Path | None, variable: str | None) -> KeyRing:
         lines += [(KEYS_VARIABLE, line) for line in re.split(r"[,\n]", variable)]
     callers = dict(_read_lines(lines))
     if not callers and (path is not None or variable):
-        raise InvalidOption("the API keys that were given are empty: add lines TENANT=KEY")
+        raise InvalidOption("the list of API keys is empty: add lines TENANT=KEY")
     return KeyRing(callers)
 
 
@@ -117,7 +119,7 @@ def exposure(path: Path) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

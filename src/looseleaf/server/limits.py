@@ -1,4 +1,4 @@
-"""How often and how many at a time: limits of each key, and of the queue as a whole."""
+"""Rate limits of API keys, and the bounded queue of outputs."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from looseleaf.server.errors import ApiError, busy
 
 @dataclass
 class _Usage:
-    """What a key has used: requests under way, and what is left in its bucket at a moment."""
+    """A key's running requests, and the tokens of its bucket at ``moment``."""
 
     running: int = 0
     tokens: float = 0.0
@@ -18,7 +18,7 @@ class _Usage:
 
 
 class KeyLimits:
-    """A token bucket and a count of running requests for each key. None is no limit."""
+    """A token bucket and a count of running requests for each key; None means unlimited."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class KeyLimits:
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """One request under way. Raises ApiError (429) if the key has used up its share."""
+        """Count one running request. Raises ApiError (429) above the key's limits."""
         usage = self._usage.get(key)
         if usage is None:
             usage = _Usage(0, float(self._per_minute or 0), self._clock())
             self._usage[key] = usage
         if self._concurrent is not None and usage.running >= self._concurrent:
             raise busy(
-                f"this key has {usage.running} requests under way, the most it may have: "
-                "wait for one to end",
+                f"this key has {usage.running} requests under way, its limit: wait until a "
+                "request ends",
                 1.0,
                 "concurrency_limit_exceeded",
             )
@@ -66,44 +66,43 @@ class KeyLimits:
 
 
 class Queue:
-    """Outputs accepted and not ended, bounded: as many as run at once and as may wait for that."""
+    """Bounds the accepted outputs: ``running`` at a time, and ``waiting`` more."""
 
     def __init__(
         self, running: int, waiting: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._running, self._most, self._clock = running, running + waiting, clock
-        # how long a place is held, but for the wait behind those that had one before
+        self._running, self._capacity, self._clock = running, running + waiting, clock
+        # mean seconds from reservation to end, without the wait for earlier outputs
         self._seconds = 1.0
-        self.taken = 0
+        self.reserved = 0
 
     @contextmanager
-    def places(self, number: int) -> Iterator[None]:
-        """Places for ``number`` outputs. Raises ApiError: 429 if there are too few now, 400 if
-        there never are so many."""
-        if number > self._most:
+    def reserve(self, number: int) -> Iterator[None]:
+        """Reserve ``number`` outputs. Raises ApiError: 429 if full, 400 above the capacity."""
+        if number > self._capacity:
             raise ApiError(
                 400,
-                f"the request asks for {number} outputs, but the queue holds {self._most}: lower "
-                "n, or send fewer prompts",
+                f"the request has {number} outputs, but the queue holds {self._capacity}: lower n, "
+                "or send fewer prompts",
                 param="n",
                 code="too_many_outputs",
             )
-        if self.taken + number > self._most:
+        if self.reserved + number > self._capacity:
             raise busy(
-                f"the queue is full: {self.taken} outputs are under way or wait; try again later",
+                f"the queue is full with {self.reserved} outputs: try again later",
                 min(60.0, self._rounds * self._seconds),
                 "queue_full",
             )
-        self.taken += number
+        self.reserved += number
         start, rounds = self._clock(), self._rounds
         try:
             yield
         finally:
-            self.taken -= number
-            # a moving mean tells the next one how long it is likely to last
+            self.reserved -= number
+            # a moving mean, for Retry-After
             self._seconds += 0.1 * ((self._clock() - start) / rounds - self._seconds)
 
     @property
     def _rounds(self) -> float:
-        """How often as many outputs as run at once must end until all that have a place have."""
-        return max(1.0, self.taken / self._running)
+        """Batches of running outputs until every reserved output has ended."""
+        return max(1.0, self.reserved / self._running)

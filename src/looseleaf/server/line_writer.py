@@ -1,4 +1,4 @@
-"""Lines that a thread of their own writes: a reader that stalls, or has gone, stops nobody else."""
+"""A stream whose writes happen in a separate thread, so a stalled reader blocks no caller."""
 
 import atexit
 import os
@@ -7,59 +7,60 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-MOST_LINES = 10_000
-"""Lines that wait to be written; more are dropped."""
+MAX_LINES = 10_000
+"""Capacity of the queue; further lines are dropped."""
 
-_LAST_SECONDS = 2.0
-"""What the lines that are left get at the end."""
+_CLOSE_SECONDS = 2.0
+"""Time limit for the remaining lines at close."""
 
 
 class LineWriter:
-    """A text stream to write lines to, for any thread, over ``stream``. It never waits and never
-    fails: what can't be written, or finds ``most`` lines before it, is dropped and counted."""
+    """A thread-safe text stream of lines over ``stream``. Writes neither block nor raise.
 
-    def __init__(self, stream: Any = None, most: int = MOST_LINES) -> None:
-        self._stream, self._most = stream or sys.stderr, most
-        # unlike `Queue` it may be put to by a destructor that runs within a put
+    It drops and counts lines that fail, and lines beyond ``capacity`` queued lines."""
+
+    def __init__(self, stream: Any = None, capacity: int = MAX_LINES) -> None:
+        self._stream, self._capacity = stream or sys.stderr, capacity
+        # unlike `Queue` it is reentrant: a destructor may write during a put
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._dropped = 0
         self._thread = threading.Thread(target=self._work, name="looseleaf-log", daemon=True)
-        self._begun = False
+        self._started = False
 
     @property
     def is_full(self) -> bool:
         """Whether a line would be dropped now."""
-        return self._lines.qsize() >= self._most
+        return self._lines.qsize() >= self._capacity
 
     def drop(self) -> None:
-        """Count a line that is not even made."""
+        """Count a line that was never formatted."""
         self._dropped += 1
 
     def take_dropped(self) -> int:
-        """How many were dropped since this was last asked."""
+        """The number of lines dropped since the previous call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
     def write(self, line: str) -> None:
-        """Have a line written, with its end."""
+        """Queue a line, which includes its line end."""
         if self.is_full:
             self.drop()
             return
         self._lines.put(line)
-        if not self._begun:
-            self._begun = True
-            # where nobody closes it, as when a model can't be loaded
+        if not self._started:
+            self._started = True
+            # also flushes after an error that skips `close`
             atexit.register(self.close)
             self._thread.start()
 
     def flush(self) -> None:
-        """Nothing: a line is on its way once it has been given."""
+        """Nothing: every line is queued for writing immediately."""
 
-    def close(self, timeout: float = _LAST_SECONDS) -> None:
-        """Write what is left, as far as that takes no longer than ``timeout`` seconds."""
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Write the remaining lines, for at most ``timeout`` seconds."""
         atexit.unregister(self.close)
         self._lines.put(None)
-        if self._begun:
+        if self._started:
             self._thread.join(timeout)
 
     def _work(self) -> None:
@@ -71,11 +72,10 @@ class LineWriter:
 
     def _write(self, line: str) -> None:
         if self._stream is sys.__stderr__:
-            # past Python's own buffer: a thread that waits in there with its lock would have the
-            # interpreter abort at its end
-            left = line.encode("utf-8", "replace")
-            while left:
-                left = left[os.write(sys.__stderr__.fileno(), left) :]
+            # bypass Python's buffer: the interpreter aborts at exit if a thread holds its lock
+            rest = line.encode("utf-8", "replace")
+            while rest:
+                rest = rest[os.write(sys.__stderr__.fileno(), rest) :]
             return
         self._stream.write(line)
         self._stream.flush()

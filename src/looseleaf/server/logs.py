@@ -1,4 +1,4 @@
-"""The log: one line an event, with the request's id, on standard error."""
+"""The log: one line per event on standard error."""
 
 import logging
 from collections import OrderedDict
@@ -12,26 +12,27 @@ from looseleaf.config import ServerConfig
 from looseleaf.server.line_writer import LineWriter
 
 _REPEAT_SECONDS = 5.0
-_MOST_REMEMBERED = 100
+_MAX_MESSAGES = 100
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def make_log(config: ServerConfig, stream: Any) -> Any:
-    """A structured logger of this server's own, for a text stream; nothing is set globally. Over a
-    `LineWriter` an event says how many ``lines_dropped`` were to stand before it, if any."""
+    """A structured logger on a text stream, without global configuration.
+
+    On a `LineWriter` an event has ``lines_dropped``, the number of dropped lines before it."""
     pretty = config.log_format == "console"
-    last: Any = (
+    renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=False)
         if pretty
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     processors: list[Any] = [
-        *([_Admission(stream)] if isinstance(stream, LineWriter) else []),
+        *([_DropCounter(stream)] if isinstance(stream, LineWriter) else []),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([] if pretty else [structlog.processors.format_exc_info]),
-        last,
+        renderer,
     ]
     return structlog.wrap_logger(
         structlog.WriteLogger(stream),
@@ -41,8 +42,8 @@ def make_log(config: ServerConfig, stream: Any) -> Any:
     )
 
 
-class _Admission:
-    """Makes no line of an event that would be dropped, and adds those that were to the next."""
+class _DropCounter:
+    """Drops events before formatting while the writer is full, and reports the number later."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
@@ -57,10 +58,8 @@ class _Admission:
 
 
 @contextmanager
-def taking_over(log: Any, quiet: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """What the engine and the web server say by Python's own loggers is an event of ``log``: by
-    itself it would be lines of another form between those of the log. While ``quiet`` says so it is
-    nothing."""
+def forward_logging(log: Any, quiet: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Forward records of Python's loggers to ``log``, and drop them while ``quiet()`` is true."""
     handler, root = _Forwarder(log, quiet), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -70,14 +69,15 @@ def taking_over(log: Any, quiet: Callable[[], bool] = lambda: False) -> Iterator
 
 
 class _Forwarder(logging.Handler):
-    """What is said again within ``_REPEAT_SECONDS`` is only counted: the next time has the sum as
-    its ``repeats``. A loop that fails at every turn would else be all that the log holds."""
+    """Counts repeated messages within ``_REPEAT_SECONDS`` instead of logging them.
+
+    The next logged message has the count as ``repeats``. A failing loop can't flood the log."""
 
     def __init__(self, log: Any, quiet: Callable[[], bool]) -> None:
         super().__init__()
         self._log, self._quiet = log, quiet
-        # when each was said, and how often it has been since; the oldest first
-        self._said: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
+        # message: [time of its last event, repeats since]; oldest first
+        self._recent: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._quiet():
@@ -94,14 +94,14 @@ class _Forwarder(logging.Handler):
         self._log.log(level, "message", logger=record.name, text=text, **more)
 
     def _count(self, message: tuple[str, ...], now: float) -> int | None:
-        """How often it was not said since it last was; None if it is not to be said now."""
-        # handlers are called with their own lock held, one thread at a time
-        said = self._said.get(message)
-        if said is not None and 0 <= now - said[0] < _REPEAT_SECONDS:
-            said[1] += 1
+        """Repeats since the message's last event; None if this one is a repeat."""
+        # `logging` serialises the calls of a handler
+        previous = self._recent.get(message)
+        if previous is not None and 0 <= now - previous[0] < _REPEAT_SECONDS:
+            previous[1] += 1
             return None
-        self._said.pop(message, None)
-        self._said[message] = [now, 0]
-        if len(self._said) > _MOST_REMEMBERED:
-            self._said.popitem(last=False)
-        return int(said[1]) if said else 0
+        self._recent.pop(message, None)
+        self._recent[message] = [now, 0]
+        if len(self._recent) > _MAX_MESSAGES:
+            self._recent.popitem(last=False)
+        return int(previous[1]) if previous else 0

@@ -1,7 +1,7 @@
-"""How many connections a server holds: fewer than the process has descriptors for.
+"""Bounds the open connections below the process's limit of file descriptors.
 
-A process without a descriptor left can accept nothing, and asyncio's loop then does little else
-than trying to. So somebody gives way before: who has been longest without a request under way."""
+Without free descriptors asyncio's loop retries accept and starves requests. Above the bound a
+server closes the connection that has been idle longest."""
 
 import logging
 import resource
@@ -11,85 +11,84 @@ from typing import Protocol, runtime_checkable
 
 _log = logging.getLogger(__name__)
 
-# what macOS lets a process have whose hard limit is said to be infinite
+# macOS's limit for processes whose hard limit is infinite
 _OPEN_MAX = 10_240
 _RESERVE = 128
-"""Descriptors for all that is no connection: files, tiers, the log."""
+"""Descriptors for files, tiers and the log."""
 
 _BACKLOG = 512
-"""Most connections that are accepted in one turn of the loop."""
+"""Most connections that one iteration of the loop accepts."""
 
 
 @runtime_checkable
 class Closable(Protocol):
-    """A connection that can be asked to give way."""
+    """A connection that the server may close while it is idle."""
 
-    def give_way(self) -> None:
-        """Close at once."""
+    def close_idle(self) -> None:
+        """Close immediately."""
         ...
 
 
 class OpenConnections:
-    """The ``num`` connections of one server, ``most`` at a time. ``on_refused`` hears of each that
-    gives way."""
+    """The ``num`` connections of one server, at most ``capacity``.
 
-    def __init__(self, most: int, on_refused: Callable[[], None] = lambda: None) -> None:
-        self.most = most
+    It calls ``on_refused`` for every connection that it closes."""
+
+    def __init__(self, capacity: int, on_refused: Callable[[], None] = lambda: None) -> None:
+        self.capacity = capacity
         self.num = 0
         self._on_refused = on_refused
-        # those without a request under way, by how long that is so
+        # longest idle first
         self._idle: OrderedDict[Closable, None] = OrderedDict()
 
     def enter(self, connection: Closable) -> None:
-        """Count a new connection. If there are too many the oldest idle one is closed, which may be
-        this."""
+        """Count a new connection; above the capacity, close the longest idle one, maybe this."""
         self.num += 1
         self._idle[connection] = None
-        if self.num > self.most:
+        if self.num > self.capacity:
             oldest, _ = self._idle.popitem(last=False)
-            oldest.give_way()
+            oldest.close_idle()
             self._on_refused()
             _log.warning(
-                "%d connections are open, the most that are taken: idle ones give way to new ones",
-                self.most,
+                "%d connections are open, the limit: new connections replace idle ones",
+                self.capacity,
             )
 
     def busy(self, connection: Closable) -> None:
-        """A request of its is under way: it does not give way."""
+        """Mark a connection as answering a request."""
         self._idle.pop(connection, None)
 
     def idle(self, connection: Closable) -> None:
-        """Its request has been answered."""
+        """Mark a connection as idle."""
         self._idle[connection] = None
 
     def leave(self, connection: Closable) -> None:
-        """It has been closed."""
+        """Remove a closed connection."""
         self.num -= 1
         self._idle.pop(connection, None)
 
 
 def raise_descriptor_limit() -> None:
-    """Let the process have as many descriptors as it may give itself."""
+    """Raise the soft limit of descriptors to the hard limit, where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return
     refusal: Exception | None = None
-    for wanted in (hard, _OPEN_MAX):
-        if wanted == _OPEN_MAX and soft >= wanted:
+    for limit in (hard, _OPEN_MAX):
+        if limit == _OPEN_MAX and soft >= limit:
             continue
         try:
-            return resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError) as error:
             refusal = refusal or error
     _log.warning("the limit of descriptors stays at %d: %s", soft, refusal)
 
 
-def room(wanted: int) -> tuple[int, int]:
-    """Most connections, no more than ``wanted``, and most that may be accepted in one turn, for the
-    descriptors that the process has."""
+def connection_capacity(max_connections: int) -> tuple[int, int]:
+    """The most open connections, and the accept backlog, within the limit of descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
-        return wanted, _BACKLOG
-    # one that gives way holds its descriptor until the next turn
+        return max_connections, _BACKLOG
+    # a closed connection keeps its descriptor until the loop's next iteration
     backlog = max(1, min(_BACKLOG, limit // 8))
-    return max(1, min(wanted, limit - backlog - min(_RESERVE, limit // 4))), backlog
+    return max(1, min(max_connections, limit - backlog - min(_RESERVE, limit // 4))), backlog

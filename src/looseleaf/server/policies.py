@@ -1,4 +1,4 @@
-"""From a request's policy fields to the engine's options, and back into its report."""
+"""From a request's policy fields to the engine's options, and from outputs to the report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ from looseleaf.server.protocol.common import GenerationRequest
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 
-def take_policies(body: GenerationRequest) -> Policies:
-    """What a body asks for. Raises ApiError (400) if it has no meaning."""
+def parse_policies(body: GenerationRequest) -> Policies:
+    """The policies of a request. Raises ApiError (400) for invalid options."""
     select = _select(body.select)
     return {
         "fuse": _fuse(body.fuse),
@@ -26,8 +26,8 @@ def take_policies(body: GenerationRequest) -> Policies:
     }
 
 
-def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """What the report says of one request's policies: those that had an effect on any prompt."""
+def effective_policies(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """The policies that had an effect on any prompt, for the report."""
     fuses = [output.reuse.fuse for output in outputs if output.reuse.fuse is not None]
     selects = [output.select.select for output in outputs if output.select is not None]
     revises = [output.revision.revise for output in outputs if output.revision is not None]
@@ -38,43 +38,43 @@ def policies_in_force(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     }
 
 
-def _fuse(given: FusePolicy | None) -> Fuse | None:
-    with _refused("fuse"):
-        return None if given is None else Fuse(**_fields(given, "selector"))
+def _fuse(choice: FusePolicy | None) -> Fuse | None:
+    with _errors_of("fuse"):
+        return None if choice is None else Fuse(**_fields(choice, "selector"))
 
 
-def _select(given: SelectChoice | None) -> Select | None:
-    with _refused("select"):
-        return None if given is None else Select(**_fields(given, "policy"))
+def _select(choice: SelectChoice | None) -> Select | None:
+    with _errors_of("select"):
+        return None if choice is None else Select(**_fields(choice, "policy"))
 
 
-def _fields(given: str | BaseModel, word: str) -> dict[str, Any]:
-    """The options that are given, where a policy may be one ``word``; lists are of layers."""
-    if isinstance(given, str):
-        return {word: given}
-    fields = given.model_dump(exclude_none=True)
+def _fields(choice: str | BaseModel, name_field: str) -> dict[str, Any]:
+    """The options of a policy; a plain string is the value of ``name_field``."""
+    if isinstance(choice, str):
+        return {name_field: choice}
+    fields = choice.model_dump(exclude_none=True)
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
 @contextmanager
-def _refused(name: str) -> Iterator[None]:
-    """What a policy refuses, as the caller is told."""
+def _errors_of(name: str) -> Iterator[None]:
+    """Turns an InvalidOption into an ApiError (400) that names the field ``name``."""
     try:
         yield
     except InvalidOption as error:
-        told = error.named(lambda option: f"{name}.{option}")
-        message = told if error.options else f"{name}: {told}"
+        text = error.named(lambda option: f"{name}.{option}")
+        message = text if error.options else f"{name}: {text}"
         raise ApiError(400, message, param=name, code="invalid_value") from error
 
 
-def _revise(given: ReviseChoice | None, select: Select | None) -> Revise | None:
-    """None for a window of 1, which is how things are without one."""
-    if given is None:
+def _revise(choice: ReviseChoice | None, select: Select | None) -> Revise | None:
+    """None for a window of 1, which means no revision."""
+    if choice is None:
         return None
-    revise = Revise(given) if isinstance(given, int) else Revise(**given.model_dump())
+    revise = Revise(choice) if isinstance(choice, int) else Revise(**choice.model_dump())
     if revise.window == 1:
         return None
     if select is None or select.policy == "all":
-        message = "revise: nothing is selected, so earlier tokens have read everything: give select"
+        message = "revise needs a select policy: without one every token reads all keys; add select"
         raise ApiError(400, message, param="revise", code="invalid_value")
     return revise

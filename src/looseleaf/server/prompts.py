@@ -1,8 +1,8 @@
-"""From requests to tokenized prompts: where documents stand, and how their text is rendered.
+"""From requests to tokenized prompts: document order and document rendering.
 
-Documents of a request's ``documents`` list stand in the last user message, before its own text, in
-the order of the list. Documents inside a message stand where they are. How one is rendered depends
-on nothing but its title and its text."""
+The ``documents`` list precedes the text of the last user message. Documents inside a message keep
+their position. Rendering depends on a document's title and text only, so requests share its tokens.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from looseleaf.server.protocol.common import DocumentInput
 PLAIN_TEMPLATE = "{text}"
 TITLED_TEMPLATE = "{title}\n{text}"
 
-_OF_A_TEXT = {
+_INLINE_ONLY = {
     "title": "leave title out",
     "context": "leave context out, or send its text here in the context that you want",
 }
@@ -28,48 +28,48 @@ _OF_A_TEXT = {
 
 @dataclass(frozen=True)
 class Label:
-    """What a caller calls a document; the report names it so."""
+    """The caller's id and title of a document, for the report."""
 
     id: str | None
     title: str | None
 
 
 @dataclass(frozen=True)
-class MadePrompt:
-    """A tokenized prompt and the labels of its documents, in the order in which they stand; of
-    those that are read as text there is nothing to report."""
+class TokenizedPrompt:
+    """A tokenized prompt, and the labels of its documents in prompt order.
+
+    Documents with the context ``prompt`` are text and have no label."""
 
     parts: PromptParts
     labels: tuple[Label, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, documents included."""
+        """Tokens of the prompt, including documents."""
         return sum(len(part.tokens) for part in self.parts)
 
 
-def choose_template(given: str | None, tokenizer: Tokenizer) -> str:
-    """The template in force: the operator's, or what suits the model's own form of documents."""
-    if given is not None:
-        return given
-    own_form = tokenizer.document_template != DEFAULT_DOCUMENT_TEMPLATE
-    return PLAIN_TEMPLATE if own_form else TITLED_TEMPLATE
+def choose_template(option: str | None, tokenizer: Tokenizer) -> str:
+    """The operator's template, or a default that fits the model's document template."""
+    if option is not None:
+        return option
+    has_own_template = tokenizer.document_template != DEFAULT_DOCUMENT_TEMPLATE
+    return PLAIN_TEMPLATE if has_own_template else TITLED_TEMPLATE
 
 
 def render_document(template: str, title: str | None, text: str) -> str:
-    """A document's text; without a title, lines of the template that name it are left out."""
+    """A document's text; without a title, title lines of the template are omitted."""
     lines = template.split("\n")
-    kept = "\n".join(line for line in lines if title or "{title}" not in line or "{text}" in line)
-    before, _, after = kept.partition("{text}")
-    named = (part.replace("{title}", title or "") for part in (before, after))
-    return text.join(named)
+    form = "\n".join(line for line in lines if title or "{title}" not in line or "{text}" in line)
+    prefix, _, suffix = form.partition("{text}")
+    return text.join(part.replace("{title}", title or "") for part in (prefix, suffix))
 
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes the prompts of one tenant's requests; ``registered`` finds a document by its id.
+    """Makes the prompts of one tenant; ``registered`` returns a document by its id.
 
-    Tokenizing takes milliseconds a page: call it outside of an event loop."""
+    Tokenization takes milliseconds per page: call it outside of an event loop."""
 
     builder: PromptBuilder
     template: str
@@ -82,30 +82,27 @@ class PromptMaker:
         messages: Sequence[ChatMessage],
         documents: Sequence[DocumentInput],
         system_prompt: SystemPrompt | None,
-    ) -> MadePrompt:
-        """A conversation. Raises ApiError or InvalidRequest if it can't be one."""
+    ) -> TokenizedPrompt:
+        """The prompt of a conversation. Raises ApiError or InvalidRequest."""
         labels: list[Label] = []
-        last = max((n for n, m in enumerate(messages) if m.role == "user"), default=None)
-        if documents and last is None:
+        last_user = max((n for n, m in enumerate(messages) if m.role == "user"), default=None)
+        if documents and last_user is None:
             raise ApiError(
                 400,
                 "documents are placed in the last user message, but there is none: add one",
                 param="documents",
                 code="invalid_value",
             )
-        plain = []
+        rendered = []
         for number, message in enumerate(messages):
             content: list[Any] = []
-            if number == last:
-                content += [
-                    self._document(d, f"documents.{n}", labels) for n, d in _each(documents)
-                ]
-            where = f"messages.{number}.content"
-            content += self._content(message, where, labels)
+            if number == last_user:
+                content += self._documents(documents, labels)
+            content += self._content(message, f"messages.{number}.content", labels)
             role = "system" if message.role == "developer" else message.role
-            plain.append({"role": role, "content": content})
-        self._check_length([m["content"] for m in plain])
-        return MadePrompt(self.builder.from_messages(plain, system_prompt), tuple(labels))
+            rendered.append({"role": role, "content": content})
+        self._check_length([message["content"] for message in rendered])
+        return TokenizedPrompt(self.builder.from_messages(rendered, system_prompt), tuple(labels))
 
     def completion(
         self,
@@ -113,99 +110,96 @@ class PromptMaker:
         documents: Sequence[DocumentInput],
         *,
         markers: bool = False,
-    ) -> MadePrompt:
-        """Documents, then a raw prompt; ``markers`` in it are text unless asked for.
+    ) -> TokenizedPrompt:
+        """Documents, then a raw prompt; its special tokens are text unless ``markers``.
 
-        A text begins as the model's texts do, token ids are taken as they are."""
+        A text gets the model's begin-of-text token, token ids are used unchanged."""
         labels: list[Label] = []
-        parts: list[Any] = [
-            self._document(d, f"documents.{n}", labels) for n, d in _each(documents)
-        ]
+        parts: list[Any] = self._documents(documents, labels)
         self._check_length([[*parts, prompt]])
         tokenizer = self.builder.tokenizer
         if isinstance(prompt, str):
             parts.append(prompt if markers else tokenizer.protect(prompt))
         else:
             parts.append([*prompt])
-        return MadePrompt(self.builder.from_parts(parts), tuple(labels))
+        return TokenizedPrompt(self.builder.from_parts(parts), tuple(labels))
 
     def render(
         self, title: str | None, text: str | Sequence[str], context: DocumentContext = "lead"
     ) -> Document:
-        """A document to be registered or placed; of several texts a collection, whose ``title`` is
-        its name and stands in none of them. Raises EmptyDocument."""
+        """A document, or a collection for several texts, which omit ``title``.
+
+        Raises EmptyDocument, and ApiError beyond the context."""
         texts = [text] if isinstance(text, str) else text
-        if not texts or not all(one.strip() for one in texts):
+        if not texts or not all(item.strip() for item in texts):
             raise EmptyDocument("the document is empty: leave it out, or give it some text")
         if isinstance(text, str):
             document = Document(render_document(self.template, title, text), title, context)
         else:
-            each = [render_document(self.template, None, one) for one in text]
-            document = Document(each, title, context)
+            rendered = [render_document(self.template, None, item) for item in text]
+            document = Document(rendered, title, context)
         self._check_length([[document]])
         return document
 
     def _content(self, message: ChatMessage, where: str, labels: list[Label]) -> list[Any]:
         if isinstance(message.content, str):
             return [message.content]
-        found: list[Any] = []
-        for number, part in enumerate(message.content):
-            if isinstance(part, TextContent):
-                found.append(part.text)
-            else:
-                found.append(self._document(part, f"{where}.{number}", labels))
-        return found
+        return [
+            part.text
+            if isinstance(part, TextContent)
+            else self._document(part, f"{where}.{number}", labels)
+            for number, part in enumerate(message.content)
+        ]
+
+    def _documents(self, bodies: Sequence[DocumentInput], labels: list[Label]) -> list[Document]:
+        return [self._document(body, f"documents.{n}", labels) for n, body in enumerate(bodies)]
 
     def _document(
-        self, given: DocumentInput | DocumentContent, where: str, labels: list[Label]
+        self, body: DocumentInput | DocumentContent, where: str, labels: list[Label]
     ) -> Document:
-        if given.text is not None:
-            document = self.render(given.title, given.text, given.context or "lead")
+        if body.text is not None:
+            document = self.render(body.title, body.text, body.context or "lead")
             if document.context != "prompt":
-                labels.append(Label(given.id, given.title))
+                labels.append(Label(body.id, body.title))
             return document
-        if given.id is None:
+        if body.id is None:
             raise ApiError(
                 400,
                 f"{where} has neither a text nor the id of a registered document: give one",
                 param=where,
                 code="invalid_value",
             )
-        for name, advice in _OF_A_TEXT.items():
-            if getattr(given, name) is not None:
+        for name, advice in _INLINE_ONLY.items():
+            if getattr(body, name) is not None:
                 raise ApiError(
                     400,
                     f"{where} names a registered document, which has its own {name}: {advice}",
                     param=f"{where}.{name}",
                     code="invalid_value",
                 )
-        document = self.registered(given.id)
-        labels.append(Label(given.id, document.name))
+        document = self.registered(body.id)
+        labels.append(Label(body.id, document.name))
         return document
 
     def _check_length(self, contents: Sequence[Sequence[Any]]) -> None:
-        """Refuses what is longer than the context however its text falls into tokens."""
-        least = sum(self._fewest_tokens(item) for content in contents for item in content)
-        if least > self.max_model_len:
+        """Refuses a prompt that exceeds the context under every tokenization of its text."""
+        min_tokens = sum(self._min_tokens(item) for content in contents for item in content)
+        if min_tokens > self.max_model_len:
             raise ApiError(
                 400,
-                f"the prompt has at least {least} tokens, but the context holds "
+                f"the prompt has at least {min_tokens} tokens, but the context holds "
                 f"{self.max_model_len}: shorten the documents or the text",
                 code="context_length_exceeded",
             )
 
-    def _fewest_tokens(self, item: str | Document | Sequence[int]) -> int:
+    def _min_tokens(self, item: str | Document | Sequence[int]) -> int:
         if isinstance(item, Document):
-            return sum(map(self._fewest_tokens, item.texts))
+            return sum(map(self._min_tokens, item.texts))
         return len(item) // self.longest_token if isinstance(item, str) else len(item)
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Most bytes that one ordinary token stands for."""
+    """Bytes of the longest token that is not special."""
     special = tokenizer.special_token_ids
     ids = (i for i in range(tokenizer.vocab_size) if i not in special)
     return max((len(tokenizer.token_bytes(i)) for i in ids), default=1)
-
-
-def _each(documents: Sequence[DocumentInput]) -> Sequence[tuple[int, DocumentInput]]:
-    return list(enumerate(documents))

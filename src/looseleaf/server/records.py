@@ -1,9 +1,7 @@
-"""Records of registered documents, beside the files of the disk tier: one small file for each, with
-all that its registrations were made of. What a restart does with them is in `registering`.
+"""Records of registered documents: one file each, beside the files of the disk tier.
 
-A folder may be shared. Servers of one model find each other's records when they start; those of
-other models have a folder of their own. A file is written under another name and then renamed, so
-nobody reads half of one."""
+Servers of one model share a folder of records, and every model has a separate folder. Writes are
+atomic renames. `registering` restores the records at start."""
 
 import asyncio
 import errno
@@ -31,7 +29,7 @@ _ENDING = ".json"
 
 
 class Registration(Strict):
-    """What a document was registered for: the chats of a model, or an index."""
+    """The target of a registration: the chats of a model, or an index."""
 
     model: str
     system: str | None
@@ -52,7 +50,7 @@ class Record(Strict):
 
 
 class Records:
-    """The records of one model's documents, or none where there is no disk tier.
+    """The records of one model's documents; without a disk tier ``folder`` is None.
 
     ``coming`` are the names of those that were there at the start and are not registered again yet,
     oldest first; ``unlisted`` is the reason why they are not known, None if they are. ``unkept``
@@ -82,29 +80,29 @@ class Records:
         try:
             record = Record.model_validate_json(content)
         except ValidationError as error:
-            # not the error's own words, which quote the text
-            told = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, told["loc"]))
-            raise ValueError(f"damaged: {where + ': ' if where else ''}{told['msg']}") from None
+            # the error's own message would quote the document
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"damaged: {where + ': ' if where else ''}{first['msg']}") from None
         if record_name(record.tenant, record.id) != name:
             raise ValueError("damaged: it is the record of another document")
         return record
 
     def write(self, record: Record) -> None:
-        """Put a record in the place of the one before, if there is one. One of the same text stays
-        registered for what it was, too. Raises OSError."""
+        """Write or replace a record; for the same text, earlier registrations remain.
+
+        Raises OSError."""
         name = record_name(record.tenant, record.id)
         with suppress(OSError, ValueError):
             before = self.read(name)
             if before.text == record.text:
-                new = [one for one in record.registrations if one not in before.registrations]
+                new = [item for item in record.registrations if item not in before.registrations]
                 both = [*before.registrations, *new]
                 record = record.model_copy(update={"title": before.title, "registrations": both})
         self._replace(name, record)
 
     def pin(self, tenant: str, document_id: str, pinned: bool) -> None:
-        """Note that a document is pinned, or no more. Raises OSError, and ValueError for a damaged
-        record."""
+        """Update the pin of a record. Raises OSError, and ValueError for a damaged record."""
         name = record_name(tenant, document_id)
         with suppress(FileNotFoundError):
             record = self.read(name)
@@ -127,21 +125,20 @@ class Records:
 
     @contextmanager
     def expecting(self, tenant: str, document_id: str) -> Iterator[None]:
-        """Raises ApiError (503) instead of DocumentNotFound for a document that is about to be
-        registered again."""
+        """Raises ApiError (503) instead of DocumentNotFound for a record not yet registered."""
         try:
             yield
         except DocumentNotFound:
             if record_name(tenant, document_id) not in self.coming:
                 raise
             raise unavailable(
-                f"document {document_id!r} was registered before the server was started, and is "
-                "about to be again: ask again in a moment",
+                f"document {document_id!r} is being restored after a restart: ask again in a "
+                "moment",
                 "document_coming",
             ) from None
 
     def _path(self, name: str) -> Path:
-        assert self.folder is not None, "there are records where there is a disk tier"
+        assert self.folder is not None, "records need a disk tier"
         return self.folder / name
 
     def _replace(self, name: str, record: Record) -> None:
@@ -159,7 +156,7 @@ class Records:
 
 
 def record_name(tenant: str, document_id: str) -> str:
-    """The name of a document's file; an id may be longer than a name, and hold what none may."""
+    """The name of a document's file: a digest, because ids may contain any characters."""
     return _digest(json.dumps([tenant, document_id])) + _ENDING
 
 
@@ -168,7 +165,7 @@ def _digest(text: str) -> str:
 
 
 def _open_own(path: str, flags: int) -> int:
-    # as the tier's files
+    # the permissions of the tier's files
     return os.open(path, flags, 0o660)
 
 

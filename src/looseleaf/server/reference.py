@@ -1,4 +1,4 @@
-"""``/docs``: the API's description as one page without scripts, so that it also works offline."""
+"""``/docs``: the OpenAPI document as one HTML page without scripts, which works offline."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -13,7 +13,7 @@ _STYLE = (
 
 
 def reference_page(api: Mapping[str, Any]) -> str:
-    """HTML that lists the paths of an OpenAPI document, then its schemas."""
+    """HTML of an OpenAPI document: its paths, then its schemas."""
     info = api["info"]
     schemas = api["components"]["schemas"]
     body = "".join([*_operations(api["paths"]), "<h1>Schemas</h1>", *_schemas(schemas)])
@@ -47,9 +47,9 @@ def _schemas(schemas: Mapping[str, Any]) -> Iterator[str]:
     for name, schema in schemas.items():
         yield f"<h2 id='{escape(name)}'>{escape(name)}</h2>"
         yield f"<p>{escape(schema.get('description', ''))}</p><table>"
-        needed = schema.get("required", ())
+        required = schema.get("required", ())
         for field, shape in schema.get("properties", {}).items():
-            note = "needed" if field in needed else _default(shape)
+            note = "required" if field in required else _default(shape)
             yield (
                 f"<tr><th><code>{escape(field)}</code><td>{_type(shape)}<td>{note}"
                 f"<td>{escape(shape.get('description', ''))}"
@@ -68,7 +68,7 @@ def _type(shape: Mapping[str, Any]) -> str:
         return f"<a href='#{name}'>{name}</a>"
     choices = shape.get("anyOf") or shape.get("oneOf")
     if choices:
-        return " or ".join(dict.fromkeys(_type(one) for one in choices))
+        return " or ".join(dict.fromkeys(map(_type, choices)))
     if "enum" in shape or "const" in shape:
         return " or ".join(
             f"<code>{escape(repr(v))}</code>" for v in shape.get("enum", [shape.get("const")])

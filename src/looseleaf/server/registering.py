@@ -1,5 +1,4 @@
-"""What keeps the records of registered documents in step with the engine, and registers them again
-when a server starts.
+"""Registers documents, keeps their records on disk up to date, and restores them at start.
 
 A record is written before a registration is answered, and removed before a deletion is. A record
 that can't be written or removed is a refusal (507), a count, and a line in the log. A client may
@@ -24,8 +23,7 @@ _SETTLE_SECONDS = 10.0
 def register(
     service: Service, registration: Registration, caller: Caller, about: Record, most: int | None
 ) -> AsyncIterator[DocumentInfo]:
-    """Have the engine compute a document; ``about`` has its text, and an empty id if it is to get
-    one."""
+    """Compute a document; ``about`` has its text, and an empty id for a derived id."""
     model = service.model(registration.model)
     document = service.prompts(caller).render(about.title, about.text)
     return service.llm.register(
@@ -41,7 +39,7 @@ def register(
 
 
 def record_of(body: RegisterRequest, caller: Caller, model: str) -> Record:
-    """What a request registers, for one of the models served."""
+    """The record of a registration for a served model."""
     return Record(
         tenant=caller.tenant,
         id=body.id or "",
@@ -182,9 +180,9 @@ async def _tried(
 
 
 async def register_again(service: Service) -> None:
-    """Register what was registered when the server, or another one on its folder, ran before: one
-    document after another, so that requests wait for one at the most. What can't be is told in the
-    log, and its file stays."""
+    """Register the documents of all records, one at a time, so a request waits for one at most.
+
+    A document that fails is a warning in the log, and its file stays."""
     coming, again = service.records.coming, 0
     if service.records.unlisted is not None:
         service.metrics.left_out.inc()
@@ -197,7 +195,7 @@ async def register_again(service: Service) -> None:
             await _register_again(service, record)
             again += 1
         except (EngineClosed, FileNotFoundError, DocumentNotFound):
-            # the server ends, or somebody deletes the document: there is nothing to tell
+            # shutdown, or a concurrent deletion of the document
             pass
         except Exception as error:
             reason = str(error.detail if isinstance(error, ApiError) else error)
@@ -213,13 +211,13 @@ async def _register_again(service: Service, record: Record) -> None:
     tenants = service.keys.tenants or {""}
     if record.tenant not in tenants:
         raise InvalidRequest(f"tenant {record.tenant!r} has no key here")
-    served = [one for one in record.registrations if one.model in service.models]
+    served = [item for item in record.registrations if item.model in service.models]
     if not served:
         raise InvalidRequest(f"no model {record.registrations[0].model!r} is served here")
     caller = Caller(record.tenant, "")
     for number, registration in enumerate(served):
         if number:
-            # deleted while it was computed for the first
+            # raises DocumentNotFound after a deletion during the previous registration
             await service.llm.document(record.id, caller.salt)
         async with aclosing(register(service, registration, caller, record, None)) as progress:  # type: ignore[type-var]
             async for _ in progress:

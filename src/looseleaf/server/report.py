@@ -1,4 +1,4 @@
-"""What a request's answer says besides its text: usage, reuse, and log-probabilities."""
+"""The parts of an answer besides its text: usage, reuse and log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -8,18 +8,17 @@ from looseleaf.engine.reports.outputs import LoadingReport, RequestOutput
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios
-from looseleaf.server.policies import policies_in_force
+from looseleaf.server.policies import effective_policies
 from looseleaf.server.prompts import Label
 
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; OpenAI's own value."""
+MIN_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON lacks; OpenAI uses the same value."""
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's usage of one request with several prompts. ``cached_tokens`` are exact prefix hits
-    only."""
+    """OpenAI's ``usage``, summed over prompts; ``cached_tokens`` counts exact prefix hits only."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -31,8 +30,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:
-    """The ``looseleaf`` object of one request with several prompts: counts are sums, times are
-    those of the slowest."""
+    """The ``looseleaf`` object: counts are summed over prompts, times are the slowest prompt's."""
     documents = [
         {
             "id": label.id,
@@ -46,11 +44,11 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
             "recomputed": document.recomputed,
             "hosted": document.hosted,
         }
-        for number, (output, own) in enumerate(zip(outputs, labels, strict=True))
-        for label, document in zip(own, output.reuse.documents, strict=False)
+        for number, (output, prompt_labels) in enumerate(zip(outputs, labels, strict=True))
+        for label, document in zip(prompt_labels, output.reuse.documents, strict=False)
     ]
     reports = [output.reuse for output in outputs]
-    paths = [output.attention for output in outputs]
+    attention = [output.attention for output in outputs]
     metrics = [output.metrics for output in outputs]
     return {
         "documents": documents,
@@ -61,12 +59,12 @@ def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -
         "document_tokens_recomputed": sum(r.document_tokens_recomputed for r in reports),
         "preempted_tokens": sum(r.preempted_tokens for r in reports),
         "loading": [_loading(r.loading) for r in reports if r.loading is not None],
-        "policies": policies_in_force(outputs),
+        "policies": effective_policies(outputs),
         "attention": {
-            "decode_steps": sum(p.decode_steps for p in paths),
-            "grouped_steps": sum(p.grouped_steps for p in paths),
-            "keys_read": sum(p.keys_read for p in paths),
-            "keys_shared": sum(p.keys_shared for p in paths),
+            "decode_steps": sum(a.decode_steps for a in attention),
+            "grouped_steps": sum(a.grouped_steps for a in attention),
+            "keys_read": sum(a.keys_read for a in attention),
+            "keys_shared": sum(a.keys_shared for a in attention),
         },
         "selection": _selection(outputs),
         "revision": _revision(outputs),
@@ -90,28 +88,37 @@ def _loading(report: LoadingReport) -> dict[str, Any]:
     }
 
 
+_SELECTION_SUMS = (
+    "chosen_steps",
+    "dense_steps",
+    "pages_read",
+    "pages_held",
+    "keys_read",
+    "keys_there",
+    "bytes_read",
+)
+
+
 def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-    """What was read under a select policy, of all outputs; None if none has one."""
+    """Pages and keys read under a select policy, summed; None without a policy."""
     reports = [output.select for output in outputs if output.select is not None]
     if not reports:
         return None
-    pages, keys = ("pages_read", "pages_held"), ("keys_read", "keys_there")
-    names = ("chosen_steps", "dense_steps", *pages, *keys, "bytes_read")
-    measured = [(r.recall, r.recall_rows) for r in reports if r.recall is not None]
-    rows = sum(count for _, count in measured)
+    recalls = [(r.recall, r.recall_rows) for r in reports if r.recall is not None]
+    rows = sum(count for _, count in recalls)
     return {
-        **{name: sum(getattr(r, name) for r in reports) for name in names},
-        "recall": sum(recall * count for recall, count in measured) / rows if rows else None,
+        **{name: sum(getattr(r, name) for r in reports) for name in _SELECTION_SUMS},
+        "recall": sum(recall * count for recall, count in recalls) / rows if rows else None,
     }
 
 
 def _revision(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-    """The effective KV exposure over all outputs; None before the end, and without revision."""
+    """The effective KV exposure over all outputs; None before the end or without revision."""
     reports = [output.revision for output in outputs if output.revision is not None]
     if not reports:
         return None
-    read = [sum(n) for n in zip(*(r.pages_read or r.keys_read for r in reports), strict=True)]
-    return {"exposure": exposure_ratios(read)}
+    reads = zip(*(r.pages_read or r.keys_read for r in reports), strict=True)
+    return {"exposure": exposure_ratios([sum(counts) for counts in reads])}
 
 
 def _slowest(times: Sequence[float | None]) -> float | None:
@@ -120,31 +127,32 @@ def _slowest(times: Sequence[float | None]) -> float | None:
 
 
 Entry = tuple[TokenLogprob, ...]
-"""The token that was drawn, then the likeliest ones but for it."""
+"""The sampled token, then the most likely other tokens."""
 
 
 def chat_logprobs(entries: Sequence[Entry], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Log-probabilities in the form of chat completions, ``top`` of the likeliest a token."""
+    """Log-probabilities as in chat completions, with the ``top`` most likely tokens of each."""
 
-    def shown(one: TokenLogprob) -> dict[str, Any]:
-        content = tokenizer.token_bytes(one.token_id)
+    def to_json(token: TokenLogprob) -> dict[str, Any]:
+        content = tokenizer.token_bytes(token.token_id)
         return {
             "token": content.decode("utf-8", "replace"),
-            "logprob": finite(one.logprob),
+            "logprob": finite(token.logprob),
             "bytes": list(content),
         }
 
     content = [
-        {**shown(entry[0]), "top_logprobs": [shown(one) for one in likeliest(entry, top)]}
+        {**to_json(entry[0]), "top_logprobs": [*map(to_json, likeliest(entry, top))]}
         for entry in entries
     ]
     return {"content": content, "refusal": None}
 
 
 class TextOffsets:
-    """Where in an output's text its tokens begin, token by token. The text of a token may be empty,
-    come with a later one, or be held back, so that no sum of tokens' texts says it. The output
-    continues the text of ``prompt``."""
+    """Start offsets of an output's tokens in its text, in characters, after ``prompt``.
+
+    A token may yield no text or delay its text, so lengths of token texts do not add up to these.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._detokenizer = tokenizer.stream()
@@ -152,7 +160,7 @@ class TextOffsets:
         self._length = 0
 
     def follow(self, entries: Sequence[Entry]) -> list[int]:
-        """Where each of the next tokens begins."""
+        """The start offsets of the next tokens."""
         offsets = []
         for entry in entries:
             offsets.append(self._length)
@@ -163,30 +171,29 @@ class TextOffsets:
 def completion_logprobs(
     entries: Sequence[Entry], top: int, tokenizer: Tokenizer, offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Log-probabilities in the older form, as columns; ``offsets`` has followed the tokens before
-    these."""
+    """Log-probabilities as in completions, in columns; ``offsets`` covers all earlier tokens."""
 
-    def text(one: TokenLogprob) -> str:
-        return tokenizer.token_bytes(one.token_id).decode("utf-8", "replace")
+    def text(token: TokenLogprob) -> str:
+        return tokenizer.token_bytes(token.token_id).decode("utf-8", "replace")
 
-    def shown(entry: Entry) -> dict[str, float]:
-        # the token that was drawn is always there, as the one more that OpenAI has
-        ordered = [*reversed(likeliest(entry, top)), entry[0]]
-        return {text(one): finite(one.logprob) for one in ordered}
+    def top_logprobs(entry: Entry) -> dict[str, float]:
+        # OpenAI always includes the sampled token, beyond ``top`` if necessary
+        tokens = [*reversed(likeliest(entry, top)), entry[0]]
+        return {text(token): finite(token.logprob) for token in tokens}
 
     return {
         "tokens": [text(entry[0]) for entry in entries],
         "token_logprobs": [finite(entry[0].logprob) for entry in entries],
-        "top_logprobs": [shown(entry) for entry in entries],
+        "top_logprobs": [top_logprobs(entry) for entry in entries],
         "text_offset": offsets.follow(entries),
     }
 
 
 def likeliest(entry: Entry, top: int) -> list[TokenLogprob]:
-    """The ``top`` likeliest tokens, best first, whether the drawn one is among them or not."""
-    return sorted(entry, key=lambda one: one.rank)[:top]
+    """The ``top`` most likely tokens, best first, with or without the sampled token."""
+    return sorted(entry, key=lambda token: token.rank)[:top]
 
 
 def finite(logprob: float) -> float:
-    """``logprob``, or the least one if it is minus infinity."""
-    return logprob if math.isfinite(logprob) else LEAST_LOGPROB
+    """``logprob``, or `MIN_LOGPROB` for minus infinity."""
+    return logprob if math.isfinite(logprob) else MIN_LOGPROB

@@ -1,5 +1,6 @@
-"""From a request's fields to `SamplingParams`; a field that is null has its default, which is what
-the model's generation_config.json advises, or else that of `SamplingParams`."""
+"""From a request's fields to `SamplingParams`.
+
+A null field takes its default: first from generation_config.json, then from `SamplingParams`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from looseleaf.server.protocol.completion import CompletionRequest
 
 MAX_STOP_CHARACTERS = 1024
 
-_SAME = (
+_SHARED_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -37,7 +38,7 @@ _SAME = (
 
 
 def chat_params(body: ChatRequest, vocab_size: int, advice: Mapping[str, Any]) -> SamplingParams:
-    """What a chat request asks for; without a limit an answer may fill the context."""
+    """Sampling of a chat request; without a limit an answer may fill the context."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return _params(
         body,
@@ -51,16 +52,16 @@ def chat_params(body: ChatRequest, vocab_size: int, advice: Mapping[str, Any]) -
 def completion_params(
     body: CompletionRequest, vocab_size: int, advice: Mapping[str, Any]
 ) -> SamplingParams:
-    """What a completion request asks for; without a limit an output has 16 tokens, as OpenAI's."""
+    """Sampling of a completion request; the default limit is 16 tokens, as in OpenAI's API."""
     limit = 16 if body.max_tokens is None else body.max_tokens
     return _params(body, vocab_size, advice, max_tokens=limit, logprobs=body.logprobs)
 
 
 def _params(
-    body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **further: Any
+    body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **limits: Any
 ) -> SamplingParams:
-    asked = {name: getattr(body, name) for name in _SAME}
-    given = {**advice, **{name: value for name, value in asked.items() if value is not None}}
+    values = {name: getattr(body, name) for name in _SHARED_FIELDS}
+    options = {**advice, **{name: value for name, value in values.items() if value is not None}}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
         raise _invalid("stop", f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
@@ -75,7 +76,7 @@ def _params(
         raise _invalid("logit_bias", "values must be from -100 to 100")
     try:
         return SamplingParams(
-            **given, **further, logit_bias=bias, grammar=_grammar(body.response_format)
+            **options, **limits, logit_bias=bias, grammar=_grammar(body.response_format)
         )
     except InvalidOption as error:
         message = error.named(lambda option: _field_of(body, option))
@@ -83,7 +84,7 @@ def _params(
 
 
 def _field_of(body: GenerationRequest, option: str) -> str:
-    """The field in which ``body`` gives an option of `SamplingParams`."""
+    """The field of ``body`` that sets an option of `SamplingParams`."""
     renamed = {"max_tokens": "max_completion_tokens"}.get(option, option)
     return renamed if getattr(body, renamed, None) is not None else option
 
@@ -92,10 +93,10 @@ def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
     if isinstance(response_format, JsonObjectFormat):
         return Grammar.json_object()
     if isinstance(response_format, JsonSchemaFormat):
-        asked = response_format.json_schema
-        if asked.schema_ is None:
+        named = response_format.json_schema
+        if named.schema_ is None:
             return Grammar.json_object()
-        return Grammar.json_schema(asked.schema_, strict=bool(asked.strict))
+        return Grammar.json_schema(named.schema_, strict=bool(named.strict))
     return None
 
 

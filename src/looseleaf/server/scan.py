@@ -1,19 +1,17 @@
-"""Bodies looked through as bytes while they arrive: how deep they nest, and how many values they
-hold. A body that is refused here is never parsed.
+"""Limits the values and the nesting of a JSON body as its bytes arrive, before it is parsed.
 
-Parsing holds the interpreter from the first value to the last, in whatever thread it is done, so
-that no answer gets a token meanwhile. What bounds that time is the number of values, not of
-bytes: a text of a megabyte is read in one piece."""
+`json.loads` holds the interpreter lock, so a long parse delays the tokens of all answers. Its time
+grows with the number of values, not of bytes: a text of a megabyte is one value."""
 
 import numpy as np
 
 from looseleaf.server.errors import ApiError
 
 MAX_DEPTH = 64
-"""Arrays and objects inside each other; grammars of deeper schemas are of no use to anybody."""
+"""Nesting limit of arrays and objects."""
 
-LEAST_VALUES = 2**16
-"""Any server takes so many: they are parsed and checked within some 15 ms."""
+MIN_VALUES = 2**16
+"""Lowest limit of values; parsing and validating them takes about 15 ms."""
 
 _MARKS = (b",", b":", b"[", b"{")
 _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
@@ -23,28 +21,25 @@ _LEVELS[list(b"]}")] = -1
 
 
 def most_values(max_model_len: int) -> int:
-    """How many values and names a body may have: several prompts of the whole context, as token
-    ids."""
-    return max(LEAST_VALUES, 4 * max_model_len)
+    """The limit of values and names: enough for four full contexts of token ids."""
+    return max(MIN_VALUES, 4 * max_model_len)
 
 
 class Scan:
-    """What is known of a body after each of its pieces. Of JSON it is exact; what is none, the
-    parser refuses where it begins to be none."""
+    """Counts values and depth of a body, piece by piece. Counts are exact for valid JSON."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_values: int) -> None:
+        self._max_values = max_values
         self._values = self._quotes = self._depth = 0
         self._inside = False
         self._rest = b""
 
     def push(self, piece: bytes) -> None:
-        """Look through the next piece. Raises ApiError (400) once a body has too many values, or
-        nests too deep."""
+        """Count the next piece. Raises ApiError (400) above either limit."""
         if not piece:
             return
         piece = self._rest + piece
-        # half of an escape waits for its other half
+        # an escape may be split between pieces
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
         self._rest = piece[-1:] if backslashes % 2 else b""
         piece = piece[: len(piece) - len(self._rest)]
@@ -55,11 +50,11 @@ class Scan:
         self._inside ^= len(runs) % 2 == 0
         self._quotes += len(runs) - 1
         self._values += sum(map(outside.count, _MARKS))
-        if max(self._values, self._quotes // 2) > self._most:
+        if max(self._values, self._quotes // 2) > self._max_values:
             raise ApiError(
                 400,
-                f"the body has more than {self._most} values and names: send fewer prompts at a "
-                "time, or texts instead of token ids",
+                f"the body has more than {self._max_values} values and names: send fewer prompts, "
+                "or texts instead of token ids",
                 code="too_many_values",
             )
         self._follow(outside.translate(None, _NO_BRACKETS))

@@ -1,4 +1,4 @@
-"""Limits of JSON schemas that are checked at once, before any grammar is compiled."""
+"""Size limits of JSON schemas, checked before their grammar is compiled."""
 
 import json
 from collections.abc import Iterator
@@ -12,32 +12,33 @@ _WHERE = "response_format"
 
 
 def require_small(grammar: Grammar | None, config: ServerConfig) -> None:
-    """Raises ApiError (400) for a schema with more bytes, properties or levels than the server
-    takes."""
+    """Raises ApiError (400) for a schema above a limit of bytes, levels or properties."""
     if grammar is None or grammar.kind != "json_schema":
         return
-    size, most = len(grammar.source.encode()), config.max_schema_bytes
-    if size > most:
-        raise _too_large(f"{size} bytes, but {most} are the most: shorten it")
+    size, limit = len(grammar.source.encode()), config.max_schema_bytes
+    if size > limit:
+        raise _too_large(f"{size} bytes, above the limit of {limit}: shorten it")
     schema = json.loads(grammar.source)
-    depth, most = max((depth for depth, _ in _walk(schema)), default=0), config.max_schema_depth
-    if depth > most:
-        raise _too_large(f"{depth} levels, but {most} are the most: nest its objects less deeply")
-    number, most = _num_properties(schema), config.max_schema_properties
-    if number > most:
-        raise _too_large(f"{number} properties, but {most} are the most: leave some out")
+    depth, limit = max((depth for depth, _ in _walk(schema)), default=0), config.max_schema_depth
+    if depth > limit:
+        raise _too_large(
+            f"{depth} levels, above the limit of {limit}: nest its objects less deeply"
+        )
+    number, limit = _num_properties(schema), config.max_schema_properties
+    if number > limit:
+        raise _too_large(f"{number} properties, above the limit of {limit}: remove properties")
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
-    """The objects and lists in ``schema``, each with its depth, without recursion."""
-    left = [(1, schema)]
-    while left:
-        depth, value = left.pop()
+    """The depth and value of every object and list in ``schema``, without recursion."""
+    stack = [(1, schema)]
+    while stack:
+        depth, value = stack.pop()
         if not isinstance(value, dict | list):
             continue
         yield depth, value
         inner = value.values() if isinstance(value, dict) else value
-        left += [(depth + 1, one) for one in inner]
+        stack += [(depth + 1, item) for item in inner]
 
 
 def _num_properties(schema: Any) -> int:

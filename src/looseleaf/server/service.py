@@ -1,4 +1,4 @@
-"""What the routes work with: the engine, the models that are served over it, limits, metrics."""
+"""The server's shared state: the engine, its served models, limits and metrics."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ from looseleaf.server.keys import (
 )
 from looseleaf.server.limits import KeyLimits, Queue
 from looseleaf.server.line_writer import LineWriter
-from looseleaf.server.logs import make_log, taking_over
+from looseleaf.server.logs import forward_logging, make_log
 from looseleaf.server.metrics import ServerMetrics
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
@@ -42,22 +42,22 @@ T = TypeVar("T")
 State = Literal["ready", "draining", "stopped", "stuck"]
 
 STEP_PATIENCE = 10.0
-"""Seconds that a step under way gets at the end, before the engine is left to itself."""
+"""Seconds that shutdown waits for the running step before it abandons the engine."""
 
-_LOOK_SECONDS = 0.05
-"""How often a server that ends looks whether requests are under way."""
+_POLL_SECONDS = 0.05
+"""Interval at which shutdown checks for running requests."""
 
 REFERENCE_NAME = "looseleaf-reference"
 TOKEN_BYTES = 16
-"""Of a body for each token: four times what a token of text takes, so that escapes have room."""
+"""Body bytes allowed per token: four times the usual size of a token, for JSON escapes."""
 
-LEAST_BODY_MIB, MOST_BODY_MIB = 4.0, 32.0
-"""Between these is the size of the largest body where the operator gives none."""
+MIN_BODY_MIB, MAX_BODY_MIB = 4.0, 32.0
+"""Range of the default body limit."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A name that clients may ask for: the weights, behind a system prompt of its own or none."""
+    """A model name that clients may request, with its own system prompt or none."""
 
     name: str
     system_text: str | None = None
@@ -66,11 +66,11 @@ class ServedModel:
 
 @dataclass(eq=False)
 class Service:
-    """One server's state. ``make_service`` builds it, ``start`` computes its system prompts.
+    """One server's state. `make_service` builds it, `start` computes its system prompts.
 
-    ``advice`` is what the model has as sampling fields where a request leaves them out.
-    ``under_way`` counts requests that came before the server began to end; ``whole`` is whether
-    all of them ended by themselves, None until that is known."""
+    ``advice`` holds the checkpoint's defaults for sampling fields. ``under_way`` counts requests
+    that arrived before shutdown began. ``whole`` is whether all of them completed, None until the
+    drain ends."""
 
     config: ServerConfig
     llm: AsyncLLM
@@ -91,8 +91,8 @@ class Service:
     draining: bool = False
     under_way: int = 0
     whole: bool | None = None
-    _due: float = math.inf
-    _ending: "asyncio.Task[bool] | None" = None
+    _drain_deadline: float = math.inf
+    _shutdown: "asyncio.Task[bool] | None" = None
 
     def __post_init__(self) -> None:
         self.metrics.watch_engine(
@@ -102,12 +102,12 @@ class Service:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine has been at one step for longer than any should take."""
+        """Whether the running step has exceeded ``stall_seconds``."""
         return self.llm.busy_seconds > self.config.stall_seconds
 
     @property
     def state(self) -> State:
-        """What probes are told."""
+        """The state that health probes report."""
         if self.draining:
             return "draining"
         if not self.llm.is_open:
@@ -115,7 +115,7 @@ class Service:
         return "stuck" if self.is_stuck else "ready"
 
     async def start(self) -> None:
-        """Compute and pin the system prompts, before any port is open; none once the end begins."""
+        """Compute and pin the system prompts, before any port opens; stops early at shutdown."""
         for name, model in self.models.items():
             if self.draining:
                 return
@@ -124,37 +124,38 @@ class Service:
                 self.models[name] = ServedModel(name, model.system_text, prompt)
                 self.log.info("system_prompt", model=name, tokens=len(prompt.tokens))
 
-    def begin_to_end(self) -> float:
-        """Refuse new requests from now on; in how many seconds those that run are cut off."""
+    def begin_shutdown(self) -> float:
+        """Refuse new requests from now on; the seconds until running requests are cut off."""
         now = time.monotonic()
         if not self.draining:
-            self.draining, self._due = True, now + self.config.drain_seconds
-        return max(0.0, self._due - now)
+            self.draining, self._drain_deadline = True, now + self.config.drain_seconds
+        return max(0.0, self._drain_deadline - now)
 
     async def stop(self) -> bool:
-        """Let what runs end in the time it has, then close the engine; whether nothing was cut. Who
-        asks again hears of the same end."""
-        self.begin_to_end()
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
-        return await asyncio.shield(self._ending)
+        """Drain running requests, then close the engine; whether all requests completed.
 
-    async def _end(self) -> bool:
-        while self.under_way and (left := self.begin_to_end()) > 0:
-            await asyncio.sleep(min(left, _LOOK_SECONDS))
-        cut = self.under_way
-        # a moment at least where nobody is cut: an engine that has no work says so
-        left = self.begin_to_end() if cut else max(1.0, self.begin_to_end())
-        self.whole = await self.llm.drain(left, patience=STEP_PATIENCE) and not cut
+        Later calls return the same result."""
+        self.begin_shutdown()
+        if self._shutdown is None:
+            self._shutdown = asyncio.create_task(self._drain_and_close())
+        return await asyncio.shield(self._shutdown)
+
+    async def _drain_and_close(self) -> bool:
+        while self.under_way and (seconds := self.begin_shutdown()) > 0:
+            await asyncio.sleep(min(seconds, _POLL_SECONDS))
+        cut_requests = self.under_way
+        seconds = self.begin_shutdown()
+        # an idle engine needs a moment to confirm that it has no work
+        seconds = seconds if cut_requests else max(1.0, seconds)
+        self.whole = await self.llm.drain(seconds, patience=STEP_PATIENCE) and not cut_requests
         return self.whole
 
     def due(self) -> float:
-        """When a request that comes now must have ended, on the loop's clock."""
+        """The deadline of a request that arrives now, on the loop's clock."""
         return asyncio.get_running_loop().time() + self.config.deadline
 
-    async def in_time(self, answer: Awaitable[T], due: float | None = None) -> T:
-        """What the engine answers between two steps. Raises DeadlineExceeded once a request's time
-        is over, by default that of one that comes now: a step may stand still."""
+    async def with_deadline(self, answer: Awaitable[T], due: float | None = None) -> T:
+        """The engine's answer. Raises DeadlineExceeded at ``due``, by default `due()`."""
         try:
             async with asyncio.timeout_at(self.due() if due is None else due):
                 return await answer
@@ -167,15 +168,16 @@ class Service:
         self,
         caller: Caller,
         due: float,
-        make: Callable[P, T],
+        function: Callable[P, T],
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
-        """What ``make`` returns, such as a prompt, in its tenant's turn. Raises DeadlineExceeded at
-        ``due``, on the loop's clock."""
+        """The result of ``function``, run in a thread of the caller's tenant.
+
+        Raises DeadlineExceeded at ``due``, on the loop's clock."""
         try:
             async with asyncio.timeout_at(due):
-                return await self.llm.prepare(caller.salt, make, *args, **named)
+                return await self.llm.prepare(caller.salt, function, *args, **named)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 "the prompt was not ready within the request's deadline: shorten it, or ask again "
@@ -183,9 +185,9 @@ class Service:
             ) from error
 
     @contextmanager
-    def passing(self) -> Iterator[None]:
-        """One request under way, from its head to the last byte of its answer."""
-        # one that comes later is a probe, or is refused: the end does not wait for it
+    def track_request(self) -> Iterator[None]:
+        """Count one request, from its head to the last byte of its answer."""
+        # shutdown does not wait for requests that arrive after it began
         counted = not self.draining
         self.under_way += counted
         try:
@@ -195,48 +197,47 @@ class Service:
 
     @property
     def base_model(self) -> ServedModel:
-        """The model that the command line names."""
+        """The model named on the command line."""
         return next(iter(self.models.values()))
 
     @property
     def max_body(self) -> int:
-        """Bytes of the largest body: as many as the operator says, or what all the prompts that a
-        request may have take at the most."""
-        most = self.config.max_body_mib
-        if most is None:
+        """Bytes of the largest body; by default enough for ``max_completions`` full contexts."""
+        mib = self.config.max_body_mib
+        if mib is None:
             tokens = self.config.max_completions * self.llm.engine.max_model_len
-            most = min(max(tokens * TOKEN_BYTES / 2**20, LEAST_BODY_MIB), MOST_BODY_MIB)
-        return int(most * 2**20)
+            mib = min(max(tokens * TOKEN_BYTES / 2**20, MIN_BODY_MIB), MAX_BODY_MIB)
+        return int(mib * 2**20)
 
     @property
     def max_values(self) -> int:
-        """Values and names that a body may have."""
+        """Most JSON values and names of a body."""
         return most_values(self.llm.engine.max_model_len)
 
     def model(self, name: str) -> ServedModel:
-        """The model of that name. Raises ApiError (404, or 503 as the server ends)."""
+        """The model ``name``. Raises ApiError: 404, or 503 during shutdown."""
         self.require_ready()
-        found = self.models.get(name)
-        if found is None:
+        model = self.models.get(name)
+        if model is None:
             raise ApiError(
                 404,
                 f"no model {name[:256]!r} is served here: GET /v1/models lists those that are",
                 param="model",
                 code="model_not_found",
             )
-        return found
+        return model
 
     def require_ready(self) -> None:
         """Raises ApiError (503) unless requests can be served."""
         if self.draining:
-            raise unavailable("the server is shutting down: ask another one", "shutting_down")
+            raise unavailable("the server is shutting down: ask another server", "shutting_down")
         if not self.llm.is_open:
             raise ApiError(503, "the engine has stopped: restart the server", code="stopped")
         if self.is_stuck:
-            raise unavailable("the engine stands still: ask another server", "stuck")
+            raise unavailable("the engine is stuck in a step: ask another server", "stuck")
 
     def prompts(self, caller: Caller) -> PromptMaker:
-        """Makes the prompts of a caller's requests."""
+        """The prompt maker of the caller's tenant."""
         return PromptMaker(
             self.llm.engine.prompts,
             self.template,
@@ -254,7 +255,7 @@ def make_service(
     model: str | None,
     config: ServerConfig,
     options: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Service:
     """Load a model and prepare to serve it; ``on_progress`` hears how far that is. Raises
     InvalidOption and ModelError before any port is open."""
@@ -272,11 +273,16 @@ def make_service(
         log.warning("keys_exposed", reason=exposed)
     # the engine's thread tells the metrics of its steps, and these ask the engine for counts
     metrics = ServerMetrics(lambda: llm.snapshot())
-    told: dict[str, Any] = {"on_step": metrics.on_step, "on_progress": on_progress}
-    with taking_over(log):
+    with forward_logging(log):
         folder = find_model(model)
         advice = read_advice(folder) if config.generation_config else {}
-        llm = AsyncLLM(folder, warm_up=config.warm_up, **told, **(options or {}))
+        llm = AsyncLLM(
+            folder,
+            warm_up=config.warm_up,
+            on_step=metrics.on_step,
+            on_progress=on_progress,
+            **(options or {}),
+        )
     if advice:
         log.info("sampling_defaults", source="generation_config.json", **advice)
     engine = llm.engine
@@ -304,7 +310,7 @@ def make_service(
 
 
 def require_safe(config: ServerConfig, keys: KeyRing) -> None:
-    """Raises InvalidOption unless everybody who can reach the server may use it."""
+    """Raises InvalidOption for a server without keys that other hosts can reach."""
     if not keys.is_open:
         return
     if not is_loopback(config.host):
@@ -324,14 +330,14 @@ def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
         REFERENCE_NAME if model is None else _checkpoint_name(model)
     )
     models = {name: ServedModel(name)}
-    for given in config.system_prompt:
-        own_name, equals, path = given.rpartition("=")
-        chosen = own_name if equals else name
-        if not chosen or (chosen in models and models[chosen].system_text is not None):
+    for option in config.system_prompt:
+        option_name, equals, path = option.rpartition("=")
+        model_name = option_name if equals else name
+        if not model_name or (model_name in models and models[model_name].system_text is not None):
             raise InvalidOption(
-                f"--system-prompt {given}: give each model name one file, as NAME=FILE"
+                f"--system-prompt {option}: give each model name one file, as NAME=FILE"
             )
-        models[chosen] = ServedModel(chosen, _read_prompt(Path(path)))
+        models[model_name] = ServedModel(model_name, _read_prompt(Path(path)))
     return models
 
 

@@ -1,8 +1,7 @@
-"""Connections whose caller does nothing any more: they are closed after a while.
+"""Closes connections whose client makes no progress.
 
-uvicorn waits as long as the caller likes for the head of a request, and for the rest of an answer
-to be read once it has closed the connection. What a request may take for its body, and for reading
-a piece of its answer, is in `gate`."""
+uvicorn has no timeout for request heads, nor for unread data of a closing connection. `gate` has
+the timeouts of bodies and responses."""
 
 import asyncio
 from typing import Any
@@ -11,67 +10,67 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from looseleaf.server.open_connections import OpenConnections
 
-LOOK_SECONDS = 30.0
-"""How often each connection is looked at; it ends when two looks find the same standstill."""
+CHECK_SECONDS = 30.0
+"""Interval of checks; two checks in the same state close the connection."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's own connection, with an end to its patience, and to the number of its kind."""
+    """uvicorn's connection with timeouts, and a limit on open connections."""
 
-    _look: asyncio.TimerHandle | None = None
-    _standstill: object = None
+    _timer: asyncio.TimerHandle | None = None
+    _stalled_state: object = None
 
-    def __init__(self, *, places: OpenConnections, **options: Any) -> None:
+    def __init__(self, *, connections: OpenConnections, **options: Any) -> None:
         super().__init__(**options)
-        self._places = places
+        self._connections = connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._look_later()
-        self._places.enter(self)
+        self._schedule_check()
+        self._connections.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
-        self._places.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connections.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_answering:
-            self._places.busy(self)
+            self._connections.busy(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # the next request may have come along with this one
+        # the next request may have arrived with this one
         if not self._is_answering and not self.transport.is_closing():
-            self._places.idle(self)
+            self._connections.idle(self)
 
-    def give_way(self) -> None:
+    def close_idle(self) -> None:
         self.transport.abort()
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _look_later(self) -> None:
-        self._look = self.loop.call_later(LOOK_SECONDS, self._look_now)
+    def _schedule_check(self) -> None:
+        self._timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
-    def _look_now(self) -> None:
-        before, self._standstill = self._standstill, self._waits_for()
-        if before is None or before != self._standstill:
-            self._look_later()
+    def _check(self) -> None:
+        previous, self._stalled_state = self._stalled_state, self._client_state()
+        if previous is None or previous != self._stalled_state:
+            self._schedule_check()
         elif self.transport.is_closing():
-            # to close it once more would wait for the same bytes to be read
+            # a second close would wait for the same unread bytes
             self.transport.abort()
         else:
             self.transport.close()
-            self._look_later()
+            self._schedule_check()
 
-    def _waits_for(self) -> object:
-        """What the caller has to do next, None if it is not the caller's turn."""
+    def _client_state(self) -> object:
+        """The client's next action and its progress, None while the server acts."""
         if self.transport.is_closing():
-            # nothing is added any more, so less is left whenever something has been read
+            # the buffer of a closing connection shrinks with every read
             return "reading", self.transport.get_write_buffer_size()
         if self._is_answering or self.timeout_keep_alive_task is not None:
             return None

@@ -1,4 +1,4 @@
-"""What the tiers of the engine did and do, as metrics; nothing where there are none."""
+"""Prometheus metrics of the engine's tiers."""
 
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -12,25 +12,25 @@ _SUMS = (
     ("loads", "Documents loaded.", "loads"),
     ("writes", "Documents stored.", "stored"),
     ("refused", "Documents not admitted.", "refused"),
-    ("evicted", "Documents that made room.", "evicted"),
-    ("expired", "Documents past their time.", "expired"),
-    ("skipped_calls", "Calls not made, since the tier had failed too often.", "skipped"),
+    ("evicted", "Documents evicted.", "evicted"),
+    ("expired", "Documents expired.", "expired"),
+    ("skipped_calls", "Calls skipped after too many failures of the tier.", "skipped"),
     ("read_bytes", "Bytes loaded.", "bytes_read"),
     ("written_bytes", "Bytes stored.", "bytes_written"),
     ("load_seconds", "Time spent loading.", "seconds"),
     ("write_seconds", "Time spent storing.", "write_seconds"),
 )
 _GAUGES = (
-    ("documents", "Documents held.", "records"),
-    ("bytes", "Bytes held.", "num_bytes"),
-    ("given_up", "1 while the tier is left alone since it failed too often.", "given_up"),
-    ("latency_seconds", "What a load takes however short it is, as measured.", "latency"),
-    ("bytes_per_second", "Rate of a load, as measured.", "rate"),
+    ("documents", "Stored documents.", "records"),
+    ("bytes", "Stored bytes.", "num_bytes"),
+    ("given_up", "1 while the tier is skipped after too many failures.", "given_up"),
+    ("latency_seconds", "Measured latency of a load.", "latency"),
+    ("bytes_per_second", "Measured rate of a load.", "rate"),
 )
 
 
 def tier_metrics(tiers: Sequence[TierState], skipped_writes: int) -> Iterator[Metric]:
-    """One family a number, with a value for every tier that has it."""
+    """One metric family per counter, with a value for each tier; nothing without tiers."""
     if not tiers:
         return
     for name, text, field in _SUMS:
@@ -46,7 +46,7 @@ def tier_metrics(tiers: Sequence[TierState], skipped_writes: int) -> Iterator[Me
                 gauge.add_metric([tier.name], value)
         yield gauge
     faults = CounterMetricFamily(
-        "looseleaf_tier_faults", "Failures, by what was wrong.", labels=["tier", "kind"]
+        "looseleaf_tier_faults", "Failures by kind.", labels=["tier", "kind"]
     )
     for tier in tiers:
         for kind in get_args(Fault):
@@ -54,6 +54,6 @@ def tier_metrics(tiers: Sequence[TierState], skipped_writes: int) -> Iterator[Me
     yield faults
     yield CounterMetricFamily(
         "looseleaf_tier_skipped_writes",
-        "Documents not written to any tier, since too much was under way.",
+        "Documents not written to any tier because the write queue was full.",
         skipped_writes,
     )

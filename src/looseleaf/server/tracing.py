@@ -1,4 +1,4 @@
-"""Optional OpenTelemetry traces: one span a request, with what it reused."""
+"""Optional OpenTelemetry traces: one span per request, with its reuse counts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,26 +9,26 @@ from looseleaf.errors import InvalidOption, install
 
 
 class Tracer:
-    """Spans that nobody collects."""
+    """A tracer without an exporter."""
 
     @contextmanager
     def span(self, name: str, headers: Mapping[str, str]) -> Iterator["Span"]:
-        """A span around a request; ``headers`` may name the caller's trace."""
+        """A span around a request; ``headers`` may contain the parent trace."""
         yield Span()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans."""
 
 
 class Span:
-    """Takes what is told about a request, and forgets it."""
+    """A span without an exporter."""
 
     def set(self, **attributes: Any) -> None:
-        """Facts about the request, under names that begin with ``looseleaf.``."""
+        """Set attributes, under names that begin with ``looseleaf.``."""
 
 
 def make_tracer(enabled: bool) -> Tracer:
-    """A tracer that exports over OTLP if ``enabled``; the OTEL_ variables say where to."""
+    """A tracer that exports over OTLP if ``enabled``, to the address in ``OTEL_`` variables."""
     if not enabled:
         return Tracer()
     try:
@@ -45,7 +45,7 @@ def make_tracer(enabled: bool) -> Tracer:
 
 @dataclass(eq=False)
 class ProviderTracer(Tracer):
-    """Spans of an OpenTelemetry provider of this server's own."""
+    """Spans of an OpenTelemetry provider."""
 
     provider: Any
 

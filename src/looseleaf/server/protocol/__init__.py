@@ -1,1 +1,1 @@
-"""What bodies of requests and responses look like; unknown fields and loose types are refused."""
+"""Pydantic models of request and response bodies; unknown fields and loose types are errors."""

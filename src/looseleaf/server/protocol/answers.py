@@ -1,4 +1,4 @@
-"""What chat and completion requests are answered with: OpenAI's shapes, and what was reused."""
+"""Responses of chat and completion requests: OpenAI's shapes, and the reuse report."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from looseleaf.server.protocol.policies import FuseInput, ReviseInput, SelectInp
 
 
 class PromptTokensDetails(Strict):
-    """Of the prompt's tokens, those whose keys and values were there as an exact prefix."""
+    """Prompt tokens whose keys and values came from the exact prefix cache."""
 
     cached_tokens: int
 
@@ -24,28 +24,26 @@ class Usage(Strict):
 
 
 class DocumentReport(Strict):
-    """Where a document's keys and values came from, and what that took."""
+    """The source of a document's keys and values, and the time until they were ready."""
 
     id: str | None
     title: str | None
-    prompt: int | None = Field(
-        None, description="Which prompt it belongs to, if there are several."
-    )
+    prompt: int | None = Field(None, description="Index of its prompt, if the request has several.")
     tokens: int
     offset: int
     source: Literal["cached", "computed", "awaited", "loaded"]
     tier: str | None = Field(
-        None, description="Where it was loaded from; or, if it is computed, what failed to give it."
+        None, description="The tier that loaded it, or that failed to load a computed document."
     )
     seconds: float | None
     recomputed: int = Field(
-        0, description="Of its tokens, those computed again for this prompt; 0 until it is known."
+        0, description="Tokens recomputed for this prompt; 0 until the selector has run."
     )
-    hosted: bool = Field(False, description="Whether it is read outside of the pool.")
+    hosted: bool = Field(False, description="Whether it is in host memory, behind an index.")
 
 
 class Policies(Strict):
-    """The policies in force; `fuse` is none where there was nothing to compute again."""
+    """The effective policies; `fuse` is none if the request had nothing to recompute."""
 
     fuse: FuseInput
     select: SelectInput
@@ -53,7 +51,7 @@ class Policies(Strict):
 
 
 class AttentionReport(Strict):
-    """How the outputs' rows read their keys: alone, or together with rows of other outputs."""
+    """Key reads of the outputs' rows, separate or shared with rows of other outputs."""
 
     decode_steps: int
     grouped_steps: int
@@ -62,8 +60,9 @@ class AttentionReport(Strict):
 
 
 class SelectionReport(Strict):
-    """What output tokens read under the policy; pages are counted once a layer and KV head, keys of
-    hosted documents once a layer and query head."""
+    """Reads of output tokens under a select policy.
+
+    Pages count per layer and KV head, keys of hosted documents per layer and query head."""
 
     chosen_steps: int
     dense_steps: int
@@ -73,13 +72,14 @@ class SelectionReport(Strict):
     keys_there: int
     bytes_read: int
     recall: float | None = Field(
-        None, description="Share of the attention that what was read held, where it was measured."
+        None, description="Attention mass of the keys read, a share, where it was measured."
     )
 
 
 class RevisionReport(Strict):
-    """What revision added: the pages that a token has read with 0 to 7 later ones, in all, as a
-    multiple of those that it read by itself; of hosted documents keys, as far as windows go."""
+    """The exposure of a token: pages it has read after 0 to 7 later tokens.
+
+    The unit is the token's own reads. Hosted documents count keys."""
 
     exposure: list[float]
 
@@ -93,7 +93,7 @@ class Times(Strict):
 
 
 class LoadingReport(Strict):
-    """What was expected of the documents that came from tiers, and what it was, in seconds."""
+    """Predicted and actual times of documents loaded from tiers, in seconds."""
 
     tiers: list[str]
     bytes: int
@@ -105,8 +105,7 @@ class LoadingReport(Strict):
 
 
 class LooseleafReport(Strict):
-    """What was reused and what was computed. Tokens of an exact prefix and tokens of documents
-    that were encoded on their own are never added up."""
+    """Reused and computed tokens; exact prefix hits and document tokens are separate counts."""
 
     documents: list[DocumentReport]
     text_tokens: int
@@ -132,13 +131,13 @@ class TopLogprob(Strict):
 
 
 class TokenLogprobs(TopLogprob):
-    """A token of the output, and the likeliest at its place."""
+    """An output token, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Strict):
-    """One entry a token of the output."""
+    """One entry per output token."""
 
     content: list[TokenLogprobs] | None
     refusal: None = None
@@ -175,7 +174,7 @@ class ChatCompletion(Strict):
 
 
 class CompletionLogprobs(Strict):
-    """Columns of equal length, one entry a token of the output."""
+    """Columns of equal length, with one entry per output token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -206,7 +205,7 @@ class Completion(Strict):
 
 
 class ErrorDetail(Strict):
-    """What went wrong, and which field of the request did it."""
+    """The error, and the field of the request at fault."""
 
     message: str
     type: str
@@ -223,7 +222,7 @@ class ErrorBody(Strict):
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
-        (400, "The request can't be served as asked."),
+        (400, "The request is invalid, or exceeds a limit."),
         (401, "No key, or an unknown one."),
         (404, "No such model or document."),
         (408, "The deadline has passed."),
@@ -235,4 +234,4 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (507, "The server's disk did not take what it was to keep."),
     )
 }
-"""What any endpoint may answer besides its result."""
+"""Error responses of all endpoints."""

@@ -1,27 +1,26 @@
-"""What all bodies have in common."""
+"""Base classes of all bodies."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 FIRST_ONLY = Field(fail_fast=True)
-"""For every list in a body: its first wrong element is told, and no error is made of the others. A
-body may hold a million of them, and an error takes a kilobyte."""
+"""For every list in a body: report the first wrong element only.
+
+A body may contain a million wrong elements, and pydantic's error of one takes a kilobyte."""
 
 
-def _nothing(given: Any, info: Any) -> None:
-    if given not in (None, [], {}):
-        raise ValueError(
-            f"{info.field_name} asks for what is not here: leave it out, or send it empty"
-        )
+def _require_empty(value: Any, info: Any) -> None:
+    if value not in (None, [], {}):
+        raise ValueError(f"{info.field_name} is not supported: leave it out, or send it empty")
 
 
-Nothing = Annotated[None, BeforeValidator(_nothing)]
-"""A field for what is not here: null, or an empty list or object, which asks for nothing, too."""
+Unsupported = Annotated[None, BeforeValidator(_require_empty)]
+"""An unsupported field of OpenAI's: null, an empty list or an empty object."""
 
 
 class Strict(BaseModel):
-    """A body whose fields are all known and of the right type; numbers are finite."""
+    """A body with known fields, strict types and finite numbers only."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
@@ -29,22 +28,22 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown(cls, given: Any) -> Any:
-        """One unknown field is enough to refuse a body, whose unknown fields may be many."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
-            return given
+    def _keep_first_unknown(cls, body: Any) -> Any:
+        """Drop all unknown fields but the first, which bounds the number of errors."""
+        if not isinstance(body, dict) or len(body) <= len(cls.model_fields):
+            return body
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(name for name in given if name not in known)
-        return {name: value for name, value in given.items() if name in known or name == unknown}
+        unknown = next(name for name in body if name not in known)
+        return {name: value for name, value in body.items() if name in known or name == unknown}
 
 
 class Defaulting(Strict):
-    """A body in which null says what leaving the field out says."""
+    """A body in which null means the default, as if the field were absent."""
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _defaults(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
-        return {n: value for n, value in given.items() if value is not None or n not in optional}
+        return {n: value for n, value in body.items() if value is not None or n not in optional}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.base import FIRST_ONLY, Nothing, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict, Unsupported
 from looseleaf.server.protocol.common import DocumentInput, GenerationRequest
 
 
@@ -16,7 +16,7 @@ class TextContent(Strict):
 
 
 class DocumentContent(DocumentInput):
-    """A document that stands exactly here in the message."""
+    """A document at this position of the message."""
 
     type: Literal["document"]
 
@@ -25,35 +25,37 @@ ContentPart = Annotated[TextContent | DocumentContent, Field(discriminator="type
 
 
 class ChatMessage(Strict):
-    """A turn of the conversation. The fields that must be null or empty are those of OpenAI's own
-    answers, so that an answer can be sent back as it came, and a name, which some clients always
-    send."""
+    """A message of the conversation.
+
+    OpenAI's answers contain the empty fields below, so clients can send an answer back unchanged.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ContentPart], Field(min_length=1, max_length=4096), FIRST_ONLY]
     name: None = None
     refusal: None = None
-    annotations: Nothing = None
+    annotations: Unsupported = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing = None
+    tool_calls: Unsupported = None
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=4096), FIRST_ONLY]
 
 
 class ChatRequest(GenerationRequest):
-    """``POST /v1/chat/completions``. Fields for what is not here may say that they ask for nothing,
-    as some clients do in every request."""
+    """``POST /v1/chat/completions``.
+
+    Unsupported fields may have their empty value, which many clients always send."""
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Nothing = None
+    tools: Unsupported = None
     tool_choice: Literal["none"] | None = None
     parallel_tool_calls: bool | None = None
-    functions: Nothing = None
+    functions: Unsupported = None
     function_call: Literal["none"] | None = None
     modalities: Annotated[list[Literal["text"]], FIRST_ONLY] | None = None
     audio: None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from looseleaf.server.protocol.base import FIRST_ONLY, Nothing, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Strict, Unsupported
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -13,7 +13,7 @@ Context = Literal["lead", "alone", "prompt"]
 
 
 class DocumentInput(Strict):
-    """A document: its text, or the id alone of one that is registered."""
+    """A document: its text, or the id of a registered document."""
 
     id: DocumentId | None = Field(
         None, description="With `text`: a label for the report. Alone: a registered document."
@@ -22,17 +22,17 @@ class DocumentInput(Strict):
     text: str | None = None
     context: Context | None = Field(
         None,
-        description="What `text` sees: `lead` (the default), the text before the first document; "
-        "`alone`, nothing; `prompt`, all that stands before it, as if it were text.",
+        description="Context of `text`: `lead` (the default) is the text before the first "
+        "document, `alone` is empty, `prompt` is the whole prompt before it.",
     )
 
 
 DocumentInputs = Annotated[list[DocumentInput], Field(max_length=4096), FIRST_ONLY]
-"""More than any server takes, whose own limit is told in its own words."""
+"""Above every server's own limit, which has a clearer message."""
 
 
 class StreamOptions(Strict):
-    """What a stream tells besides its text."""
+    """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -58,8 +58,8 @@ class JsonSchema(Strict):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(
         None,
-        description="`true` closes objects: one that names properties has no others, unless the "
-        "schema sets `additionalProperties` for it.",
+        description="`true` forbids undeclared properties in objects with declared ones, unless "
+        "the schema sets `additionalProperties`.",
     )
 
 
@@ -78,23 +78,22 @@ ResponseFormat = Annotated[
 MAX_BIASES = 1024
 
 
-def _few_biases(given: Any) -> Any:
-    # before any is looked at: each wrong one would be an error of its own
-    if isinstance(given, dict) and len(given) > MAX_BIASES:
-        raise ValueError(f"logit_bias has {len(given)} tokens: give at most {MAX_BIASES}")
-    return given
+def _limit_biases(biases: Any) -> Any:
+    # checked first, because every wrong element would add an error
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"logit_bias has {len(biases)} tokens: give at most {MAX_BIASES}")
+    return biases
 
 
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float],
     Field(max_length=MAX_BIASES),
-    BeforeValidator(_few_biases),
+    BeforeValidator(_limit_biases),
 ]
 
 
 class GenerationRequest(Strict):
-    """What a request for text may ask, whatever its prompt. The sampling fields that OpenAI does
-    not have are vLLM's."""
+    """Fields of chat and completion requests; sampling fields beyond OpenAI's are vLLM's."""
 
     model: Name
     temperature: float | None = Field(None, ge=0, le=2)
@@ -118,28 +117,28 @@ class GenerationRequest(Strict):
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024, description="A label for the log.")
     store: Literal[False] | None = None
-    metadata: Nothing = None
+    metadata: Unsupported = None
     service_tier: Literal["auto", "default"] | None = None
     deadline: float | None = Field(
         None,
         gt=0,
-        description="Seconds until the answer ends with 408; the server's own limit holds as well.",
+        description="Seconds until the answer ends with 408, at most the server's limit.",
     )
     documents: DocumentInputs | None = None
     fuse: FusePolicy | None = Field(
         None,
-        description="Which document tokens are computed again, now that the documents meet: a "
-        "selector's name, or an object with its budget.",
+        description="Document tokens to recompute: a selector's name, or an object with its "
+        "budget.",
     )
     select: SelectChoice | None = Field(
         None,
-        description="Which keys an output token reads: a policy's name, or an object with its "
+        description="Keys that an output token reads: a policy's name, or an object with its "
         "budget.",
     )
     revise: ReviseChoice | None = Field(
         None,
-        description="How many of the last tokens profit from the keys that one selects: a number, "
-        "or an object. Needs `select`.",
+        description="Window of last tokens that also read newly selected keys: a number, or an "
+        "object. Needs `select`.",
     )
 
     @model_validator(mode="after")

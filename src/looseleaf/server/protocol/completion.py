@@ -8,13 +8,13 @@ from looseleaf.server.protocol.base import FIRST_ONLY
 from looseleaf.server.protocol.common import GenerationRequest
 
 MAX_TOKENS = 2**22
-"""More than any context holds: the model's own limit is told in its own words."""
+"""Above every model's context, whose own limit has a clearer message."""
 
 Tokens = Annotated[list[int], Field(min_length=1, max_length=MAX_TOKENS), FIRST_ONLY]
 
 
 class CompletionRequest(GenerationRequest):
-    """``POST /v1/completions``. Markers in a text are text: send token ids for those."""
+    """``POST /v1/completions``. Special tokens in a text are text: send token ids for them."""
 
     prompt: (
         str
@@ -29,7 +29,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt."""
+        """The prompts as a list."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]

@@ -1,4 +1,4 @@
-"""Registered documents: requests about them, and what is told about them."""
+"""Bodies of ``/v1/documents``."""
 
 from typing import Annotated, Literal
 
@@ -12,30 +12,25 @@ from looseleaf.server.protocol.common import Context, DocumentId, Name
 class RegisterRequest(Defaulting):
     """``POST /v1/documents``: compute a document and keep its text under an id."""
 
-    id: DocumentId | None = Field(None, description="Without one, an id is made from the text.")
+    id: DocumentId | None = Field(None, description="The default is derived from the text.")
     title: str | None = Field(None, max_length=1024)
     text: str | Annotated[list[str], FIRST_ONLY] = Field(
-        description="Several texts are a collection: one document, in which each sees those before "
-        "it, with the same tokens as one after another in a prompt. It has the title as its name "
-        "only."
+        description="A list is a collection: one document, in which each text sees the texts "
+        "before it. Its title is a name only, not a part of the text."
     )
     model: Name | None = Field(
-        None, description="The model whose chats will hold it: its system prompt is its context."
+        None, description="The model of its chats; the document's context is its system prompt."
     )
-    system: str | None = Field(
-        None, description="The system text of the chats that will hold it, if they have one."
-    )
-    context: Context = Field(
-        "lead", description="What it sees; others than `lead` are for texts in requests."
-    )
-    pinned: bool = Field(False, description="Keep it computed until it is unpinned or deleted.")
+    system: str | None = Field(None, description="The system text of its chats.")
+    context: Context = Field("lead", description="Its context; only `lead` can be registered.")
+    pinned: bool = Field(False, description="Never evict it until it is unpinned or deleted.")
     hosted: bool = Field(
         False,
-        description="Keep it outside of the pool with a vector index, for requests that `select` "
-        "by `retrieval`; it may be longer than the pool.",
+        description="Keep it in host memory behind a vector index, for `select` by `retrieval`; "
+        "it may exceed the pool.",
     )
     index: IndexKind = Field("auto", description="The index of a hosted document.")
-    wait: bool = Field(True, description="Answer when it is computed, not at once.")
+    wait: bool = Field(True, description="Answer after it is computed, not immediately.")
     stream: bool = Field(False, description="Answer with a stream of its progress.")
     require_kept: bool = Field(
         True,
@@ -47,11 +42,11 @@ class RegisterRequest(Defaulting):
     def _agree(self) -> "RegisterRequest":
         if self.context != "lead":
             raise ValueError(
-                "a document is registered with the context 'lead', that of the chats which will "
-                f"hold it: to have it read with {self.context!r}, send its text with each request"
+                "a registered document has the context 'lead': for the context "
+                f"{self.context!r}, send its text with each request"
             )
         if self.stream and not self.wait:
-            raise ValueError("a stream of progress waits until the document is ready: drop one")
+            raise ValueError("stream needs wait: true: drop stream, or wait: false")
         if self.hosted and self.pinned:
             raise ValueError("a hosted document has no pages to pin: drop pinned or hosted")
         if self.index != "auto" and not self.hosted:
@@ -60,7 +55,7 @@ class RegisterRequest(Defaulting):
 
 
 class DocumentBody(Strict):
-    """A registered document as it stands now."""
+    """The state of a registered document."""
 
     id: str
     object: Literal["document"] = "document"
@@ -90,8 +85,7 @@ class DocumentBody(Strict):
 
 
 class DocumentList(Strict):
-    """Registered documents of a tenant, oldest first; ``last_id`` is the ``after`` of those that
-    follow if there are more."""
+    """Registered documents of a tenant, oldest first; ``last_id`` is ``after`` of the next page."""
 
     object: Literal["list"] = "list"
     data: list[DocumentBody]
@@ -101,7 +95,7 @@ class DocumentList(Strict):
 
 
 class DeletedDocument(Strict):
-    """A document that is registered no more."""
+    """The answer to a deletion."""
 
     id: str
     object: Literal["document"] = "document"

@@ -1,4 +1,4 @@
-"""Models, tokens and the server's own state."""
+"""Bodies of the endpoints for models, tokens and the server's state."""
 
 from typing import Literal
 
@@ -10,18 +10,18 @@ from looseleaf.server.protocol.common import DocumentInputs, Name
 
 
 class ModelBody(Strict):
-    """A model that requests may name."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["looseleaf"] = "looseleaf"
     max_model_len: int
-    system_prompt_tokens: int = Field(description="Tokens that stand before every chat.")
+    system_prompt_tokens: int = Field(description="Tokens of its system prompt.")
 
 
 class ModelList(Strict):
-    """All models served here; the first one is the plain one."""
+    """All served models; the first is the base model."""
 
     object: Literal["list"] = "list"
     data: list[ModelBody]
@@ -33,7 +33,7 @@ class TokenizeRequest(Defaulting):
     model: Name | None = None
     prompt: str | None = None
     markers: bool = Field(
-        False, description="Whether markers in `prompt` are tokens; in completions they are text."
+        False, description="Read markers in `prompt` as special tokens; completions do not."
     )
     messages: Messages | None = None
     documents: DocumentInputs | None = None
@@ -41,16 +41,16 @@ class TokenizeRequest(Defaulting):
     @model_validator(mode="after")
     def _agree(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give a prompt or messages, one of them")
+            raise ValueError("give either prompt or messages")
         if self.markers and self.prompt is None:
-            raise ValueError("markers is about a prompt: leave it out")
+            raise ValueError("markers needs a prompt: leave it out")
         if self.markers and self.documents:
-            raise ValueError("documents stand before prompts whose markers are text: drop markers")
+            raise ValueError("markers can't be combined with documents: drop one of them")
         return self
 
 
 class TokenizeBody(Strict):
-    """The tokens that the model would read."""
+    """The prompt's tokens."""
 
     tokens: list[int]
     count: int
@@ -58,6 +58,6 @@ class TokenizeBody(Strict):
 
 
 class StateBody(Strict):
-    """How the server is."""
+    """The server's state."""
 
     status: Literal["ok", "ready", "draining", "stopped", "stuck"]

@@ -1,1 +1,1 @@
-"""The endpoints, one file a kind."""
+"""The endpoints, one module per kind."""

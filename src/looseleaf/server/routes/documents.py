@@ -1,4 +1,4 @@
-"""``/v1/documents``: computed ahead, kept under an id, seen by their own tenant only."""
+"""``/v1/documents``: documents that a tenant registers under an id before requests read them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ from looseleaf.server.protocol.documents import (
 )
 from looseleaf.server.records import record_name
 from looseleaf.server.registering import forget, keep, keep_pin, record_of, register, settled
-from looseleaf.server.routes.context import KEYED, TheCaller, TheService, tell
+from looseleaf.server.routes.context import KEYED, TheCaller, TheService, report_error
 from looseleaf.server.service import Service
 
 router = APIRouter(
@@ -37,21 +37,21 @@ router = APIRouter(
 
 Id = Annotated[str, Path(max_length=256, description="The id of a registered document.")]
 After = Annotated[
-    str | None, Query(max_length=256, description="The id behind which the list goes on.")
+    str | None, Query(max_length=256, description="List the documents after this id.")
 ]
-# each takes some microseconds of the engine's thread, for which all answers wait
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many documents at most.")]
+# the list takes microseconds per document of the engine's thread, which delays all answers
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most documents in the list.")]
 
 
 @router.post("", response_model=DocumentBody, status_code=201)
 async def register_document(
     body: RegisterRequest, request: Request, service: TheService, caller: TheCaller
 ) -> Response:
-    """Compute a document ahead and keep its text under an id.
+    """Compute a document and keep its text under an id.
 
-    The same text again is the same document. With `stream`, the answer is a stream of its state as
-    it is computed; with `wait: false` it comes at once, and `GET` tells how far it is. One that
-    takes longer than a request may goes on; to register it again waits on for it."""
+    The same text is the same document. With `stream` the answer is a stream of states. With
+    `wait: false` the server answers immediately, and `GET` reports the progress. After a timeout
+    the document is still computed; registering it again waits for it."""
     progress = _register(service, body, caller)
     if body.stream:
         first = await until_gone(request.receive, anext(progress))
@@ -64,11 +64,11 @@ async def register_document(
 async def list_documents(
     service: TheService, caller: TheCaller, after: After = None, limit: Limit = 1000
 ) -> Response:
-    """The documents of the caller's tenant, oldest first, from the one behind ``after`` on."""
+    """The documents of the caller's tenant, oldest first, beginning after the id ``after``."""
     service.require_ready()
     with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
         asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
-        found = await service.in_time(asked)
+        found = await service.with_deadline(asked)
     data = [_body(service, caller, info) for info in found[:limit]]
     ids = [info.id for info in found[:limit]]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
@@ -77,22 +77,22 @@ async def list_documents(
 
 @router.get("/{document_id}", response_model=DocumentBody)
 async def get_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
-    """One document as it stands now."""
+    """The current state of a document."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        found = await service.in_time(service.llm.document(document_id, caller.salt))
+        found = await service.with_deadline(service.llm.document(document_id, caller.salt))
     return JSONResponse(_body(service, caller, found))
 
 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
-    """Keep a document computed; if it was evicted it is computed again."""
+    """Pin a document's pages; an evicted document is computed again."""
     service.require_ready()
     pinned = service.llm.pin(document_id, caller.salt)
     info = await _with_pin(service, caller, document_id, pinned)
     return JSONResponse(_body(service, caller, info))
 
 
-# there is nothing to say in a body, so none is asked for, and no type of it
+# a pin has no body, so `StrictRoute` must not require a content type
 router.add_api_route(
     "/{document_id}/pin",
     pin_document,
@@ -104,7 +104,7 @@ router.add_api_route(
 
 @router.delete("/{document_id}/pin", response_model=DocumentBody)
 async def unpin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
-    """Let a document be evicted when room is needed."""
+    """Unpin a document, so that the server may evict it."""
     service.require_ready()
     unpinned = service.llm.unpin(document_id, caller.salt)
     info = await _with_pin(service, caller, document_id, unpinned)
@@ -113,18 +113,18 @@ async def unpin_document(document_id: Id, service: TheService, caller: TheCaller
 
 @router.delete("/{document_id}", response_model=DeletedDocument)
 async def delete_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
-    """Forget a document. Requests that read it now end as if it were still there."""
+    """Delete a document. Running requests that read it are not affected."""
     service.require_ready()
     due = service.due()
     with service.records.expecting(caller.tenant, document_id):
         try:
-            await service.in_time(service.llm.delete(document_id, caller.salt), due)
+            await service.with_deadline(service.llm.delete(document_id, caller.salt), due)
         except DocumentNotFound:
             # deleted before, while its record could not be removed
             if record_name(caller.tenant, document_id) not in service.records.unremoved:
                 raise
     # whoever is told that it took too long has deleted it all the same
-    await service.in_time(asyncio.shield(forget(service, caller, document_id)), due)
+    await service.with_deadline(asyncio.shield(forget(service, caller, document_id)), due)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
 
@@ -136,24 +136,24 @@ async def _register(
     (registration,) = record.registrations
     most = service.config.max_registered
     async with aclosing(register(service, registration, caller, record, most)) as progress:  # type: ignore[type-var]
-        info = await service.in_time(anext(progress), due)
+        info = await service.with_deadline(anext(progress), due)
         record = record.model_copy(update={"id": info.id})
         kept = keep(service, caller, record, required=body.require_kept)
         # whoever hangs up now has registered it all the same
-        await service.in_time(asyncio.shield(kept), due)
+        await service.with_deadline(asyncio.shield(kept), due)
         # a document that was there before is asked about, too
         yield await settled(service, caller, info) if body.wait else info
-        while (later := await service.in_time(anext(progress, None), due)) is not None:
+        while (later := await service.with_deadline(anext(progress, None), due)) is not None:
             yield await settled(service, caller, later)
 
 
 async def _with_pin(
-    service: Service, caller: Caller, document_id: str, done: Awaitable[DocumentInfo]
+    service: Service, caller: Caller, document_id: str, change: Awaitable[DocumentInfo]
 ) -> DocumentInfo:
     due = service.due()
     with service.records.expecting(caller.tenant, document_id):
-        info = await service.in_time(done, due)
-    await service.in_time(asyncio.shield(keep_pin(service, caller, info)), due)
+        info = await service.with_deadline(change, due)
+    await service.with_deadline(asyncio.shield(keep_pin(service, caller, info)), due)
     return info
 
 
@@ -178,7 +178,7 @@ async def _told(
             async for info in progress:
                 yield body(info)
     except Exception as error:
-        yield tell(request, error).body
+        yield report_error(request, error).body
 
 
 def _body(service: Service, caller: Caller, info: DocumentInfo) -> dict[str, object]:

@@ -13,8 +13,8 @@ from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import EventStream, until_gone
 from looseleaf.server.errors import ApiError
 from looseleaf.server.generation import Generation
-from looseleaf.server.policies import take_policies
-from looseleaf.server.prompts import MadePrompt
+from looseleaf.server.policies import parse_policies
+from looseleaf.server.prompts import TokenizedPrompt
 from looseleaf.server.protocol.answers import ERRORS, ChatCompletion, Completion
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.common import GenerationRequest
@@ -23,57 +23,58 @@ from looseleaf.server.routes.context import (
     KEYED,
     TheService,
     caller_of,
-    note,
+    log_reuse,
+    report_error,
     request_id_of,
     service_of,
-    tell,
 )
 from looseleaf.server.sampling import chat_params, completion_params
 from looseleaf.server.schema_limits import require_small
 from looseleaf.server.service import Service
 
-_LEAST_SECONDS = 0.001
+_MIN_SECONDS = 0.001
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, responses=ERRORS, dependencies=KEYED)
 
 
 @router.post("/chat/completions", response_model=ChatCompletion, tags=["generation"])
 async def chat_completions(body: ChatRequest, request: Request, service: TheService) -> Response:
-    """Answer a conversation, from documents if there are any."""
-    _name_user(request, body)
+    """Answer a conversation, with documents or without."""
+    _log_user(request, body)
     model = service.model(body.model)
     documents = body.documents or []
-    inside = sum(
+    num_inline = sum(
         part.type == "document"
         for message in body.messages
         if not isinstance(message.content, str)
         for part in message.content
     )
-    _check_documents(service, len(documents) + inside)
+    _check_documents(service, len(documents) + num_inline)
     engine = service.llm.engine
     params = chat_params(body, engine.tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
-    messages, prompt = body.messages, model.system_prompt
-    made = await service.prepare(caller, due, maker.chat, messages, documents, prompt)
+    prompt = await service.prepare(
+        caller, due, maker.chat, body.messages, documents, model.system_prompt
+    )
     form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
-    generation = _generation(request, body, [made], params, due)
+    generation = _generation(request, body, [prompt], params, due)
     return await _answer(request, body, generation, form)
 
 
 @router.post("/completions", response_model=Completion, tags=["generation"])
 async def completions(body: CompletionRequest, request: Request, service: TheService) -> Response:
-    """Continue raw prompts, behind documents if there are any. No system prompt is added."""
-    _name_user(request, body)
+    """Continue raw prompts, after their documents. The server adds no system prompt."""
+    _log_user(request, body)
     service.model(body.model)
     documents = body.documents or []
     _check_documents(service, len(documents))
-    prompts = body.prompts
-    if len(prompts) > service.config.max_completions:
+    if len(body.prompts) > service.config.max_completions:
         raise ApiError(
             400,
-            f"{len(prompts)} prompts are too many: send at most {service.config.max_completions}",
+            f"the request has {len(body.prompts)} prompts: send at most "
+            f"{service.config.max_completions}",
             param="prompt",
             code="too_many_outputs",
         )
@@ -82,57 +83,60 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
-    made = [await service.prepare(caller, due, maker.completion, one, documents) for one in prompts]
+    prompts = [
+        await service.prepare(caller, due, maker.completion, prompt, documents)
+        for prompt in body.prompts
+    ]
     form = CompletionForm(engine.tokenizer, body.logprobs or 0)
-    # a limit that nobody has asked for is no reason to refuse a long prompt
+    # the default limit never refuses a long prompt
     shortens = body.max_tokens is None
-    generation = _generation(request, body, made, params, due, shortens=shortens)
+    generation = _generation(request, body, prompts, params, due, shortens=shortens)
     return await _answer(request, body, generation, form)
 
 
-def _name_user(request: Request, body: GenerationRequest) -> None:
-    """Whom the caller asks for, for the log: also of what is refused from here on."""
+def _log_user(request: Request, body: GenerationRequest) -> None:
+    """Add the ``user`` field to the log, also for requests refused later."""
     if body.user is not None:
         request.state.facts["user"] = body.user
 
 
 def _check_documents(service: Service, number: int) -> None:
-    most = service.config.max_documents
-    if number > most:
+    limit = service.config.max_documents
+    if number > limit:
         raise ApiError(
             400,
-            f"the request has {number} documents, but {most} are the most: leave some out",
+            f"the request has {number} documents, above the limit of {limit}: send fewer",
             param="documents",
             code="too_many_documents",
         )
 
 
 def _due(body: GenerationRequest, service: Service) -> float:
-    """When the request must have ended, on the loop's clock."""
-    most = service.config.deadline
-    seconds = most if body.deadline is None else min(body.deadline, most)
+    """The request's deadline, on the loop's clock."""
+    limit = service.config.deadline
+    seconds = limit if body.deadline is None else min(body.deadline, limit)
     return asyncio.get_running_loop().time() + seconds
 
 
 def _generation(
     request: Request,
     body: GenerationRequest,
-    made: list[MadePrompt],
+    prompts: list[TokenizedPrompt],
     params: SamplingParams,
     due: float,
     *,
     shortens: bool = False,
 ) -> Generation:
-    # what making the prompt took is no longer there for the answer
-    left = max(round(due - asyncio.get_running_loop().time(), 3), _LEAST_SECONDS)
+    # tokenization has used a part of the request's time
+    seconds = max(round(due - asyncio.get_running_loop().time(), 3), _MIN_SECONDS)
     return Generation(
         service_of(request),
         request_id_of(request),
         caller_of(request),
-        made,
+        prompts,
         params,
-        left,
-        take_policies(body),
+        seconds,
+        parse_policies(body),
         shortens,
     )
 
@@ -147,24 +151,24 @@ async def _answer(
         if not body.stream:
             return JSONResponse(await until_gone(request.receive, answer.whole()))
         chunks = answer.chunks()
-        # the status is known with the first token: until then a refusal can be told as one
+        # errors before the first token can still set the status
         first = await until_gone(request.receive, anext(chunks))
         return EventStream(_guarded(first, chunks, request, generation))
     finally:
         if not body.stream:
-            note(request, generation)
+            log_reuse(request, generation)
 
 
 async def _guarded(
     first: Json, chunks: AsyncGenerator[Json, None], request: Request, generation: Generation
 ) -> AsyncGenerator[Json, None]:
-    """The stream from its first chunk on; an error in its middle is its last event."""
+    """The stream; an error becomes its last event."""
     try:
         async with aclosing(chunks):
             yield first
             async for chunk in chunks:
                 yield chunk
     except Exception as error:
-        yield tell(request, error).body
+        yield report_error(request, error).body
     finally:
-        note(request, generation)
+        log_reuse(request, generation)

@@ -1,4 +1,4 @@
-"""Models, tokens, health, metrics, and the page."""
+"""Endpoints for models, tokens, health and metrics, and the playground's files."""
 
 import asyncio
 from importlib.resources import files
@@ -36,7 +36,7 @@ _MEDIA = {
 
 @keyed.get("/v1/models", response_model=ModelList, tags=["models"])
 async def list_models(service: TheService) -> Response:
-    """The models served here, which are the same weights behind different system prompts."""
+    """The served models: the same weights with different system prompts."""
     models = [_model(service, model) for model in service.models.values()]
     return JSONResponse({"object": "list", "data": models})
 
@@ -49,26 +49,26 @@ async def get_model(name: str, service: TheService) -> Response:
 
 @keyed.post("/tokenize", response_model=TokenizeBody, tags=["models"])
 async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller) -> Response:
-    """The tokens of a prompt or of a conversation, as the model would read them."""
+    """The tokens that the model reads for a prompt or a conversation."""
     model = service.model(body.model or service.base_model.name)
-    maker, documents = service.prompts(caller), body.documents or []
+    maker, documents, due = service.prompts(caller), body.documents or [], service.due()
     if body.messages is not None:
-        prompt = model.system_prompt
-        due, messages = service.due(), body.messages
-        made = await service.prepare(caller, due, maker.chat, messages, documents, prompt)
+        prompt = await service.prepare(
+            caller, due, maker.chat, body.messages, documents, model.system_prompt
+        )
     else:
         text, markers = body.prompt or "", body.markers
-        made = await service.prepare(
-            caller, service.due(), maker.completion, text, documents, markers=markers
+        prompt = await service.prepare(
+            caller, due, maker.completion, text, documents, markers=markers
         )
-    tokens = [token for part in made.parts for token in part.tokens]
+    tokens = [token for part in prompt.parts for token in part.tokens]
     limit = service.llm.engine.max_model_len
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
 
 @keyed.get("/metrics", tags=["server"], response_class=Response)
 async def metrics(service: TheService) -> Response:
-    """Prometheus metrics. They tell of all tenants, so they need a key of the operator's."""
+    """Prometheus metrics of all tenants; they require the operator's key."""
     content = await asyncio.to_thread(service.metrics.render)
     return Response(content, media_type=service.metrics.content_type)
 
@@ -78,7 +78,7 @@ async def metrics(service: TheService) -> Response:
     "/health", response_model=StateBody, responses={503: {"model": StateBody}}, tags=["server"]
 )
 async def health(service: TheService) -> Response:
-    """Whether the process is alive and its engine goes on."""
+    """Whether the engine runs: 503 after a failure, or while a step is stuck."""
     state = service.state
     alive = state in ("ready", "draining")
     return JSONResponse({"status": "ok" if alive else state}, 200 if alive else 503)
@@ -89,7 +89,7 @@ async def health(service: TheService) -> Response:
     "/ready", response_model=StateBody, responses={503: {"model": StateBody}}, tags=["server"]
 )
 async def ready(service: TheService) -> Response:
-    """Whether requests are served: from when system prompts are computed until the end begins."""
+    """Whether the server takes requests: 503 during shutdown."""
     state = service.state
     return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
@@ -102,7 +102,7 @@ async def page() -> Response:
 
 @open_router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """The description of the API, for people."""
+    """The API reference as HTML."""
     return HTMLResponse(reference_page(request.app.openapi()))
 
 

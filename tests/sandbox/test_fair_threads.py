@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from looseleaf.errors import EngineClosed, EngineFault
-from looseleaf.sandbox import Turns
+from looseleaf.sandbox import FairThreads
 
 
 class Panic(BaseException):
@@ -19,7 +19,7 @@ class Stage:
     """Jobs that begin by themselves and end when they are told to."""
 
     def __init__(self, size: int) -> None:
-        self.turns = Turns(size, "test")
+        self.turns = FairThreads(size, "test")
         self.begun: list[str] = []
         self._changed = threading.Condition()
         self._ends: dict[str, threading.Event] = {}
@@ -75,7 +75,7 @@ def test_tenants_that_wait_take_turns() -> None:
 
 
 def test_one_thread_is_enough_for_one_tenant() -> None:
-    turns = Turns(1, "test")
+    turns = FairThreads(1, "test")
     assert [turns.submit("red", str, n).result(30) for n in range(3)] == ["0", "1", "2"]
 
 
@@ -103,7 +103,7 @@ def test_a_close_refuses_what_waits_and_what_comes() -> None:
 
 
 def test_a_panic_is_a_fault_of_its_request_only() -> None:
-    turns = Turns(2, "test")
+    turns = FairThreads(2, "test")
 
     def panic() -> None:
         raise Panic("retry-limit-in-match over")
