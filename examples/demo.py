@@ -1,7 +1,7 @@
-"""Times the first token of each answer twice: documents computed for it, and documents reused.
+"""Times the first token of each answer twice: with new documents, and with reused documents.
 
-The reused ones stand in another order, at other positions. Keys and values know no position, so no
-document token is computed again.
+Reused documents have another order and other positions. Keys and values are independent of
+positions, so no document token is computed again.
 """
 
 import json
@@ -16,18 +16,18 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=64)
 
 
 def ask(llm: LLM, documents: list[Document], question: str, salt: str = "") -> RequestOutput:
-    """One answer; requests with different salts share no keys."""
+    """The answer to a question; requests with different salts share no keys."""
     return llm.chat([{"role": "user", "content": [*documents, question]}], PARAMS, salt=salt)[0]
 
 
 def main() -> int:
-    """Print both times of every question; 0 if all answers are right and no token is recomputed."""
+    """Print both times of every question; returns 1 for a wrong answer or a recomputed token."""
     paths = sorted((HERE / "documents").glob("*.txt"))
     documents = [Document(path.read_text(encoding="utf-8"), name=path.name) for path in paths]
     entries = json.loads((HERE / "questions.json").read_text(encoding="utf-8"))
     llm = LLM()
     print(f"Reference model, {llm.engine.threads}.")
-    # this also warms up: compiled kernels and buffers are no part of the times below
+    # warmup, so compilation is not part of the times
     ask(llm, documents, "Where is the archive?")
     num_wrong, cold_times, reused_times, recomputed = 0, [], [], 0
     print(f"\n{'first token, ms:':58}{'cold':>8}{'reused':>8}")

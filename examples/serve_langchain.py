@@ -1,8 +1,8 @@
-"""LangChain's ChatOpenAI against `looseleaf serve`: what a retriever found goes along as documents.
+"""LangChain's ChatOpenAI with `looseleaf serve`: the request carries a retriever's documents.
 
 It needs `pip install langchain-openai`.
 Start `looseleaf serve` first, after `. .venv/bin/activate`.
-OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
+OPENAI_BASE_URL is the server's address, OPENAI_API_KEY the API key.
 """
 
 import os
@@ -17,7 +17,7 @@ QUESTION = "What is the extension of the deputy of Oscar Brenwick?"
 
 
 def retrieve() -> list[Document]:
-    """All example documents; in an application, what its retriever returns."""
+    """All example documents, in place of an application's retriever."""
     return [
         Document(path.read_text(encoding="utf-8"), metadata={"source": path.name})
         for path in sorted(FOLDER.glob("*.txt"))
@@ -25,7 +25,7 @@ def retrieve() -> list[Document]:
 
 
 def main() -> None:
-    """Answers from the documents, then the same as a stream, with the documents turned round."""
+    """Print an answer from the documents, then stream it with the documents in reverse order."""
     llm = ChatOpenAI(
         model=os.environ.get("OPENAI_MODEL", "looseleaf-reference"),
         base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
@@ -34,14 +34,14 @@ def main() -> None:
         stream_usage=True,
     )
     prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
-    found = [{"title": d.metadata["source"], "text": d.page_content} for d in retrieve()]
+    documents = [{"title": d.metadata["source"], "text": d.page_content} for d in retrieve()]
 
-    chain = prompt | llm.bind(extra_body={"documents": found})
+    chain = prompt | llm.bind(extra_body={"documents": documents})
     answer = chain.invoke({"question": QUESTION})
     print(answer.content)
     print(f"  {answer.usage_metadata['input_tokens']} tokens read")
 
-    chain = prompt | llm.bind(extra_body={"documents": found[::-1]})
+    chain = prompt | llm.bind(extra_body={"documents": documents[::-1]})
     for chunk in chain.stream({"question": QUESTION}):
         print(chunk.content, end="", flush=True)
     print()

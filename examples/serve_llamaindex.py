@@ -1,8 +1,8 @@
-"""LlamaIndex's OpenAILike against `looseleaf serve`: nodes go along as documents, not as text.
+"""LlamaIndex's OpenAILike with `looseleaf serve`: the request carries nodes as documents.
 
 It needs `pip install llama-index-llms-openai-like`.
 Start `looseleaf serve` first, after `. .venv/bin/activate`.
-OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
+OPENAI_BASE_URL is the server's address, OPENAI_API_KEY the API key.
 """
 
 import os
@@ -17,7 +17,7 @@ QUESTION = "Where is the archive?"
 
 
 def retrieve() -> list[NodeWithScore]:
-    """All example documents; in an application, what its retriever returns."""
+    """All example documents, in place of an application's retriever."""
     nodes = [
         TextNode(text=path.read_text(encoding="utf-8"), metadata={"file_name": path.name})
         for path in sorted(FOLDER.glob("*.txt"))
@@ -26,7 +26,7 @@ def retrieve() -> list[NodeWithScore]:
 
 
 def main() -> None:
-    """Answers from the nodes, then the same as a stream, with the nodes turned round."""
+    """Print an answer from the nodes, then stream it with the nodes in reverse order."""
     llm = OpenAILike(
         model=os.environ.get("OPENAI_MODEL", "looseleaf-reference"),
         api_base=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
@@ -34,15 +34,15 @@ def main() -> None:
         is_chat_model=True,
         temperature=0,
     )
-    found = [{"title": n.metadata["file_name"], "text": n.text} for n in retrieve()]
+    documents = [{"title": n.metadata["file_name"], "text": n.text} for n in retrieve()]
     messages = [ChatMessage(role="user", content=QUESTION)]
 
-    answer = llm.chat(messages, extra_body={"documents": found})
+    answer = llm.chat(messages, extra_body={"documents": documents})
     print(answer.message.content)
     for entry in answer.raw.looseleaf["documents"]:
         print(f"  {entry['title']}: {entry['tokens']} tokens, {entry['source']}")
 
-    for chunk in llm.stream_chat(messages, extra_body={"documents": found[::-1]}):
+    for chunk in llm.stream_chat(messages, extra_body={"documents": documents[::-1]}):
         print(chunk.delta or "", end="", flush=True)
     print()
 

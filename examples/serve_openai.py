@@ -1,8 +1,8 @@
-"""The official OpenAI client against `looseleaf serve`: documents go into the request's extra body.
+"""The official OpenAI client with `looseleaf serve`: the request's extra body has the documents.
 
 It needs `pip install openai`.
 Start `looseleaf serve` first, after `. .venv/bin/activate`.
-OPENAI_BASE_URL and OPENAI_API_KEY say where it is and who asks.
+OPENAI_BASE_URL is the server's address, OPENAI_API_KEY the API key.
 """
 
 import os
@@ -18,7 +18,7 @@ QUESTION = "Where does the person who signs travel requests live?"
 
 
 def main() -> None:
-    """Asks twice, with the documents in another order; the second answer computes none of them."""
+    """Ask twice; the second request reuses all documents, in reverse order. Then stream."""
     client = OpenAI(
         base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
@@ -30,7 +30,7 @@ def main() -> None:
             model=model, messages=messages, temperature=0, extra_body={"documents": documents}
         )
         print(answer.choices[0].message.content)
-        # what the OpenAI schema has no field for stands beside it
+        # an extension of the OpenAI schema
         for entry in answer.looseleaf["documents"]:
             print(f"  {entry['title']}: {entry['tokens']} tokens, {entry['source']}")
 

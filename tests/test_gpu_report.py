@@ -7,14 +7,14 @@ import pytest
 
 from tools import draw_claims, gpu_report
 from tools.gpu_report import (
-    MEASURED,
-    Measured,
+    BENCHMARKS,
+    Benchmark,
     Outcome,
     Part,
+    benchmark_part,
     figures,
     find_command,
     main,
-    measured,
     parts,
     report,
     run,
@@ -98,10 +98,10 @@ def test_a_part_is_asked_to_end_before_it_is_ended_and_the_report_says_how_to_go
     assert report([outcome, late], [])[-1] == "left to run: make gpu-report ONLY=long,late"
 
 
-@pytest.mark.parametrize("one", MEASURED, ids=lambda one: str(one.name))
-def test_every_part_is_a_command_with_the_flags_that_it_has(one: Measured, tmp_path: Path) -> None:
+@pytest.mark.parametrize("one", BENCHMARKS, ids=lambda one: str(one.name))
+def test_every_part_is_a_command_with_the_flags_that_it_has(one: Benchmark, tmp_path: Path) -> None:
     for tiny in (False, True):
-        if not (command := measured(one, "cpu", tmp_path, tiny).command):
+        if not (command := benchmark_part(one, "cpu", tmp_path, tiny).command):
             continue
         # parsed as it is called, never run
         _, _, cli, *words = command
@@ -117,7 +117,7 @@ def test_claims_are_all_parts_that_measure_one(
     arguments = ["--out", str(tmp_path), "--device", "cpu", "--only", "claims,serving"]
     assert main(arguments) == 0
     ran = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert ran == ["serving", *(one.name for one in MEASURED if one.claim)]
+    assert ran == ["serving", *(one.name for one in BENCHMARKS if one.claim)]
 
 
 @pytest.mark.parametrize(

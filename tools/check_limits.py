@@ -1,8 +1,7 @@
-"""Size limits: a file, a function or a parameter list that outgrows them is to be taken apart.
+"""Size limits of files, functions and parameter lists.
 
-Lines are physical lines; a function's body is what follows its docstring. Kernels (``@triton.jit``)
-have their own limit and may take as many parameters as they need. Prints each excess; exits with
-1 if there is one.
+Lines are physical lines. A function's body begins after its docstring. Kernels (``@triton.jit``)
+have a separate limit, and no limit of parameters. Prints each excess; exits with 1 on an excess.
 """
 
 import ast
@@ -22,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_kernel(function: Function) -> bool:
-    """Whether one of the decorators is ``triton.jit`` or ``gluon.jit``, called or not."""
+    """Whether a decorator is ``triton.jit`` or ``gluon.jit``, called or not."""
     for decorator in function.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
         if ast.unparse(target) in ("triton.jit", "gluon.jit", "jit"):
@@ -37,7 +36,7 @@ def body_lines(function: Function) -> int:
 
 
 def num_parameters(function: Function) -> int:
-    """All parameters but ``self`` and ``cls``."""
+    """The number of parameters without ``self`` and ``cls``."""
     arguments = function.args
     named = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
     starred = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
@@ -45,7 +44,7 @@ def num_parameters(function: Function) -> int:
 
 
 def excesses_of_function(function: Function) -> Iterator[str]:
-    """What is too large about one function."""
+    """The excesses of a function."""
     kernel = is_kernel(function)
     limit = MAX_KERNEL_LINES if kernel else MAX_BODY_LINES
     if (lines := body_lines(function)) > limit:
@@ -55,7 +54,7 @@ def excesses_of_function(function: Function) -> Iterator[str]:
 
 
 def excesses_of_file(path: Path) -> Iterator[str]:
-    """What is too large in one Python file, as ``path:line: sentence``."""
+    """The excesses of a Python file, as ``path:line: sentence``."""
     source = path.read_text(encoding="utf-8")
     limit = MAX_EXAMPLE_LINES if path.parts[0] == "examples" else MAX_FILE_LINES
     if (lines := len(source.splitlines())) > limit:
@@ -66,7 +65,7 @@ def excesses_of_file(path: Path) -> Iterator[str]:
 
 
 def excesses() -> Iterator[str]:
-    """What is too large anywhere below the current folder."""
+    """All excesses below the current folder."""
     for folder in FOLDERS:
         for path in sorted(Path(folder).rglob("*.py")):
             yield from excesses_of_file(path)
@@ -79,6 +78,6 @@ def excesses() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(excesses())
-    print("\n".join(found) if found else "sizes are within their limits")
-    sys.exit(bool(found))
+    lines = list(excesses())
+    print("\n".join(lines) if lines else "sizes are within their limits")
+    sys.exit(bool(lines))

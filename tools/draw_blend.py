@@ -1,6 +1,7 @@
-"""Draws docs/blend_arms.png and docs/blend_layers.png, and prints the tables of docs/blend.md, from
-results/blend.csv (`looseleaf eval world`), results/blend_study.csv (tools/study_blend.py) and
-results/calibrate.csv (`looseleaf calibrate`).
+"""Draws docs/blend_arms.png and docs/blend_layers.png, and prints the tables of docs/blend.md.
+
+The data is results/blend.csv (`looseleaf eval world`), results/blend_study.csv
+(tools/study_blend.py) and results/calibrate.csv (`looseleaf calibrate`).
 
 python tools/draw_blend.py"""
 
@@ -20,7 +21,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "bridge": ("6 documents",),
 }
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3)
-TRIED = 0.15
+DEFAULT_RATIO = 0.15
 SELECTORS = {
     "random": "random",
     "first": "first",
@@ -71,26 +72,26 @@ class Rows:
         with path.open(newline="", encoding="utf-8") as file:
             return cls(list(csv.DictReader(file)))
 
-    def find(self, **wanted: str) -> Mapping[str, str] | None:
-        """The one row with these values, None if it was not measured."""
-        found = [r for r in self.rows if all(r[k] == v for k, v in wanted.items())]
-        if len(found) > 1:
-            raise SystemExit(f"{len(found)} rows of {wanted}: delete what is of other weights")
-        return found[0] if found else None
+    def find(self, **values: str) -> Mapping[str, str] | None:
+        """The row with these values, None if missing. Raises SystemExit for several rows."""
+        matches = [r for r in self.rows if all(r[k] == v for k, v in values.items())]
+        if len(matches) > 1:
+            raise SystemExit(f"{len(matches)} rows of {values}: delete the rows of other weights")
+        return matches[0] if matches else None
 
     def mean(
         self, task: str, settings: Sequence[str], arm: str, metric: str = "exact"
     ) -> float | None:
-        """The mean over settings, in percent."""
-        found = [self.find(task=task, setting=s, arm=arm, metric=metric) for s in settings]
-        values = [float(row["value"]) for row in found if row is not None]
+        """The mean over settings in percent, None if a row is missing."""
+        matches = [self.find(task=task, setting=s, arm=arm, metric=metric) for s in settings]
+        values = [float(row["value"]) for row in matches if row is not None]
         return 100 * sum(values) / len(values) if len(values) == len(settings) else None
 
 
 def arm_of(selector: str, ratio: float) -> str:
-    """What an arm is called in rows: `deviation, ratio 0.15, layers 1`."""
-    name, *others = selector.split(", ")
-    return ", ".join([name, f"ratio {ratio:g}", *others])
+    """The name of an arm in rows, as `deviation, ratio 0.15, layers 1`."""
+    name, *options = selector.split(", ")
+    return ", ".join([name, f"ratio {ratio:g}", *options])
 
 
 def cell(value: float | None) -> str:
@@ -98,7 +99,7 @@ def cell(value: float | None) -> str:
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """A Markdown table."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
@@ -108,8 +109,9 @@ def percent(ratios: Sequence[float]) -> list[str]:
 
 
 def tables(results: Path) -> dict[str, str]:
-    """Every table of quality of docs/blend.md, from a folder of results."""
+    """The quality tables of docs/blend.md by name, from a folder of results."""
     blend, study = Rows.read(results / "blend.csv"), Rows.read(results / "blend_study.csv")
+    default_arms = {name: arm_of(name, DEFAULT_RATIO) for name in SELECTORS}
     by_ratio = {
         task: table(
             [f"{task}, tokens chosen by", *percent(RATIOS), "computed again at 15 %"],
@@ -117,17 +119,17 @@ def tables(results: Path) -> dict[str, str]:
                 [
                     label,
                     *(cell(blend.mean(task, own, arm_of(name, r))) for r in RATIOS),
-                    cell(blend.mean(task, own, arm_of(name, TRIED), "documents_recomputed")),
+                    cell(blend.mean(task, own, default_arms[name], "documents_recomputed")),
                 ]
                 for name, label in SELECTORS.items()
-                if blend.mean(task, own, arm_of(name, TRIED)) is not None
+                if blend.mean(task, own, default_arms[name]) is not None
             ],
         )
         for task, own in SETTINGS.items()
-        if task != "lookup"  # where every cell is 100.0
+        if task != "lookup"  # all cells are 100.0
     }
     arms = {**{label: name for name, label in LEVELS.items()}}
-    arms |= {f"{label}, 15 %": arm_of(name, TRIED) for name, label in SELECTORS.items()}
+    arms |= {f"{label}, 15 %": default_arms[name] for name, label in SELECTORS.items()}
     hops = [*((s,) for s in CHAIN), (DEEP,)]
     return {
         **by_ratio,
@@ -154,14 +156,14 @@ def _by_ratio(
 ) -> str:
     lines = []
     for name, label in names.items():
-        found = [blend.mean("chain", settings, arm_of(name, ratio)) for ratio in ratios]
-        if any(value is not None for value in found):
-            lines.append([label, *map(cell, found)])
+        values = [blend.mean("chain", settings, arm_of(name, ratio)) for ratio in ratios]
+        if any(value is not None for value in values):
+            lines.append([label, *map(cell, values)])
     return table(["tokens chosen by", *percent(ratios)], lines)
 
 
 def _needs(study: Rows) -> str:
-    """What an answer needs of each sentence of the chain."""
+    """Right answers by recomputed part of each sentence of the chain."""
     lines = []
     for case, label in RESTORED.items():
         share = study.find(study="tokens", case=case, hops="all")
@@ -169,28 +171,28 @@ def _needs(study: Rows) -> str:
         assert share is not None
         shares = [f"{100 * float(share[name]):.1f}" for name in ("low", "high")]
         row = [label, f"{'–'.join(dict.fromkeys(shares))} %"]
-        lines.append(row + [cell(100 * float(one["value"])) for one in right if one])
+        lines.append(row + [cell(100 * float(match["value"])) for match in right if match])
     head = ["computed again, of each sentence of the chain", "share of all tokens"]
     return table([*head, "1 hop", "2 hops", "3 hops"], lines)
 
 
 def _calibrated(rows: Rows) -> str:
-    """What calibration says of each policy at the ratio at which layers are compared."""
+    """Calibration of each policy at the default ratio, at 5 % and without a ratio."""
     lines = []
     for row in rows.rows:
-        if row["ratio"] not in ("", "0.05", str(TRIED)):
+        if row["ratio"] not in ("", "0.05", str(DEFAULT_RATIO)):
             continue
-        told = [row["selector"], row["ratio"] and f"{100 * float(row['ratio']):g} %"]
-        told += [row["watched_share"] and f"last {row['watched_share']} of the layers"]
-        told += [row["check_layers"] and f"layer {row['check_layers']}"]
-        parts = ("agreement", "text_deviation", "deviation_left", "cost")
-        agree, *others = (f"{100 * float(row[name]):.1f} %" for name in parts)
-        lines.append([", ".join(filter(None, told)), agree, f"{float(row['kl']):.4f}", *others])
+        policy = [row["selector"], row["ratio"] and f"{100 * float(row['ratio']):g} %"]
+        policy += [row["watched_share"] and f"last {row['watched_share']} of the layers"]
+        policy += [row["check_layers"] and f"layer {row['check_layers']}"]
+        columns = ("agreement", "text_deviation", "deviation_left", "cost")
+        agree, *rest = (f"{100 * float(row[name]):.1f} %" for name in columns)
+        lines.append([", ".join(filter(None, policy)), agree, f"{float(row['kl']):.4f}", *rest])
     return table(["policy", "agree", "KL", "text", "left", "cost"], lines)
 
 
 def draw_arms(blend: Rows, target: Path) -> None:
-    """A panel a task, one line a selector; arms without a budget are level lines."""
+    """A panel per task with a line per selector; arms without a budget are horizontal lines."""
     pyplot = _pyplot()
     figure, panels = pyplot.subplots(
         1, len(SETTINGS), figsize=(11, 4.8), sharey=True, width_ratios=(2, 1, 1)
@@ -201,9 +203,9 @@ def draw_arms(blend: Rows, target: Path) -> None:
             for ratio in RATIOS:
                 arm = arm_of(name, ratio)
                 exact = blend.mean(task, settings, arm)
-                again = blend.mean(task, settings, arm, "documents_recomputed")
-                if exact is not None and again is not None:
-                    points.append((again, exact))
+                recomputed = blend.mean(task, settings, arm, "documents_recomputed")
+                if exact is not None and recomputed is not None:
+                    points.append((recomputed, exact))
             if points:
                 look: dict[str, Any] = {"marker": "o", "markersize": 4, "color": f"C{number}"}
                 look |= {"color": "black", "linestyle": ":"} if name == "oracle" else {}
@@ -226,10 +228,10 @@ def draw_arms(blend: Rows, target: Path) -> None:
 
 
 def draw_layers(study: Rows, target: Path) -> None:
-    """What must be chosen to catch a chain, by layer: median and the middle 80 % of worlds."""
+    """The share of tokens that contains a chain, by layer: median and middle 80 % of worlds."""
     pyplot = _pyplot()
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.8))
-    shown = (
+    content = (
         ("deviation of keys and values", {"whole chain": ("deviation", "all")}),
         (
             "question's attention over stored documents",
@@ -240,7 +242,7 @@ def draw_layers(study: Rows, target: Path) -> None:
         ),
         ("a link's attention to the link before it", {"": ("link", "all")}),
     )
-    for axes, (title, lines) in zip(panels, shown, strict=True):
+    for axes, (title, lines) in zip(panels, content, strict=True):
         scale = 1 if title.startswith("a link") else 100
         for label, (kind, hops) in lines.items():
             own = [r for r in study.rows if (r["study"], r["hops"]) == (kind, hops)]

@@ -1,11 +1,10 @@
-"""Draws the pictures of docs/claims.md and of the pages on reading and revising from ``results/``.
+"""Draws the pictures of docs/claims.md, docs/select.md and docs/revise.md from ``results/``.
 
     python tools/draw_claims.py
     python tools/draw_claims.py gpu-report
 
-Folders that are named hold rows of ``make gpu-report``: they are added to the files of the same
-names first. Pictures of docs/images that `looseleaf eval report` does not draw stay as they are; of
-those that it draws and no page shows, none is added."""
+Arguments are folders with rows of ``make gpu-report``, which are first appended to ``results/``.
+Only existing pictures of docs/images that `looseleaf eval report` draws are replaced."""
 
 import csv
 import shutil
@@ -27,12 +26,13 @@ NAMES = {
     "select_nvidia_h200_token_llama-3.1-8b_quest_tokens_2048_context": "select_token_nvidia_h200",
     "lengths_causal_needle_8_needles": "needle-lengths",
 }
-"""What a page calls a picture whose own name is long."""
+"""Names of pictures in docs/images, by the report's long names."""
 
 
 def add_rows(folder: Path, results: Path) -> list[Path]:
-    """Append the rows of every file in ``folder`` to that of the same name in ``results``; returns
-    the files of ``results``. Raises InvalidOption if one has other columns."""
+    """Append the rows of each file in ``folder`` to the file of the same name in ``results``.
+
+    Returns the files in ``results``. Raises InvalidOption for other columns."""
     written = []
     for path in sorted(folder.glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -45,7 +45,7 @@ def add_rows(folder: Path, results: Path) -> list[Path]:
 
 
 def draw(results: Path, images: Path) -> list[Path]:
-    """Draw again those pictures of ``images`` that the report draws; returns them."""
+    """Replace the pictures of ``images`` that the report draws; returns their paths."""
     drawn = []
     with tempfile.TemporaryDirectory() as scratch:
         for path in write_report(results, Path(scratch)):

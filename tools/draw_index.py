@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def newest(path: Path) -> list[dict[str, str]]:
-    """The last row of each layer, size, index and effort; of what was chosen the last."""
+    """The last row of each layer, size, index and effort; "chosen" indexes share one row."""
     rows = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

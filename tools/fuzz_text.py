@@ -1,7 +1,7 @@
-"""Hostile templates, tokenizers and grammars drawn at random: each ends in time, with a sentence.
+"""Random hostile templates and tokenizers: each must end in time, with a value or an error.
 
-``python -m tools.fuzz_text --seed 1 --rounds 200``. A template runs in a process under limits; one
-that counts as plain runs here as well, where it must write the same within a second."""
+``python -m tools.fuzz_text --seed 1 --rounds 200``. A template renders in a sandbox. A plain
+template also renders in this process, where it must give the same text within a second."""
 
 import argparse
 import random
@@ -15,7 +15,7 @@ from looseleaf.sandbox.plain_templates import plain_nodes
 from looseleaf.sandbox.templates import compile_template, render
 
 LIMITS = Limits(seconds=0.3, mib=128, output=1 << 22)
-# what a machine that is busy may add
+# limit in seconds on a busy machine
 PATIENCE = 20.0
 _NAMES = (
     *("messages[0].content", "bos_token", "s", "'x'", "bos_token", "s", "messages", "m.content"),
@@ -28,7 +28,7 @@ _REGEX = ("a", "a+", "a*", "(a+)+", "(a|aa)*", "[ab]*", ".*", "$", "(?=a+b)", r"
 
 
 class Writer:
-    """Writes templates and regexes, the same from the same seed."""
+    """Writes random templates and regular expressions, determined by a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -43,7 +43,7 @@ class Writer:
         return "".join(self._random.choices(_REGEX, k=self._random.randrange(1, 7)))
 
     def conversation(self) -> list[dict[str, str]]:
-        """A few messages, some of them long."""
+        """Up to four messages of different lengths."""
         lengths = self._random.choices((0, 1, 50, 2000), k=self._random.randrange(1, 5))
         return [{"role": "user", "content": 'a"\\' * length} for length in lengths]
 
@@ -57,17 +57,19 @@ class Writer:
         return f"{{{{ {self._expression(2)} }}}}"
 
     def _expression(self, depth: int) -> str:
-        one = self._random.choice(_NAMES)
+        expression = self._random.choice(_NAMES)
         if depth and self._random.random() < 0.6:
             operator = self._random.choice(_OPERATORS)
-            one = f"({self._expression(depth - 1)} {operator} {self._expression(depth - 1)})"
+            expression = f"({self._expression(depth - 1)} {operator} {self._expression(depth - 1)})"
         if self._random.random() < 0.3:
-            one += f" | {self._random.choice(_FILTERS)}"
-        return one
+            expression += f" | {self._random.choice(_FILTERS)}"
+        return expression
 
 
 def outcome(work: Callable[[], Any]) -> tuple[str, Any]:
-    """What the work came to: a value, a refusal with its sentence, or a limit that it names."""
+    """``value``, ``limit`` or ``refused``, and the result or message of ``work``.
+
+    Raises AssertionError if ``work`` takes too long."""
     start = time.monotonic()
     try:
         result = "value", work()
@@ -80,25 +82,25 @@ def outcome(work: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def check_template(source: str, messages: list[dict[str, str]]) -> str:
-    """How a template ends; raises AssertionError for one that breaks a law."""
+    """The outcome of a template. Raises AssertionError if it breaks a law."""
     named = {"messages": messages, "bos_token": "<s>"}
     kind, rendering = outcome(lambda: compile_template(source))
     if kind != "value":
         return kind
     sandbox = _sandbox("templates", {"source": source}, "template")
-    there = outcome(lambda: sandbox.call(named, LIMITS))
+    sandboxed = outcome(lambda: sandbox.call(named, LIMITS))
     sandbox.close()
     if plain_nodes(source) is not None:
         start = time.thread_time()
-        here = outcome(lambda: render(rendering, named))
+        local = outcome(lambda: render(rendering, named))
         assert time.thread_time() - start < 1, f"a plain template took long: {source}"
-        assert here == there, f"a plain template differs in a process: {source}"
-        return f"plain {here[0]}"
-    return there[0]
+        assert local == sandboxed, f"a plain template differs in a sandbox: {source}"
+        return f"plain {local[0]}"
+    return sandboxed[0]
 
 
 def check_regex(regex: str, text: str) -> str:
-    """How a tokenizer with this pattern ends."""
+    """The outcome of a tokenizer with this pattern."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     backend = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
@@ -118,23 +120,22 @@ def _sandbox(job: str, setup: dict[str, Any], what: str) -> Sandbox:
 
 
 def run(seed: int, rounds: int) -> dict[str, int]:
-    """How many templates and tokenizers ended how."""
-    writer, ends = Writer(seed), dict[str, int]()
+    """The number of templates and tokenizers by outcome."""
+    writer, counts = Writer(seed), dict[str, int]()
     for _ in range(rounds):
         template = check_template(writer.template(), writer.conversation())
         tokenizer = check_regex(writer.regex(), "a" * 200 + "!")
         for name in (f"template: {template}", f"tokenizer: {tokenizer}"):
-            ends[name] = ends.get(name, 0) + 1
-    return ends
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def main() -> None:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=100)
-    given = parser.parse_args()
-    for name, number in sorted(run(given.seed, given.rounds).items()):
+    options = parser.parse_args()
+    for name, number in sorted(run(options.seed, options.rounds).items()):
         print(f"{number:6} {name}")
 
 

@@ -1,6 +1,6 @@
-"""The page's one-click example, made from ``examples/``: an installed package has no such folder.
+"""Writes the web page's example from ``examples/``, which an installed package lacks.
 
-``python tools/page_example.py`` rewrites the copy that the page loads; a test holds it current.
+``python tools/page_example.py`` rewrites the copy in the package; a test compares both.
 """
 
 import json
@@ -11,7 +11,7 @@ COPY = ROOT / "src" / "looseleaf" / "server" / "static" / "examples.json"
 
 
 def page_example() -> str:
-    """The documents and those questions that need no document read behind another, as JSON."""
+    """The documents and the questions without dependent documents, as JSON."""
     examples = ROOT / "examples"
     questions = json.loads((examples / "questions.json").read_text("utf-8"))
     content = {
@@ -19,7 +19,7 @@ def page_example() -> str:
             {"title": path.name, "text": path.read_text("utf-8")}
             for path in sorted((examples / "documents").glob("*.txt"))
         ],
-        # a chain needs a document that read the ones before it, which the page's documents do not
+        # a chain needs documents that see the documents before them
         "questions": [entry["question"] for entry in questions if entry["task"] != "chain"],
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

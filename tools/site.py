@@ -1,7 +1,7 @@
-"""A hook of the site: pages that live elsewhere in the repository, and links that leave docs/.
+"""A hook of the site: adds pages from outside of docs/, and rewrites links that leave docs/.
 
-The same files are read on a forge, where links to them work as they stand. On the site a link to a
-file that is a page goes to that page, and one to any other file shows its path.
+Links work unchanged on a forge. On the site, a link to a file with a page leads to that page. A
+link to another file becomes its path.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of `ELSEWHERE`, and that of all options."""
+    """Add the pages of `ELSEWHERE` and the page of options."""
     from mkdocs.structure.files import File
 
     for source, page in ELSEWHERE.items():
@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """A number stays with its unit, and the name of an option whole, when a line breaks."""
+    """Prevent line breaks between a number and its unit, and inside names of options."""
     return "".join(
         block if block.startswith("<pre") else _keep_whole(block)
         for block in re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
@@ -45,7 +45,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def _keep_whole(html: str) -> str:
-    told = "".join(
+    joined = "".join(
         part if part.startswith("<") else re.sub(r"(\d) (×|%)", "\\1\N{NO-BREAK SPACE}\\2", part)
         for part in re.split(r"(<[^>]*>)", html)
     )
@@ -54,13 +54,13 @@ def _keep_whole(html: str) -> str:
         kept = re.sub(r"(?<![\w-])(--?[a-z][\w-]*)", r'<span class="option">\1</span>', match[1])
         return f"<code>{kept}</code>"
 
-    return re.sub(r"<code>([^<]*)</code>", options, told)
+    return re.sub(r"<code>([^<]*)</code>", options, joined)
 
 
 def rewrite(text: str, source: str, page: str) -> str:
-    """``text`` of the file ``source``, shown as ``page``, with links that work there."""
+    """``text`` of the file ``source`` with links rewritten for the site's page ``page``."""
 
-    def replaced(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""
         if re.match(r"[a-z]+:", target):
             return match[0]
@@ -70,15 +70,15 @@ def rewrite(text: str, source: str, page: str) -> str:
         elif path.startswith("docs/"):
             shown = path.removeprefix("docs/")
         else:
-            # the label may be the path already
+            # the label may contain the path
             return f"`{path}`" if label.strip("`") in path else f"{label} (`{path}`)"
         return f"[{label}]({os.path.relpath(shown, os.path.dirname(page) or '.')}{anchor})"
 
-    return _LINK.sub(replaced, text)
+    return _LINK.sub(replacement, text)
 
 
 def options_page() -> str:
-    """Every option of the configuration with its default and help, from the dataclasses."""
+    """The page of all options with defaults and help, from the dataclasses."""
     from looseleaf.config import (
         CacheConfig,
         EngineConfig,
@@ -105,6 +105,6 @@ def options_page() -> str:
         lines += ["", f"## {title}", "", "| option | default | meaning |", "|---|---|---|"]
         for field in dataclasses.fields(section):
             if "help" in field.metadata:
-                told = field.metadata["help"].replace("|", "\\|").replace("{", "&#123;")
-                lines.append(f"| `{field.name}` | `{field.default!r}` | {told} |")
+                meaning = field.metadata["help"].replace("|", "\\|").replace("{", "&#123;")
+                lines.append(f"| `{field.name}` | `{field.default!r}` | {meaning} |")
     return "\n".join(lines) + "\n"

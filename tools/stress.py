@@ -1,16 +1,15 @@
-"""Engines made, used, mixed and closed again and again in one process, to find what no test of one
-engine finds: memory that is freed while it is read, lists that outgrow their buffers, threads that
-outlive their engine.
+"""A stress test of engines that are created, mixed and closed repeatedly in one process.
 
     python -m tools.stress --device cuda --seconds 60 --seed 1
 
-Random weights; every request is first answered by an engine that does nothing else, and each later
-answer is compared with that one: the same tokens, or others that were as likely. Engines differ in
-tiers, pages, graphs and stored dtype; requests blend, choose, revise, throw keys away and read
-hosted documents, several at a time; some are aborted, some engines closed while they load. On a CPU
-the model is tiny. ``--say`` prints every request before it runs. With ``--fences`` each tensor of a
-GPU lies at the end of a mapping of its own (`looseleaf_lab.testing.fences`), which is slower. Exits
-with 1 if an answer differs."""
+It finds reads of freed memory, overflows of buffers and threads that outlive their engine. An
+engine without other requests gives the expected answers; later answers may differ only by ties.
+Engines differ in tiers, pages, CUDA graphs and dtype. Requests fuse, select, revise, evict keys and
+read hosted documents, concurrently. A part of the requests is aborted, and engines close during
+loads. Weights are random, and the model is tiny on a CPU.
+
+``--say`` prints every request before it runs. ``--fences`` puts each GPU tensor at the end of a
+separate mapping (`looseleaf_lab.testing.fences`), which is slower. Exits with 1 on a difference."""
 
 import argparse
 import dataclasses
@@ -47,14 +46,13 @@ from looseleaf_lab.testing.fences import Fences
 _VOCAB = 512
 _QUESTION = 64
 _NUM_DOCUMENTS = 4
-# how much less likely than the likeliest a token may be that was drawn in its stead
+# most nats between the log-probabilities of an answer's token and the expected token
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.15, "fp8": 0.3}
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
-    """What is asked again and again, and how. ``hosted`` reads its first document from the host's
-    memory."""
+class RequestSpec:
+    """A repeated request. ``hosted`` reads the first document from host memory."""
 
     name: str
     parts: PromptParts
@@ -64,8 +62,8 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """What is special about an engine."""
+class EngineSpec:
+    """The options of an engine."""
 
     tiers: str = ""
     num_pages: float = 3.0
@@ -76,28 +74,28 @@ class Kind:
     batch_invariant: bool = False
 
     def __str__(self) -> str:
-        said = [self.tiers or "no tier", f"pages x{self.num_pages:g}"]
-        said += [] if self.graphs else ["no graphs"]
-        said += [f"chunks of {self.chunk}"] if self.chunk else []
-        said += [name for name in ("fp8", "batch_invariant") if getattr(self, name)]
-        return ", ".join(said)
+        options = [self.tiers or "no tier", f"pages x{self.num_pages:g}"]
+        options += [] if self.graphs else ["no graphs"]
+        options += [f"chunks of {self.chunk}"] if self.chunk else []
+        options += [name for name in ("fp8", "batch_invariant") if getattr(self, name)]
+        return ", ".join(options)
 
 
-KINDS = (
-    Kind("host"),
-    Kind(),
-    Kind("host", 1.3, chunk=256),
-    Kind("host", 2.0, host_share=0.6),
-    Kind("disk", 1.5),
-    Kind("host+disk", 2.0, host_share=0.6, graphs=False),
-    Kind("host", 3.0, fp8=True),
-    Kind("host", 1.3, batch_invariant=True),
-    Kind("host+disk", 1.3, host_share=0.4, chunk=512),
+ENGINES = (
+    EngineSpec("host"),
+    EngineSpec(),
+    EngineSpec("host", 1.3, chunk=256),
+    EngineSpec("host", 2.0, host_share=0.6),
+    EngineSpec("disk", 1.5),
+    EngineSpec("host+disk", 2.0, host_share=0.6, graphs=False),
+    EngineSpec("host", 3.0, fp8=True),
+    EngineSpec("host", 1.3, batch_invariant=True),
+    EngineSpec("host+disk", 1.3, host_share=0.4, chunk=512),
 )
 
 
 class Stress:
-    """The engines of one run; ``found`` says what went wrong."""
+    """A run of the stress test; ``failures`` describes all differences."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -109,16 +107,16 @@ class Stress:
         weights = random_weights(model, getattr(torch, self.dtype), self.device)
         self.decoder = Decoder(model, weights)
         self.draw = random.Random(options.seed)
-        self.asks = list(_asks(options.document, layers))
-        self.right: dict[tuple[bool, str], RequestOutput] = {}
-        self.found: list[str] = []
-        self.answers = self.engines = self.loads = self.aborted = self.refused = 0
+        self.specs = list(_specs(options.document, layers))
+        self.expected: dict[tuple[bool, str], RequestOutput] = {}
+        self.failures: list[str] = []
+        self.answers = self.engines = self.loads = self.aborted = self.rejected = 0
         self.worst = 0.0
         self.disk = ""
-        self.left: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.unclosed: weakref.WeakSet[Engine] = weakref.WeakSet()
 
-    def engine(self, kind: Kind) -> Engine:
-        """An engine of a kind, over the model that all share."""
+    def engine(self, kind: EngineSpec) -> Engine:
+        """An engine over the shared model."""
         length = (_NUM_DOCUMENTS + 1) * self.options.document + 512
         model = self.decoder.config
         document = 2 * model.num_layers * model.num_kv_heads * model.head_dim
@@ -144,52 +142,52 @@ class Stress:
             ),
             tiers=tiers,
         )
-        made = random_engine(self.shape, config, self.device, self.decoder)
-        if made.tiering.controller is not None:
-            # of a pace that is not known a document is always loaded
-            made.tiering.controller.pace = ComputePace()
+        engine = random_engine(self.shape, config, self.device, self.decoder)
+        if engine.tiering.controller is not None:
+            # an unknown compute time means that documents are always loaded
+            engine.tiering.controller.pace = ComputePace()
         self.engines += 1
-        return made
+        return engine
 
-    def add(self, engine: Engine, ask: Ask) -> RequestProgress | None:
-        """Hand a request in; None if it is larger than the pool, or not for such an engine."""
-        if ask.hosted:
-            job = engine.hosting.add((ask.parts[0], TextPart(())), "", IndexConfig("flat"))
+    def add(self, engine: Engine, spec: RequestSpec) -> RequestProgress | None:
+        """Add a request; None if the engine rejects it, as for a small pool."""
+        if spec.hosted:
+            job = engine.hosting.add((spec.parts[0], TextPart(())), "", IndexConfig("flat"))
             while not job.finished.is_set():
                 engine.step()
             if job.error is not None:
                 raise job.error
         params = SamplingParams(
-            n=ask.outputs, temperature=1.0, top_k=1, max_tokens=self.options.tokens,
+            n=spec.outputs, temperature=1.0, top_k=1, max_tokens=self.options.tokens,
             ignore_eos=True, logprobs=8,
         )  # fmt: skip
         self.answers += 1
-        name = f"{self.answers}-{ask.name}"
+        name = f"{self.answers}-{spec.name}"
         if self.options.say:
             print(f"{time.perf_counter():.3f} {name}", flush=True)
         try:
-            return engine.add(Request(name, ask.parts, params, **ask.policies))
+            return engine.add(Request(name, spec.parts, params, **spec.policies))
         except InvalidRequest:
-            self.refused += 1
+            self.rejected += 1
             return None
 
-    def learn(self, fp8: bool) -> None:
-        """The answers of an engine that is asked one thing at a time."""
-        engine = self.engine(Kind(num_pages=3.0, fp8=fp8))
-        for ask in self.asks:
-            # hosted documents are stored as they were computed
-            progress = None if fp8 and ask.hosted else self.add(engine, ask)
+    def compute_expected(self, fp8: bool) -> None:
+        """Store the answers of an engine that runs a request at a time."""
+        engine = self.engine(EngineSpec(num_pages=3.0, fp8=fp8))
+        for spec in self.specs:
+            # hosted documents are never stored in fp8
+            progress = None if fp8 and spec.hosted else self.add(engine, spec)
             if progress is not None:
                 self.run([engine])
-                self.right[fp8, ask.name] = progress.output()
+                self.expected[fp8, spec.name] = progress.output()
         engine.close()
-        print(f"{self._seconds:.1f} s: {len(self.right)} answers known", flush=True)
+        print(f"{self._seconds:.1f} s: {len(self.expected)} expected answers", flush=True)
 
-    def _fitting(self, fp8: bool) -> list[Ask]:
-        return [ask for ask in self.asks if (fp8, ask.name) in self.right]
+    def _answerable(self, fp8: bool) -> list[RequestSpec]:
+        return [spec for spec in self.specs if (fp8, spec.name) in self.expected]
 
     def run(self, engines: list[Engine], least: int = 0) -> None:
-        """Step engines in turn until they have no work, or ``least`` times."""
+        """Step engines alternately until they have no work, or ``least`` times."""
         steps = 0
         while any(engine.has_work for engine in engines) and not (least and steps >= least):
             for engine in engines:
@@ -197,39 +195,38 @@ class Stress:
                     engine.step()
             steps += 1
 
-    def forget(self, engine: Engine) -> None:
-        """Have documents only in the tiers, sooner or later."""
+    def evict(self, engine: Engine) -> None:
+        """Evict idle documents from the pool, mostly after a flush to the tiers."""
         if engine.tiers is not None and self.draw.random() < 0.8:
             if self.draw.random() < 0.7:
                 engine.tiers.flush(60.0)
             engine.tiering.release_pages()
             engine.store.evict_idle()
 
-    def round(self, kinds: list[Kind]) -> None:
-        """Engines that live at the same time, some rounds of requests, and how they end."""
-        if any(kind.fp8 for kind in kinds) and not self._fitting(fp8=True):
-            self.learn(fp8=True)
+    def round(self, kinds: list[EngineSpec]) -> None:
+        """Run concurrent engines with batches of requests, then close them."""
+        if any(kind.fp8 for kind in kinds) and not self._answerable(fp8=True):
+            self.compute_expected(fp8=True)
         engines = [self.engine(kind) for kind in kinds]
         for _ in range(self.draw.choice([3, 6, 12])):
             if self.over:
                 break
-            asked: list[tuple[Kind, Ask, RequestProgress]] = []
+            batch: list[tuple[EngineSpec, RequestSpec, RequestProgress]] = []
             for kind, engine in zip(kinds, engines, strict=True):
-                self.forget(engine)
-                for ask in self.draw.choices(
-                    self._fitting(kind.fp8), k=self.draw.choice([1, 1, 2, 4])
-                ):
-                    if ask.hosted and kind.batch_invariant:
+                self.evict(engine)
+                specs = self._answerable(kind.fp8)
+                for spec in self.draw.choices(specs, k=self.draw.choice([1, 1, 2, 4])):
+                    if spec.hosted and kind.batch_invariant:
                         continue
-                    progress = self.add(engine, ask)
+                    progress = self.add(engine, spec)
                     if progress is not None:
-                        asked.append((kind, ask, progress))
-            if asked and self.draw.random() < 0.2:
+                        batch.append((kind, spec, progress))
+            if batch and self.draw.random() < 0.2:
                 self.run(engines, self.draw.choice([1, 2, 5]))
-                self._abort(engines, self.draw.choice(asked)[2])
+                self._abort(engines, self.draw.choice(batch)[2])
             self.run(engines)
-            for kind, ask, progress in asked:
-                self.compare(kind, ask, progress)
+            for kind, spec, progress in batch:
+                self.compare(kind, spec, progress)
             for engine in engines:
                 engine.check()
         for engine in engines:
@@ -242,40 +239,41 @@ class Stress:
                 self.aborted += 1
 
     def _end(self, engine: Engine) -> None:
-        """Close an engine, with work on its way or without, or let it go unclosed."""
+        """Close an engine, idle or with work, or drop it without closing."""
         if engine.tiers is not None:
             self.loads += sum(counters.loads for counters in engine.tiers.counters.values())
         if self.draw.random() < 0.4:
-            self.forget(engine)
-            self.add(engine, self.draw.choice([ask for ask in self.asks if not ask.hosted]))
+            self.evict(engine)
+            self.add(engine, self.draw.choice([spec for spec in self.specs if not spec.hosted]))
             self.run([engine], self.draw.choice([1, 2]))
         if self.draw.random() < 0.8:
             engine.close()
         else:
-            self.left.add(engine)
+            self.unclosed.add(engine)
 
-    def compare(self, kind: Kind, ask: Ask, progress: RequestProgress) -> None:
-        """Whether every token is that of the first answer, or as likely as that, up to the first
-        one that is another."""
+    def compare(self, kind: EngineSpec, spec: RequestSpec, progress: RequestProgress) -> None:
+        """Compare tokens with the expected answer, up to the first tied token."""
         if progress.error is not None:
-            self.found.append(f"{kind}: {ask.name}: {progress.error!r}")
+            self.failures.append(f"{kind}: {spec.name}: {progress.error!r}")
             return
-        right = self.right[kind.fp8, ask.name]
+        answer = self.expected[kind.fp8, spec.name]
         tolerance = _TOLERANCE["fp8" if kind.fp8 else self.dtype]
-        for output, expected in zip(progress.output().outputs, right.outputs, strict=True):
+        for output, expected in zip(progress.output().outputs, answer.outputs, strict=True):
             if output.finish_reason == "abort":
                 continue
-            for got, known in zip(output.logprobs or (), expected.logprobs or (), strict=True):
-                likely = {entry.token_id: entry.logprob for entry in known}
-                away = known[0].logprob - likely.get(got[0].token_id, -1e9)
-                away = max(away, abs(got[0].logprob - known[0].logprob))
-                self.worst = max(self.worst, away)
-                if away > tolerance:
-                    self.found.append(
-                        f"{kind}: {ask.name}: {output.token_ids} for {expected.token_ids}, {away:g}"
+            pairs = zip(output.logprobs or (), expected.logprobs or (), strict=True)
+            for (entry, *_), expected_entries in pairs:
+                expected_entry = expected_entries[0]
+                logprobs = {e.token_id: e.logprob for e in expected_entries}
+                gap = expected_entry.logprob - logprobs.get(entry.token_id, -1e9)
+                gap = max(gap, abs(entry.logprob - expected_entry.logprob))
+                self.worst = max(self.worst, gap)
+                if gap > tolerance:
+                    self.failures.append(
+                        f"{kind}: {spec.name}: {output.token_ids} for {expected.token_ids}, {gap:g}"
                     )
-                    print(self.found[-1], flush=True)
-                if away > tolerance or got[0].token_id != known[0].token_id:
+                    print(self.failures[-1], flush=True)
+                if gap > tolerance or entry.token_id != expected_entry.token_id:
                     break
 
     @property
@@ -284,22 +282,22 @@ class Stress:
         return self._seconds > float(self.options.seconds)
 
     def __call__(self) -> int:
-        """Run; 1 if something was found."""
+        """Run all rounds; returns 1 if an answer differs, else 0."""
         with tempfile.TemporaryDirectory() as self.disk:
             self._run()
-            for engine in self.left:
+            for engine in self.unclosed:
                 engine.close()
-        return 1 if self.found else 0
+        return 1 if self.failures else 0
 
     def _run(self) -> None:
-        self.begun = time.perf_counter()
-        self.learn(fp8=False)
+        self.start = time.perf_counter()
+        self.compute_expected(fp8=False)
         rounds = 0
         while not self.over and rounds < self.options.rounds:
             count = self.draw.choice([1, 1, 2])
-            known = [kind for kind in KINDS if not (kind.fp8 and self.options.no_fp8)]
-            turns = [rounds + n * self.draw.randrange(9) for n in range(count)]
-            kinds = [known[turn % len(known)] for turn in turns]
+            candidates = [kind for kind in ENGINES if not (kind.fp8 and self.options.no_fp8)]
+            indices = [rounds + n * self.draw.randrange(9) for n in range(count)]
+            kinds = [candidates[index % len(candidates)] for index in indices]
             print(f"{self._seconds:.1f} s: {' | '.join(map(str, kinds))}", flush=True)
             self.round(kinds)
             self._disturb()
@@ -308,14 +306,14 @@ class Stress:
             torch.cuda.synchronize()
         print(
             f"seed {self.options.seed}: {self.engines} engines, {self.answers} requests "
-            f"({self.refused} refused, {self.aborted} aborted), {self.loads} loads; farthest from "
-            f"the first answer {self.worst:.3g}; {len(self.found)} differ; {self._seconds:.0f} s"
+            f"({self.rejected} rejected, {self.aborted} aborted), {self.loads} loads; largest "
+            f"deviation {self.worst:.3g}; {len(self.failures)} failures; {self._seconds:.0f} s"
         )
-        for line in self.found:
-            print(line)
+        for failure in self.failures:
+            print(failure)
 
     def _disturb(self) -> None:
-        """Collect, free, and write to memory that was freed."""
+        """Collect garbage, free memory, and overwrite freed memory."""
         if self.draw.random() < 0.5:
             gc.collect()
         if self.device.type == "cuda" and self.draw.random() < 0.5:
@@ -326,21 +324,21 @@ class Stress:
 
     @property
     def _seconds(self) -> float:
-        return time.perf_counter() - self.begun
+        return time.perf_counter() - self.start
 
 
-def _asks(document: int, num_layers: int) -> Iterator[Ask]:
+def _specs(document: int, num_layers: int) -> Iterator[RequestSpec]:
     draw = random.Random(7)
 
-    def drawn(length: int) -> tuple[int, ...]:
+    def tokens(length: int) -> tuple[int, ...]:
         return tuple(draw.choices(range(_VOCAB), k=length))
 
     documents = [
-        DocumentPart(drawn(document + 37 * n - 50), 0, f"d{n}") for n in range(_NUM_DOCUMENTS + 2)
+        DocumentPart(tokens(document + 37 * n - 50), 0, f"d{n}") for n in range(_NUM_DOCUMENTS + 2)
     ]
 
     def parts(count: int = _NUM_DOCUMENTS) -> PromptParts:
-        return (*draw.sample(documents, count), TextPart(drawn(_QUESTION)))
+        return (*draw.sample(documents, count), TextPart(tokens(_QUESTION)))
 
     fuses = {
         "reuse": None,
@@ -355,23 +353,25 @@ def _asks(document: int, num_layers: int) -> Iterator[Ask]:
         "ape": Fuse("ape"),
     }
     for name, fuse in fuses.items():
-        yield Ask(name, parts(), {"fuse": fuse})
-    yield Ask("reuse of one, twice", parts(1), {}, outputs=2)
-    yield Ask("text", (TextPart(drawn(3 * document // 2)),), {})
+        yield RequestSpec(name, parts(), {"fuse": fuse})
+    yield RequestSpec("reuse of one, twice", parts(1), {}, outputs=2)
+    yield RequestSpec("text", (TextPart(tokens(3 * document // 2)),), {})
     choice = Select("quest", tokens=document, dense_below=0, dense_layers=(0,))
-    yield Ask("quest", parts(), {"select": choice})
-    yield Ask("quest, revised", parts(), {"select": choice, "revise": Revise(4)})
-    yield Ask("window", parts(), {"select": Select("window", tokens=document, dense_below=0)})
+    yield RequestSpec("quest", parts(), {"select": choice})
+    yield RequestSpec("quest, revised", parts(), {"select": choice, "revise": Revise(4)})
+    window = Select("window", tokens=document, dense_below=0)
+    yield RequestSpec("window", parts(), {"select": window})
     for policy in ("snapkv", "tova", "h2o"):
         evicting = Select(policy, tokens=document)
-        yield Ask(policy, (TextPart(drawn(3 * document // 2)),), {"select": evicting})
-    yield Ask("random 60 %, quest", parts(), {"fuse": fuses["random 60 %"], "select": choice})
+        yield RequestSpec(policy, (TextPart(tokens(3 * document // 2)),), {"select": evicting})
+    fuse = fuses["random 60 %"]
+    yield RequestSpec("random 60 %, quest", parts(), {"fuse": fuse, "select": choice})
     retrieval = Select("retrieval", ratio=1.0)
-    yield Ask("hosted", parts(1), {"select": retrieval}, hosted=True)
+    yield RequestSpec("hosted", parts(1), {"select": retrieval}, hosted=True)
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a run, from the command line if they are not given."""
+    """The options, by default of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -390,10 +390,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parsed()
     fences = Fences() if options.fences else None
-    ended = Stress(options)()
+    status = Stress(options)()
     if fences is not None:
         print(fences.counts)
-    return ended
+    return status
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Where a chain of documents can be seen, layer by layer: rows for docs/blend.md.
+"""A study of chains of documents, layer by layer: rows for docs/blend.md.
 
-A chain hands a value on from document to document. In each world the tokens that carry it are
-known, so it can be asked which of them an answer needs (*restored*), and how many tokens one must
-choose to catch them all by the true deviation of keys and values or by the question's attention, at
-each layer. Dense attention in fp32, one world at a time (tests/blend/dense.py).
+A chain passes a value from document to document, by known tokens. The study recomputes subsets of
+these tokens and checks the answer (*restored*). It also ranks all tokens at each layer, by the true
+deviation of keys and values or by the question's attention. The result is the share of tokens that
+contains the chain. Attention is dense and in fp32 (tests/blend/dense.py).
 
 PYTHONPATH=src:. python tools/study_blend.py --worlds 60 --output results/blend_study.csv"""
 
@@ -36,7 +36,7 @@ SENTENCE = (
 
 @dataclass(frozen=True)
 class Link:
-    """A sentence that hands a value on: tokens of the prompt, by what they spell."""
+    """A sentence that passes a value on: candidates of the sentence and of its parts."""
 
     sentence: list[int]
     before: list[int]
@@ -46,8 +46,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Row:
-    """Of ``worlds``: a share of right answers with its 95 % interval (``right``), or a median with
-    the middle 80 % (all others)."""
+    """A value over ``worlds`` with bounds.
+
+    Study ``right`` has a share with its 95 % interval, others a median with the middle 80 %."""
 
     model: str
     hops: str
@@ -59,12 +60,12 @@ class Row:
     high: float
 
 
-Found = list[tuple[str, str, float]]
-"""A study, its case, and one world's value."""
+Values = list[tuple[str, str, float]]
+"""Study, case and value of a world."""
 
 
 class World:
-    """One chain question over stored documents, and its links, the last one first."""
+    """A chain question over stored documents, and its links, the last link first."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, example: Example) -> None:
         self.model, self.tokenizer, self.example = model, tokenizer, example
@@ -76,52 +77,52 @@ class World:
         self.num_text = len(runs[-1])
         text = [*runs[-1], *self.answer[:-1]]
         self.blend = DenseBlend(model, Prompt(list(runs[0]), documents, text))
-        # the first document was encoded where it stands: nothing of it can be chosen
+        # the first document is exact: its tokens need no recomputation
         self.free = self.blend.candidates.documents > 1
         self.links = list(self._links())
 
     def _links(self) -> Iterator[Link]:
-        told = re.fullmatch(r"The (\w+) of (.+) is (.+)\.", self.example.answer)
-        assert told, self.example.answer
-        kind, own = told[1], told[2]
+        answer = re.fullmatch(r"The (\w+) of (.+) is (.+)\.", self.example.answer)
+        assert answer, self.example.answer
+        kind, own = answer[1], answer[2]
         for _ in range(self.example.hops):
             pattern = SENTENCE.format(kind=kind, own=re.escape(own))
-            found = [(n, re.search(pattern, t)) for n, t in enumerate(self.example.documents)]
-            ((number, match),) = [(n, m) for n, m in found if m]
+            matches = [(n, re.search(pattern, t)) for n, t in enumerate(self.example.documents)]
+            ((number, match),) = [(n, m) for n, m in matches if m]
             start = match.start("stays") - len(own) - 1
             spans = (match.span(), match.span("before"), (start, start + len(own)))
-            yield Link(*(self._places(number, *span) for span in (*spans, match.span("stays"))))
+            yield Link(*(self._candidates(number, *s) for s in (*spans, match.span("stays"))))
             own = match["before"]
 
-    def _places(self, number: int, start: int, stop: int) -> list[int]:
-        """Candidates whose text lies between two characters of a document."""
-        text, places, at = self.example.documents[number], [], 0
+    def _candidates(self, number: int, start: int, stop: int) -> list[int]:
+        """Candidates whose text is between two characters of a document."""
+        text, candidates, offset = self.example.documents[number], [], 0
         tokens, inner = self.blend.prompt.documents[number], self.tokenizer.encode(text)
         skipped = next(n for n in range(len(tokens)) if tokens[n : n + len(inner)] == inner)
         first = sum(map(len, self.blend.prompt.documents[:number])) + skipped
-        for place, token in enumerate(inner):
-            end = at + len(self.tokenizer.token_bytes(token))
+        for index, token in enumerate(inner):
+            end = offset + len(self.tokenizer.token_bytes(token))
             # a token begins with the space before its word
-            if start < end <= stop and at >= start - 1:
-                places.append(first + place)
-            at = end
-        return places
+            if start < end <= stop and offset >= start - 1:
+                candidates.append(first + index)
+            offset = end
+        return candidates
 
-    def right(self, places: Sequence[int]) -> bool:
-        """Whether greedy decoding gives the answer with these candidates computed again."""
-        chosen = torch.tensor(sorted(set(places)), dtype=torch.long)
-        hidden, _ = self.blend.run(self.blend.rows(chosen))
+    def is_right(self, candidates: Sequence[int]) -> bool:
+        """Whether greedy decoding gives the answer if ``candidates`` are recomputed."""
+        indices = torch.tensor(sorted(set(candidates)), dtype=torch.long)
+        hidden, _ = self.blend.run(self.blend.rows(indices))
         tail = hidden[-len(self.answer) :]
         return bool(self.model.logits(tail).argmax(-1).tolist() == self.answer)
 
-    def share(self, scores: Tensor, places: Sequence[int]) -> float:
-        """The share of the tokens with the highest scores that holds all these places."""
+    def share(self, scores: Tensor, candidates: Sequence[int]) -> float:
+        """The smallest share of tokens, by highest score, that contains all ``candidates``."""
         scores = scores.masked_fill(~self.free, -torch.inf)
-        least = scores[torch.tensor(places)].min()
+        least = scores[torch.tensor(candidates)].min()
         return float((scores >= least).sum() / self.free.sum())
 
-    def restored(self) -> Found:
-        """Which tokens of each link an answer needs, and how many they are."""
+    def restored(self) -> Values:
+        """Right answers by recomputed parts of each link, and the share of these tokens."""
         links, everything = self.links, torch.arange(len(self.free)).tolist()
         cases = {
             "nothing": [],
@@ -135,55 +136,58 @@ class World:
             ],
             "everything": everything,
         }
-        found: Found = []
-        for case, places in cases.items():
-            found.append(("right", case, float(self.right(places))))
-            found.append(("tokens", case, len(set(places)) / len(self.free)))
-        return found
+        results: Values = []
+        for case, candidates in cases.items():
+            results.append(("right", case, float(self.is_right(candidates))))
+            results.append(("tokens", case, len(set(candidates)) / len(self.free)))
+        return results
 
-    def deviation(self) -> Found:
-        """What must be chosen to catch the whole chain, by the true deviation at each layer; how
-        large it is, what the first 15 % are, and how far two neighbouring layers agree."""
-        blend, at = self.blend, self.blend.candidates.positions
-        _, done = blend.run(blend.rows(torch.arange(len(at))))
+    def deviation(self) -> Values:
+        """The share of tokens that contains the chain, by the true deviation at each layer.
+
+        Also the deviation's size, the kinds of the first 15 % of tokens, and the correlation of
+        neighbouring layers."""
+        blend, positions = self.blend, self.blend.candidates.positions
+        count = len(positions)
+        _, trace = blend.run(blend.rows(torch.arange(count)))
         chain = [p for link in self.links for p in link.stays]
         kinds = {name: mask[self.free] for name, mask in self.kinds().items()}
-        found: Found = [(f"all: {name}", "", float(mask.mean())) for name, mask in kinds.items()]
-        total, free = torch.zeros(len(at)), torch.zeros(0)
+        results: Values = [(f"all: {name}", "", float(mask.mean())) for name, mask in kinds.items()]
+        total, free = torch.zeros(count), torch.zeros(0)
         for layer, (keys, values) in enumerate(zip(blend.keys, blend.values, strict=True)):
-            fresh = done.fresh[layer]
-            scores = kv_deviation(fresh[0][: len(at)], fresh[1][: len(at)], keys[at], values[at])
+            fresh_keys, fresh_values = (fresh[:count] for fresh in trace.fresh[layer])
+            scores = kv_deviation(fresh_keys, fresh_values, keys[positions], values[positions])
             total += scores
             case, free, before = str(layer), scores[self.free], free
-            kept = free.topk(int(0.15 * len(free))).indices
-            found += [
+            top = free.topk(int(0.15 * len(free))).indices
+            results += [
                 ("deviation", case, self.share(scores, chain)),
                 ("deviation of the chain", case, float(scores[chain].median())),
                 ("deviation of all", case, float(free.median())),
-                *((f"first 15 %: {k}", case, float(m[kept].mean())) for k, m in kinds.items()),
+                *((f"first 15 %: {k}", case, float(m[top].mean())) for k, m in kinds.items()),
             ]
             if layer > 1:
-                found.append(("correlation with the layer before", case, spearman(free, before)))
-        return [*found, ("deviation", "all layers", self.share(total, chain))]
+                results.append(("correlation with the layer before", case, spearman(free, before)))
+        return [*results, ("deviation", "all layers", self.share(total, chain))]
 
     def kinds(self) -> dict[str, Tensor]:
-        """1 for the first 16 tokens of each document; 1 for tokens that, with the one before
-        them, stand in an earlier document as well."""
+        """Masks of the first 16 tokens of documents, and of bigrams from an earlier document."""
         begins, repeats, seen = [], [], set()
         for tokens in self.blend.prompt.documents:
             pairs = list(zip([-1, *tokens], tokens, strict=False))
-            begins += [float(place < _SEAM) for place in range(len(tokens))]
+            begins += [float(index < _SEAM) for index in range(len(tokens))]
             repeats += [float(pair in seen) for pair in pairs]
             seen.update(pairs)
         return {"begins a document": torch.tensor(begins), "repeats": torch.tensor(repeats)}
 
-    def question(self) -> Found:
-        """The same by the question's attention over stored documents, also for the chain's end
-        alone, and the weight of that read."""
+    def question(self) -> Values:
+        """The share of tokens that contains the chain, or its end, by the question's attention.
+
+        Also the attention weight of the chain's end."""
         blend = self.blend
-        _, done = blend.run(blend.text_rows[: self.num_text])
+        _, trace = blend.run(blend.text_rows[: self.num_text])
         layers = self.model.config.num_layers
-        by_layer = [blend.received(done, range(n, n + 1)) for n in range(layers)]
+        by_layer = [blend.received(trace, range(n, n + 1)) for n in range(layers)]
         stacked = torch.stack(by_layer)
         watch = Question(Budget(ratio=0.1))
         last = [n for n in range(layers) if watch.watches(n, layers)]
@@ -191,32 +195,32 @@ class World:
         cases["last quarter"] = stacked[last].amax(0)
         cases["maximum of all"], cases["mean of all"] = stacked.amax(0), stacked.mean(0)
         end, chain = self.links[0].stays, [p for link in self.links for p in link.stays]
-        found: Found = []
+        results: Values = []
         for case, scores in cases.items():
-            found.append(("question, whole chain", case, self.share(scores, chain)))
-            found.append(("question, its end", case, self.share(scores, end)))
-            found.append(("question, weight at its end", case, float(scores[end].max())))
-        return found
+            results.append(("question, whole chain", case, self.share(scores, chain)))
+            results.append(("question, its end", case, self.share(scores, end)))
+            results.append(("question, weight at its end", case, float(scores[end].max())))
+        return results
 
-    def link(self) -> Found:
-        """How strongly each link, computed again, reads the one before it, at each layer."""
-        blend, found = self.blend, []
+    def link(self) -> Values:
+        """The attention weight of each link, recomputed, to the link before it, at each layer."""
+        blend, results = self.blend, []
         for later, earlier in zip(self.links, self.links[1:], strict=False):
-            _, done = blend.run(blend.candidates.positions[torch.tensor(later.stays)])
+            _, trace = blend.run(blend.candidates.positions[torch.tensor(later.stays)])
             for layer in range(self.model.config.num_layers):
-                received = blend.received(done, range(layer, layer + 1))
-                found.append(("link", str(layer), float(received[earlier.stays].max())))
-        return found
+                received = blend.received(trace, range(layer, layer + 1))
+                results.append(("link", str(layer), float(received[earlier.stays].max())))
+        return results
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of two rankings."""
+    """The rank correlation of two tensors."""
     ranks = torch.stack([x.argsort().argsort().float() for x in (a, b)])
     return float(torch.corrcoef(ranks)[0, 1])
 
 
-def study(task: tuple[Path, int, int]) -> tuple[int, Found]:
-    """All studies of one world."""
+def study(task: tuple[Path, int, int]) -> tuple[int, Values]:
+    """The number of hops and the values of a world, for a folder, hops and a seed."""
     folder, hops, seed = task
     torch.set_num_threads(1)
     config = read_config(folder)
@@ -226,11 +230,11 @@ def study(task: tuple[Path, int, int]) -> tuple[int, Found]:
         return hops, world.restored() + world.deviation() + world.question() + world.link()
 
 
-def summarize(name: str, results: Sequence[tuple[int, Found]]) -> list[Row]:
-    """A row a case, for each number of hops and for all together."""
+def summarize(name: str, results: Sequence[tuple[int, Values]]) -> list[Row]:
+    """A row per study and case, for each number of hops and for all together."""
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for count, found in results:
-        for kind, case, value in found:
+    for count, world_values in results:
+        for kind, case, value in world_values:
             values[kind, case, str(count)].append(value)
             values[kind, case, "all"].append(value)
     rows = []

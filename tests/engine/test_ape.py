@@ -191,15 +191,15 @@ def test_the_report_names_the_policy_and_the_common_place(checkpoint: Folder) ->
 
 def test_what_has_no_meaning_is_refused_with_the_reason(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint("llama"))
-    with pytest.raises(InvalidOption, match="no text can stand between"):
+    with pytest.raises(InvalidOption, match="no text can be between"):
         llm.generate([[LEAD, DOCUMENTS[0], "and", DOCUMENTS[1], "?"]], PARAMS, fuse=APE)
     parts = llm.engine.prompts.from_parts(PROMPT)
-    with pytest.raises(InvalidOption, match="leave one of them out"):
+    with pytest.raises(InvalidOption, match="leave one of these options out"):
         llm.engine.add(Request("a", parts, SamplingParams(), fuse=APE, select=Select("quest")))
     assert not llm.engine.has_work
 
 
 def test_a_model_that_caps_its_scores_is_not_tempered(checkpoint: Folder) -> None:
     llm = make_llm(checkpoint(CAPPED))
-    with pytest.raises(InvalidOption, match="which this model caps: choose another selector"):
+    with pytest.raises(InvalidOption, match="which this model caps: use another selector"):
         llm.generate([PROMPT], PARAMS, fuse=APE)

@@ -17,7 +17,7 @@ from looseleaf.errors import (
     PoolTooSmall,
     PromptTooLong,
 )
-from looseleaf.prompt.request import GivenPolicies, Prompt, Request, with_policies
+from looseleaf.prompt.request import PolicyOptions, Prompt, Request, with_policies
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import GREEDY, Folder, ask, assert_idle, document, make_llm, words
 
@@ -331,7 +331,7 @@ def test_a_keyword_that_there_is_not_is_explained_by_the_method(
     ids=str,
 )
 def test_a_policy_may_be_given_by_its_first_field(
-    llm: LLM, given: GivenPolicies, meant: GivenPolicies
+    llm: LLM, given: PolicyOptions, meant: PolicyOptions
 ) -> None:
     request = Request("any", llm.engine.prompts.from_parts([LEAD, A, "who?"]), GREEDY)
     assert with_policies(request, **given) == with_policies(request, **meant)

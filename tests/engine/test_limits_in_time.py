@@ -202,7 +202,7 @@ def test_draining_cuts_nothing_and_takes_nothing_new(checkpoint: Folder) -> None
         drained = asyncio.create_task(llm.drain())
         await between_steps(llm)
         assert not llm.is_open
-        with pytest.raises(EngineClosed, match="finishes what it has"):
+        with pytest.raises(EngineClosed, match="finishes its requests"):
             await last(llm.generate(PROMPTS[0], params))
         with pytest.raises(EngineClosed):
             await last(llm.register(A))

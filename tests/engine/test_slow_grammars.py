@@ -99,7 +99,7 @@ def test_a_grammar_over_its_limit_is_refused_in_one_sentence(
 def test_the_engine_s_thread_compiles_nothing(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "_KEPT", 1)
+    monkeypatch.setattr(grammars, "_CACHE_SIZE", 1)
     add = Engine.add
 
     def guarded(engine: Engine, *given: object) -> object:

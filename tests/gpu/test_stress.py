@@ -12,22 +12,22 @@ pytestmark = pytest.mark.skipif(
 )
 ROOT = Path(__file__).parents[2]
 LEFT_OPEN = """
-from tools.stress import Kind, Stress, parsed
+from tools.stress import EngineSpec, Stress, parsed
 
 run = Stress(parsed(["--device=cuda", "--document=500"]))
-engines = [run.engine(Kind("host")), run.engine(Kind("host+disk"))]
+engines = [run.engine(EngineSpec("host")), run.engine(EngineSpec("host+disk"))]
 for _ in range(3):
     for engine in engines:
-        run.forget(engine)
-        for ask in run.asks[:4]:
-            run.add(engine, ask)
+        run.evict(engine)
+        for spec in run.specs[:4]:
+            run.add(engine, spec)
         run.run([engine])
 for engine in engines:
     engine.tiers.flush()
     engine.tiering.release_pages()
     engine.store.evict_idle()
-    for ask in run.asks[:4]:
-        run.add(engine, ask)
+    for spec in run.specs[:4]:
+        run.add(engine, spec)
     engine.step()
 raise ValueError("the end")
 """

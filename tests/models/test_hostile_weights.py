@@ -58,7 +58,7 @@ def test_a_tensor_that_stands_twice_in_a_header_is_refused(folder: Path) -> None
         return f'{json.dumps(header)[:-1]}, "{NORM}": {json.dumps(header[NORM])}}}'
 
     rewrite_header(folder, twice)
-    refused(folder, f"'{NORM}' stands there twice")
+    refused(folder, f"'{NORM}' occurs twice")
 
 
 def test_a_header_of_gigabytes_is_not_read(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""The process that an engine belongs to.
+"""Guards against the use of an engine in a forked process.
 
-One that is forked from it has a copy of the engine's memory, but none of its threads, and locks
-that were held then are held for ever. So there an engine is refused in words, and ends at once.
+A forked process has a copy of the engine's memory without its threads. Locks that a thread held at
+the fork are never released. So calls raise EngineClosed there.
 """
 
 import os
@@ -14,20 +14,20 @@ from looseleaf.errors import EngineClosed
 P = ParamSpec("P")
 
 
-class Home:
-    """The process in which this object was made."""
+class ForkGuard:
+    """Remembers its owner, the process that created it."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
-    def is_here(self) -> bool:
-        """Whether that is this process, and not one that this was forked from."""
+    def is_owner(self) -> bool:
+        """Whether this process is the owner, not a fork of it."""
         return os.getpid() == self._process
 
     def require(self) -> None:
-        """Raise EngineClosed in any other process."""
-        if not self.is_here:
+        """Raises EngineClosed in a forked process."""
+        if not self.is_owner:
             raise EngineClosed(
                 "this engine belongs to the process that this one was forked from, and its threads "
                 "do not run here: make an engine in each process after the fork, or start "
@@ -35,23 +35,23 @@ class Home:
             )
 
 
-class HomeLock:
-    """A lock that its holder may take again; in another process taking it raises EngineClosed."""
+class ForkGuardLock:
+    """A reentrant lock that raises EngineClosed in a forked process."""
 
     def __init__(self) -> None:
-        self.home = Home()
+        self.guard = ForkGuard()
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        self.home.require()
+        self.guard.require()
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 
-class OfOneProcess:
-    """What another process can't be sent; raises TypeError where it is pickled or copied."""
+class ProcessBound:
+    """A base class of objects that raise TypeError when pickled or copied."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -61,11 +61,11 @@ class OfOneProcess:
 
 
 def only_here(function: Callable[P, None]) -> Callable[P, None]:
-    """``function``, which does nothing in a process that is forked from this one."""
-    home = Home()
+    """``function`` with no effect in forked processes."""
+    guard = ForkGuard()
 
-    def called(*args: P.args, **named: P.kwargs) -> None:
-        if home.is_here:
+    def guarded(*args: P.args, **named: P.kwargs) -> None:
+        if guard.is_owner:
             function(*args, **named)
 
-    return called
+    return guarded

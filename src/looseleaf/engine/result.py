@@ -1,4 +1,4 @@
-"""What an event loop waits for and another thread brings."""
+"""A future of an event loop that another thread completes."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Result(Generic[T]):
-    """A future that another thread settles; a loop that has ended takes nothing any more."""
+    """A future that another thread completes; ignored after the loop has closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[T] = loop.create_future()

@@ -1,7 +1,7 @@
-"""The asyncio face: outputs arrive as they grow, from an engine that steps in its own thread.
+"""The asyncio API: streams of growing outputs from an engine that steps in its own thread.
 
-Cancelling the task that reads a stream, or leaving its loop, aborts the request and frees its pages
-before the next step."""
+Cancelling the task of a stream, or leaving its loop, aborts the request. Its pages are free before
+the next step."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import OfOneProcess
+from looseleaf.engine.fork_guard import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.result import Result
@@ -30,8 +30,8 @@ from looseleaf.llm.preparation import Preparation
 from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,
-    GivenPolicies,
     Message,
+    PolicyOptions,
     Prompt,
     PromptParts,
     Request,
@@ -44,18 +44,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_LATE_SECONDS = 2.0
-"""How long after a deadline the engine may say so, before its caller is told without it."""
+_GRACE_SECONDS = 2.0
+"""Seconds after a deadline in which the engine may report it; then the stream raises by itself."""
 
 
-class AsyncLLM(OfOneProcess):
-    """An engine for concurrent callers on one event loop. Close it when done, or use ``async
-    with``. It belongs to its process: one that is forked later makes its own.
+class AsyncLLM(ProcessBound):
+    """An engine for concurrent callers on an event loop.
 
-    ``system_prompt`` stands before every conversation that names no other; it is computed here and
-    stays in the cache. ``on_step`` hears of every step, in the engine's thread. ``warm_up``: on a
-    GPU the graphs of usual steps are captured now, not when they are first needed;
-    ``on_progress`` hears how far that and measuring are.
+    Call `close` after use, or use ``async with``. Forked processes must create their own AsyncLLM.
+    Every conversation begins with ``system_prompt`` by default; it is computed here and stays in
+    the cache. ``on_step`` gets the statistics of every step, in the engine's thread. ``warm_up``
+    captures the CUDA graphs of usual steps in advance. ``on_progress(stage, completed, total)``
+    reports the warmup and measurements. Raises as `LLM`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class AsyncLLM(OfOneProcess):
         system_prompt: str | None = None,
         on_step: Callable[[StepStats], None] | None = None,
         warm_up: bool = False,
-        on_progress: OnProgress = lambda stage, done, total: None,
+        on_progress: OnProgress = lambda stage, completed, total: None,
         **options: Any,
     ) -> None:
         config = make_config(options)
@@ -75,14 +75,14 @@ class AsyncLLM(OfOneProcess):
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
             self.system_prompt = self.engine.prompts.system_prompt(system_prompt)
-            held = self.engine.hold(self.system_prompt)
+            progress = self.engine.hold(self.system_prompt)
             while self.engine.has_work:
                 self.engine.step()
-            if held.error is not None:
-                raise held.error
+            if progress.error is not None:
+                raise progress.error
         self._ids = count()
-        # who waits for the engine's thread, to be told if that never comes back
-        self._waiting: set[Fail] = set()
+        # callbacks that fail pending calls if the engine's thread does not respond
+        self._pending: set[Fail] = set()
         self._preparation = Preparation(self.engine)
         self._worker = Worker(self.engine, on_step)
         self.engine.hosting.wake = self._worker.wake
@@ -95,49 +95,51 @@ class AsyncLLM(OfOneProcess):
 
     @property
     def is_open(self) -> bool:
-        """Whether new requests are taken: not once it drains, was closed, or broke."""
+        """Whether new requests are accepted: False after `drain`, `close` and a fault."""
         return self._worker.is_open
 
     @property
     def fault(self) -> EngineFault | None:
-        """What broke the engine, if anything has."""
+        """The error that broke the engine, else None."""
         return self._worker.fault
 
     @property
     def busy_seconds(self) -> float:
-        """How long the step under way has taken; 0.0 while there is nothing to do."""
+        """Seconds since the current step began; 0.0 while idle."""
         return self._worker.busy_seconds
 
     def close(self, timeout: float | None = None) -> bool:
-        """Abort what runs, stop the engine's thread, and let go of the tiers.
+        """Abort all requests, stop the engine's thread and close the tiers.
 
-        A thread that does not come back within ``timeout`` seconds is left with all that it holds,
-        after its callers have been told; returns whether it did."""
+        Returns False if the thread does not end within ``timeout`` seconds. Then pending calls
+        raise EngineClosed, and the thread keeps its resources."""
         self._preparation.close()
         if not self._worker.close(timeout):
-            error = EngineClosed("the engine stands still and was left: the answer is not complete")
-            for fail in list(self._waiting):
+            error = EngineClosed(
+                "the engine does not respond and was abandoned: the answer is not complete"
+            )
+            for fail in list(self._pending):
                 fail(error)
             return False
         self.engine.close()
         return True
 
     async def drain(self, timeout: float | None = None, *, patience: float | None = None) -> bool:
-        """Take no new request, let those that were accepted end, then close.
+        """Reject new requests, wait for accepted requests, then close.
 
-        Returns whether all of them ended by themselves; after ``timeout`` seconds the others are
-        aborted, and a step that still runs gets ``patience`` seconds, as `close` gives it."""
+        After ``timeout`` seconds the rest is aborted. ``patience`` is the timeout of `close`.
+        Returns whether all requests ended by themselves."""
         self._worker.refuse_new()
-        whole = True
+        completed = True
         try:
             async with asyncio.timeout(timeout):
                 await self._watch(lambda: self._worker.is_idle or None)
         except TimeoutError:
-            whole = False
+            completed = False
         except (EngineClosed, EngineFault):
-            # closed before, with all that ran; a fault is known when the thread has ended
+            # `fault` is set once the thread has ended
             pass
-        return await asyncio.to_thread(self.close, patience) and whole and self.fault is None
+        return await asyncio.to_thread(self.close, patience) and completed and self.fault is None
 
     def generate(
         self,
@@ -147,9 +149,9 @@ class AsyncLLM(OfOneProcess):
         *,
         salt: str = "",
         deadline: float | None = None,
-        **policies: Unpack[GivenPolicies],
+        **policies: Unpack[PolicyOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The growing output of a raw prompt; takes and raises what `LLM.generate` does."""
+        """The growing output of a raw prompt; arguments and errors as in `LLM.generate`."""
         require_policies("generate", policies)
         request = self._request(sampling_params, request_id, salt, deadline, policies)
         return self._stream_of(request, prompt, self.engine.prompts.from_parts)
@@ -163,20 +165,20 @@ class AsyncLLM(OfOneProcess):
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        **policies: Unpack[GivenPolicies],
+        **policies: Unpack[PolicyOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The growing answer to a conversation."""
+        """The growing answer to a conversation; arguments and errors as in `LLM.chat`."""
         require_policies("chat", policies)
         first = system_prompt or self.system_prompt
         request = self._request(sampling_params, request_id, salt, deadline, policies)
         prompts = self.engine.prompts
-        return self._stream_of(request, messages, lambda said: prompts.from_messages(said, first))
+        return self._stream_of(request, messages, lambda m: prompts.from_messages(m, first))
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
 
-        Raises EngineClosed if the engine takes no requests any more, and what ended the request.
-        A deadline holds even if the engine's thread stands still."""
+        Raises EngineClosed if the engine accepts no requests, and the error of the request. A
+        deadline holds even if the engine's thread does not respond."""
         if not isinstance(request, Request):
             raise InvalidRequest(
                 f"AsyncLLM.stream takes a Request, not {type(request).__name__}: `generate` gives "
@@ -184,25 +186,25 @@ class AsyncLLM(OfOneProcess):
             )
         loop = asyncio.get_running_loop()
         limit = request.deadline
-        due = None if limit is None else loop.time() + limit + _LATE_SECONDS
+        due = None if limit is None else loop.time() + limit + _GRACE_SECONDS
         newest, arrived = deque[Outcome](), asyncio.Event()
         since = time.perf_counter()
 
         def take(outcome: Outcome) -> None:
-            # an output holds those before it: whoever reads slowly finds the newest, and no heap
+            # an output contains all earlier outputs, so slow readers get only the newest
             if isinstance(outcome, RequestOutput):
                 newest.clear()
             newest.append(outcome)
             arrived.set()
 
         def deliver(outcome: Outcome) -> None:
-            # a loop that has ended takes nothing any more; nobody listens there
+            # the loop may be closed, without readers
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(take, outcome)
 
-        # held until the output ends, so that the engine's thread never compiles
-        _held = await self._preparation.compile(request.params.grammar, request.salt, limit)
-        with self._told(deliver):
+        # the reference keeps the cache entry, so the engine's thread never compiles
+        _grammar = await self._preparation.compile(request.params.grammar, request.salt, limit)
+        with self._failing_on_close(deliver):
             self._worker.open(request, since, deliver)
             try:
                 while True:
@@ -220,16 +222,16 @@ class AsyncLLM(OfOneProcess):
                 self._worker.leave(request.request_id, deliver)
 
     async def prepare(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """What ``make`` returns, such as a prompt, in a thread that salts take in fair turns."""
+        """The result of ``make``, such as a prompt, from threads that salts share fairly."""
         return await self._preparation.make(salt, make, *args, **named)
 
     async def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
         prompt = await self.prepare("", self.engine.prompts.system_prompt, text)
-        held = await self.call(lambda engine: engine.hold(prompt), new=True)
-        await self._watch(lambda: held.finished or None)
-        if held.error is not None:
-            raise held.error
+        progress = await self.call(lambda engine: engine.hold(prompt), new=True)
+        await self._watch(lambda: progress.finished or None)
+        if progress.error is not None:
+            raise progress.error
         return prompt
 
     async def register(
@@ -244,13 +246,12 @@ class AsyncLLM(OfOneProcess):
         hosted: IndexConfig | None = None,
         most: int | None = None,
     ) -> AsyncGenerator[DocumentInfo, None]:
-        """Compute a document ahead and keep it under an id; yields how far it is until it is ready.
+        """Compute a document in advance and keep it under an id; yields its progress.
 
-        Its context is that of a conversation under ``system_prompt``, by default the engine's,
-        whose own system text is ``system``. A ``hosted`` one stays outside of the pool and gets
-        such an index, for requests with ``select=Select("retrieval")``. Leaving the loop stops
-        nothing; `delete` does. Raises what `Documents.register` raises, and what ended the
-        computation."""
+        Its context is a conversation with ``system_prompt``, by default the engine's, and the
+        system text ``system``. A ``hosted`` document is in host memory with this index, for
+        ``select=Select("retrieval")``. Leaving the loop does not stop the computation; `delete`
+        does. Raises as `Documents.register`, and the error of the computation."""
         first = system_prompt or self.system_prompt
         prompts = self.engine.prompts
         parts = await self.prepare(salt, prompts.from_document, document, first, system)
@@ -262,7 +263,7 @@ class AsyncLLM(OfOneProcess):
         )
         yield info
         while info.state == "computing":
-            info = await self._watch(lambda before=info: self._news(before, salt))  # type: ignore[misc]
+            info = await self._watch(lambda before=info: self._changed_info(before, salt))  # type: ignore[misc]
             yield info
         error = await self.call(lambda engine: engine.documents.failure(info.id, salt))
         if error is not None:
@@ -271,12 +272,13 @@ class AsyncLLM(OfOneProcess):
     async def documents(
         self, salt: str = "", *, after: str | None = None, limit: int | None = None
     ) -> list[DocumentInfo]:
-        """The registered documents of a salt, oldest first: those behind ``after``, and no more
-        than ``limit``. Raises DocumentNotFound if ``after`` is not registered."""
+        """At most ``limit`` registered documents of a salt, oldest first, from ``after`` on.
+
+        Raises DocumentNotFound if ``after`` is not registered."""
         return await self.call(lambda e: e.documents.all(salt, after=after, limit=limit))
 
     async def document(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """One registered document. Raises DocumentNotFound."""
+        """The state of a registered document. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.stat(document_id, salt))
 
     def registered(self, document_id: str, salt: str = "") -> Document:
@@ -284,26 +286,26 @@ class AsyncLLM(OfOneProcess):
         return self.engine.documents.get(document_id, salt)
 
     async def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Keep a document in the cache, computing it again if it was evicted."""
+        """Keep a document in the cache; recomputes it if evicted. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.pin(document_id, salt))
 
     async def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Let a document be evicted again."""
+        """Allow eviction of a document again. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.unpin(document_id, salt))
 
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Forget a document; returns what it was."""
+        """Delete a document; returns its last state. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.delete(document_id, salt))
 
     def snapshot(self) -> EngineSnapshot:
-        """The engine after its latest step, from any thread and without waiting."""
+        """The engine's state after its latest step; callable from any thread."""
         return self._worker.snapshot
 
     async def call(self, function: Callable[[Engine], T], *, new: bool = False) -> T:
-        """What ``function`` returns, called in the engine's thread between two steps.
+        """The result of ``function``, called in the engine's thread between two steps.
 
-        ``new`` work is refused while the engine drains. Raises what ``function`` raises, and
-        EngineClosed."""
+        A draining engine rejects ``new`` work. Raises the errors of ``function``, and EngineClosed.
+        """
         result: Result[T] = Result(asyncio.get_running_loop())
 
         def command() -> None:
@@ -312,55 +314,56 @@ class AsyncLLM(OfOneProcess):
             except Exception as error:
                 result.fail(error)
 
-        with self._told(result.fail):
+        with self._failing_on_close(result.fail):
             self._worker.put(command, new=new)
             return await result.future
 
     async def _watch(self, look: Callable[[], T | None]) -> T:
-        """The first answer of ``look`` that is not None; asked now and after every step, in the
-        engine's thread."""
+        """The first result of ``look`` that is not None.
+
+        The engine's thread calls ``look`` now and after every step."""
         result: Result[T] = Result(asyncio.get_running_loop())
 
-        def done() -> bool:
+        def is_done() -> bool:
             value = look()
             if value is not None:
                 result.settle(value)
             return value is not None or result.future.cancelled()
 
-        with self._told(result.fail):
-            self._worker.watch(done, result.fail)
+        with self._failing_on_close(result.fail):
+            self._worker.watch(is_done, result.fail)
             return await result.future
 
     @contextmanager
-    def _told(self, fail: Fail) -> Iterator[None]:
-        """``fail`` hears if the engine's thread is left."""
-        self._waiting.add(fail)
+    def _failing_on_close(self, fail: Fail) -> Iterator[None]:
+        """Have ``fail`` called if `close` abandons the engine's thread."""
+        self._pending.add(fail)
         try:
             yield
         finally:
-            self._waiting.discard(fail)
+            self._pending.discard(fail)
 
-    def _news(self, before: DocumentInfo, salt: str) -> DocumentInfo | None:
+    def _changed_info(self, before: DocumentInfo, salt: str) -> DocumentInfo | None:
         info = self.engine.documents.stat(before.id, salt)
         return (
             None if (info.state, info.tokens_done) == (before.state, before.tokens_done) else info
         )
 
     def _stream_of(
-        self, request: Request, given: Any, make: Callable[[Any], PromptParts]
+        self, request: Request, prompt: Any, tokenize: Callable[[Any], PromptParts]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The output of ``request`` with the prompt that ``make`` makes of what is ``given``."""
-        if self._preparation.is_quick(given):
-            return self.stream(replace(request, parts=make(given)))
-        # a caller may go on to write into a list of its own
-        kept = [*given] if isinstance(given, list) else given
-        return self._stream_of_long(request, lambda: make(kept))
+        """The output of ``request`` with the tokens of ``prompt``."""
+        if self._preparation.is_quick(prompt):
+            return self.stream(replace(request, parts=tokenize(prompt)))
+        # a copy, since callers may change their list
+        copy = [*prompt] if isinstance(prompt, list) else prompt
+        return self._stream_of_long(request, lambda: tokenize(copy))
 
     async def _stream_of_long(
-        self, request: Request, make: Callable[[], PromptParts]
+        self, request: Request, tokenize: Callable[[], PromptParts]
     ) -> AsyncGenerator[RequestOutput, None]:
-        # half a second for a megabyte, in which others on the loop go on
-        parts = await self.prepare(request.salt, make)
+        # half a second per megabyte, which must not block the loop
+        parts = await self.prepare(request.salt, tokenize)
         stream = self.stream(replace(request, parts=parts))
         async with contextlib.aclosing(stream):
             async for output in stream:
@@ -372,9 +375,9 @@ class AsyncLLM(OfOneProcess):
         request_id: str | None,
         salt: str,
         deadline: float | None,
-        policies: GivenPolicies,
+        policies: PolicyOptions,
     ) -> Request:
-        """A request whose prompt is still to come."""
+        """A request with an empty prompt."""
         name = request_id or f"async-{next(self._ids)}"
         params = SamplingParams() if params is None else params
         return with_policies(Request(name, (), params, salt, deadline), **policies)
@@ -382,12 +385,12 @@ class AsyncLLM(OfOneProcess):
 
 @asynccontextmanager
 async def _until(due: float | None, limit: float | None) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded at ``due`` on the loop's clock, for a deadline of ``limit``."""
+    """Raises DeadlineExceeded at ``due`` (the loop's clock, s), for a deadline of ``limit`` s."""
     try:
         async with asyncio.timeout_at(due):
             yield
     except TimeoutError as error:
         raise DeadlineExceeded(
-            f"the engine stands still, and the request did not end within its deadline of {limit} "
-            "s: ask another server, or again in a while"
+            "the engine does not respond, and the request did not end within its deadline of "
+            f"{limit} s: try another server, or try again later"
         ) from error

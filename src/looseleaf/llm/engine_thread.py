@@ -1,7 +1,7 @@
-"""The thread that an engine steps in: commands between steps, outputs to whoever listens.
+"""The engine's thread: it steps the engine, runs commands between steps and delivers outputs.
 
-Everything that touches the engine goes through its queue. It knows no event loop: what it has to
-say, it says by calling back."""
+All access to the engine goes through the thread's queue. Results go to callbacks, so this file
+depends on no event loop."""
 
 import atexit
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import Home
+from looseleaf.engine.fork_guard import ForkGuard
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
@@ -26,91 +26,89 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Steps an engine as long as it has work. Its public methods may be called from any thread.
+    """Steps an engine while it has work. Public methods are thread-safe.
 
-    ``on_step`` hears of every step, in the thread of the worker. ``snapshot`` is the engine's,
-    after the latest step or the latest of the commands that came together. ``fault`` is what broke
-    the engine, if anything has."""
+    ``on_step`` gets the statistics of every step, in the worker's thread. ``snapshot`` is the
+    engine's state after the latest step or batch of commands. ``fault`` is the error that broke the
+    engine, else None."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepStats], None] | None = None) -> None:
         self.snapshot: EngineSnapshot = engine.snapshot()
         self.fault: EngineFault | None = None
         self._busy_since: float | None = None
-        self._engine, self._home = engine, Home()
+        self._engine, self._fork_guard = engine, ForkGuard()
         self._on_step = on_step
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         engine.tiering.hurry = lambda: not self._commands.empty()
         self._streams: dict[str, Deliver] = {}
         self._watchers: list[tuple[Callable[[], bool], Fail]] = []
-        # no command may follow the last one, or its caller would wait for ever
+        # a command after the end of the queue would never run
         self._lock = threading.Lock()
         self._closed: str | None = None
         self._refusing = False
         self.thread = threading.Thread(target=self._work, name="looseleaf-engine", daemon=True)
         self.thread.start()
-        # where nobody closes it: a thread in the middle of a step must not outlive the interpreter
+        # the thread must end before the interpreter, also without a call of close
         atexit.register(self.close)
 
     @property
     def is_open(self) -> bool:
-        """Whether new work is taken."""
-        return self._closed is None and not self._refusing and self._home.is_here
+        """Whether new work is accepted."""
+        return self._closed is None and not self._refusing and self._fork_guard.is_owner
 
     @property
     def busy_seconds(self) -> float:
-        """How long the step or command under way has taken; 0.0 while there is none."""
+        """Seconds since the current step or command began; 0.0 while idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def is_idle(self) -> bool:
-        """Whether no stream is open and nothing is left to compute; for the worker's thread."""
+        """Whether no stream is open and the engine has no work; for the worker's thread."""
         return not self._streams and not self._engine.has_work
 
     def put(self, command: Callable[[], None], *, new: bool = False) -> None:
-        """Have ``command`` called between two steps. Raises EngineClosed; for ``new`` work also
-        once that is refused, and in a forked process, in which the thread does not run.
-        """
-        self._home.require()
+        """Queue ``command`` for a call between two steps.
+
+        Raises EngineClosed; for ``new`` work also after `refuse_new`, and in a forked process."""
+        self._fork_guard.require()
         with self._lock:
             if self._closed is not None:
                 raise EngineClosed(self._closed)
             if new and self._refusing:
-                raise EngineClosed("the engine finishes what it has and closes: ask another one")
+                raise EngineClosed("the engine finishes its requests and closes: use another one")
             self._commands.put(command)
 
     def wake(self) -> None:
-        """Look at what is watched again, if the engine is not closed."""
+        """Check the watchers soon; ignored by a closed engine."""
         with contextlib.suppress(EngineClosed):
             self.put(lambda: None)
 
     def open(self, request: Request, since: float, deliver: Deliver) -> None:
-        """Add a request that arrived at ``since``; ``deliver`` gets its growing output, or an
-        error.
-        """
+        """Add a request that arrived at ``since``; ``deliver`` gets its outputs or an error."""
         self.put(lambda: self._add(request, since, deliver), new=True)
 
     def leave(self, name: str, deliver: Deliver) -> None:
-        """Abort the request of a listener who has left, if it has not ended."""
+        """Abort the request of a stream that its reader has left."""
         with contextlib.suppress(EngineClosed):
             self.put(lambda: self._abort(name, deliver))
 
-    def watch(self, done: Callable[[], bool], fail: Fail) -> None:
-        """Call ``done`` now and after every step until it is true, but not between commands that
-        came together: thousands may watch. ``fail`` hears what it raises, or that the engine was
-        closed.
-        """
-        self.put(lambda: self._watchers.append((done, fail)))
+    def watch(self, is_done: Callable[[], bool], fail: Fail) -> None:
+        """Call ``is_done`` now and after every step until it returns True.
+
+        A batch of commands counts as a step, since thousands may watch. ``fail`` gets its error, or
+        EngineClosed."""
+        self.put(lambda: self._watchers.append((is_done, fail)))
 
     def refuse_new(self) -> None:
-        """From now on take no new work."""
+        """Reject new work from now on."""
         with self._lock:
             self._refusing = True
 
     def close(self, timeout: float | None = None) -> bool:
-        """Abort what runs and end the thread; whether it has ended within ``timeout`` seconds."""
+        """Abort all requests and end the thread; returns whether it ends in ``timeout`` seconds."""
         atexit.unregister(self.close)
-        if not self._home.is_here:
+        if not self._fork_guard.is_owner:
             return True
         self._shut("this engine is closed: make a new one")
         self.thread.join(timeout)
@@ -122,7 +120,7 @@ class Worker:
                 self._closed = reason
                 self._commands.put(None)
 
-    # what follows runs in the worker's thread
+    # the methods below run in the worker's thread
 
     def _work(self) -> None:
         while True:
@@ -133,21 +131,21 @@ class Worker:
                 command, stepped = self._step, True
             if command is None:
                 with contextlib.suppress(Exception):
-                    # what is done by now is so, though the end came along with it
-                    self._tell()
+                    # report completed work before the end
+                    self._publish_state()
                 self._end(EngineClosed("the engine was closed: the answer is not complete"))
                 return
             self._busy_since = time.monotonic()
             try:
                 command()
-                # whoever asks next is to see what the step has done
+                # the next reader must see the result of the step
                 if stepped or self._commands.empty():
-                    self._tell()
+                    self._publish_state()
             except BaseException as error:
-                # whatever it is: a thread that ends without a word leaves its callers waiting
+                # any error: callers would wait for ever for a thread that ends silently
                 self._break(error)
                 with contextlib.suppress(Exception):
-                    self._tell()
+                    self._publish_state()
             self._busy_since = None
 
     def _add(self, request: Request, since: float, deliver: Deliver) -> None:
@@ -159,7 +157,7 @@ class Worker:
             self._streams[request.request_id] = deliver
 
     def _abort(self, name: str, deliver: Deliver) -> None:
-        # only the stream that owns the id: a refused duplicate must not end the first
+        # a rejected duplicate must not abort the request that owns the id
         if self._streams.get(name) is deliver:
             del self._streams[name]
             self._engine.abort(name)
@@ -172,7 +170,7 @@ class Worker:
             try:
                 self._on_step(stats)
             except Exception:
-                _log.exception("the function that hears of every step has failed")
+                _log.exception("the on_step callback has failed")
 
     def _publish(self, progress: RequestProgress) -> None:
         name = progress.request.request_id
@@ -183,34 +181,34 @@ class Worker:
             del self._streams[name]
         deliver(progress.output() if progress.error is None else progress.error)
 
-    def _tell(self) -> None:
+    def _publish_state(self) -> None:
         self.snapshot = self._engine.snapshot()
-        waiting = []
-        for done, fail in self._watchers:
+        pending = []
+        for is_done, fail in self._watchers:
             try:
-                if not done():
-                    waiting.append((done, fail))
+                if not is_done():
+                    pending.append((is_done, fail))
             except Exception as error:
                 fail(error)
-        self._watchers = waiting
+        self._watchers = pending
 
     def _break(self, error: BaseException) -> None:
-        """The engine can't take back what it has booked: end everything rather than guess."""
+        """End everything, since the engine can't roll back a failed step."""
         _log.error("the engine is broken and closes", exc_info=error)
         self._shut(f"the engine broke ({type(error).__name__}: {error}): start a new one")
         fault = EngineFault(f"the engine broke and was closed ({type(error).__name__}: {error})")
         fault.__cause__ = error
         self._end(fault)
-        # last: who looks for it may take all callers to have been told
+        # last, so readers of `fault` know that all callers have the error
         self.fault = fault
 
     def _end(self, error: LooseleafError) -> None:
-        # a request that a fault ends has failed; one whose engine is closed was given up
-        why = error if isinstance(error, EngineFault) else None
+        # a fault fails requests, closing the engine aborts them
+        cause = error if isinstance(error, EngineFault) else None
         for name, deliver in list(self._streams.items()):
             del self._streams[name]
             with contextlib.suppress(Exception):
-                self._engine.abort(name, why)
+                self._engine.abort(name, cause)
             deliver(error)
         for _, fail in self._watchers:
             fail(error)

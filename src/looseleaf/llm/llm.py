@@ -1,4 +1,4 @@
-"""The offline face: prompts with documents in, answers out, in one call."""
+"""The synchronous API: a call takes prompts with documents and returns their outputs."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import HomeLock, OfOneProcess
+from looseleaf.engine.fork_guard import ForkGuardLock, ProcessBound
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress
@@ -19,11 +19,11 @@ from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.llm.load import load_engine
-from looseleaf.prompt.options import require_policies, sampling_of_each
+from looseleaf.prompt.options import require_policies, sampling_per_prompt
 from looseleaf.prompt.request import (
     Document,
-    GivenPolicies,
     Message,
+    PolicyOptions,
     Prompt,
     PromptParts,
     Request,
@@ -36,31 +36,31 @@ from looseleaf.sampling_params import SamplingParams
 _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 
 
-class LLM(OfOneProcess):
+class LLM(ProcessBound):
     """A model with its engine and its cache of segments.
 
-    ``model`` is a folder or a hub id. Two reference models ship with the package:
-    ``looseleaf-reference``, which None stands for, for prompts up to about a thousand tokens, and
-    ``looseleaf-reference-causal`` for longer prompts.
-    Options are the fields of `EngineConfig`, `CacheConfig`, `SchedulerConfig` and `TierConfig`: as
-    in ``LLM(num_pages=1000, max_num_seqs=16, dtype="float32")``. Raises ModelError for a checkpoint
-    that can't be used and InvalidOption for an option that is unknown or out of range.
+    ``model`` is a folder or a hub id. Two reference models ship with the package.
+    ``looseleaf-reference``, the default, is for prompts up to about a thousand tokens.
+    ``looseleaf-reference-causal`` is for longer prompts. Options are the fields of `EngineConfig`,
+    `CacheConfig`, `SchedulerConfig` and `TierConfig`, as in ``LLM(num_pages=1000,
+    dtype="float32")``. Raises ModelError for an unusable checkpoint, and InvalidOption for an
+    option that is unknown or out of range.
 
         llm = LLM()
         handbook = Document(Path("handbook.txt").read_text())
         outputs = llm.generate([[handbook, "Who signs travel requests?"]])
 
-    ``system_prompt`` stands before every conversation; it is computed here and stays in the cache.
-    It may be asked from several threads, whose requests then share steps; what is done with its
-    ``engine`` directly is for one thread at a time. It belongs to its process: one that is forked
-    later, as by multiprocessing's ``fork``, makes its own. `close` it when done, or use ``with``.
+    Every conversation begins with ``system_prompt``, which is computed here and stays in the cache.
+    Methods are thread-safe, and requests of several threads share steps. Direct use of ``engine``
+    is for one thread at a time. Forked processes, as by multiprocessing's ``fork``, must create
+    their own LLM. Call `close` after use, or use ``with``.
     """
 
     def __init__(
         self, model: str | Path | None = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:
         self.engine: Engine = load_engine(model, make_config(options))
-        self._lock = HomeLock()
+        self._lock = ForkGuardLock()
         self._ids = count()
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
@@ -79,17 +79,15 @@ class LLM(OfOneProcess):
         *,
         salt: str = "",
         deadline: float | None = None,
-        **policies: Unpack[GivenPolicies],
+        **policies: Unpack[PolicyOptions],
     ) -> list[RequestOutput]:
-        """Complete raw prompts, one output each, in order.
+        """Complete raw prompts; returns an output for each, in order.
 
-        A prompt is a string or a list of parts (strings, Documents, lists of token ids, before
-        which no BOS is put). No chat template is applied: use `chat` for instruct models. What has
-        one ``salt`` shares nothing with what has another. ``policies`` are by name: ``fuse``, which
-        tokens of reused documents are computed again, ``select``, which keys decoding reads, and
-        ``revise``, which earlier rows profit from that. Raises InvalidRequest before anything runs,
-        DeadlineExceeded if an answer takes more than ``deadline`` seconds, EngineFault if it was
-        lost."""
+        A prompt is a string or a list of parts: strings, Documents and lists of token ids. A prompt
+        that begins with token ids gets no BOS. No chat template is applied: use `chat` for instruct
+        models. Requests with different ``salt`` share nothing. ``policies`` are the keywords of
+        `Policies`. Raises InvalidRequest before anything runs, DeadlineExceeded after ``deadline``
+        seconds, and EngineFault if the engine loses an answer."""
         require_policies("generate", policies)
         if not isinstance(prompts, Iterable):
             raise InvalidRequest(
@@ -113,24 +111,24 @@ class LLM(OfOneProcess):
         salt: str = "",
         deadline: float | None = None,
         system_prompt: SystemPrompt | None = None,
-        **policies: Unpack[GivenPolicies],
+        **policies: Unpack[PolicyOptions],
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the checkpoint's chat template.
+        """Answer a conversation or a list of conversations, by the checkpoint's chat template.
 
         A message's content is a string or a list of strings, Documents and OpenAI content parts.
-        ``system_prompt`` takes the place of the one that all conversations have. ``salt``,
-        ``deadline``, ``policies`` and errors as in `generate`."""
+        ``system_prompt`` replaces the default system prompt. ``salt``, ``deadline``, ``policies``
+        and errors as in `generate`."""
         require_policies("chat", policies)
         if not isinstance(conversations, Sequence):
             raise InvalidRequest(
                 f"chat takes a list of messages, not {type(conversations).__name__}"
             )
-        several = [c for c in conversations if not isinstance(c, dict)]
-        if several and len(several) != len(conversations):
+        lists = [c for c in conversations if not isinstance(c, dict)]
+        if lists and len(lists) != len(conversations):
             raise InvalidRequest(
                 "chat takes one list of messages, or a list of such lists, not a mixture"
             )
-        batch: Any = several or [conversations]
+        batch: Any = lists or [conversations]
         first = system_prompt or self.system_prompt
         parts = [self.engine.prompts.from_messages(c, first) for c in batch]
         return self._run(parts, sampling_params, salt, deadline, policies)
@@ -139,8 +137,8 @@ class LLM(OfOneProcess):
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
         prompt = self.engine.prompts.system_prompt(text)
         with self._lock:
-            held = self.engine.hold(prompt)
-        self._finish(held)
+            progress = self.engine.hold(prompt)
+        self._finish(progress)
         return prompt
 
     def register(
@@ -153,12 +151,11 @@ class LLM(OfOneProcess):
         system: str | None = None,
         pinned: bool = False,
     ) -> DocumentInfo:
-        """Compute a document ahead and keep it under an id, as `Documents.register` says.
+        """Compute a document in advance and keep it under an id, as `Documents.register`.
 
-        Its context is that of a conversation under ``system_prompt``, by default the one that all
-        have, whose own system text is ``system``: so it is found by `chat`, and by `generate` only
-        as ``Document(text, context="alone")``. What else can be done with registered documents
-        is in ``engine.documents``."""
+        Its context is a conversation with ``system_prompt``, by default the LLM's, and the system
+        text ``system``. So `chat` reuses it, and `generate` only with ``context="alone"``. Further
+        methods for registered documents are in ``engine.documents``."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         documents = self.engine.documents
@@ -183,16 +180,16 @@ class LLM(OfOneProcess):
         system: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> HostedSegment:
-        """Compute a document into the host's memory and index it, for requests with
-        ``select=Select("retrieval")``. It may be longer than the pool, and is kept until
-        ``engine.hosting.forget(segment.key)``.
+        """Compute a document into host memory and index it, for ``select=Select("retrieval")``.
 
-        Its context is as in `register`, so ask about it with `chat`. ``on_progress`` hears a stage,
-        how much is done and of how much, from any thread. Raises InvalidOption for an index that is
-        none, InvalidRequest for a document longer than the positions that the model reads, a model
-        whose scores are not plain inner products or a document that is deleted meanwhile, and what
-        ended the work. An interrupted call's document goes on to be hosted in later ones; to host
-        it with another index takes its place."""
+        It may be longer than the pool. It stays until ``engine.hosting.forget(segment.key)``. Its
+        context is as in `register`, so use it with `chat`. ``on_progress(stage, completed, total)``
+        may run in any thread. Later calls continue the work of an interrupted call. Another index
+        replaces the first.
+
+        Raises InvalidOption for an ``index`` of another type, and the errors of the computation.
+        Raises InvalidRequest if the document exceeds the model's context or is deleted during the
+        call. Also if the model's scores are not plain inner products."""
         first = system_prompt or self.system_prompt
         parts = self.engine.prompts.from_document(document, first, system)
         if not isinstance(index, IndexConfig | None):
@@ -222,14 +219,14 @@ class LLM(OfOneProcess):
         *,
         salt: str = "",
         deadline: float | None = None,
-        **policies: Unpack[GivenPolicies],
+        **policies: Unpack[PolicyOptions],
     ) -> Iterator[RequestOutput]:
-        """The growing output of one prompt, step by step.
+        """The growing output of a prompt, step by step.
 
-        The prompt is what `generate` takes a list of, as in ``llm.stream([document, "Who?"])``, or
-        one that ``engine.prompts`` made, of a conversation with ``from_messages``. ``on_prefill``
-        hears how many prompt tokens are done, and of how many, until the first token is there.
-        ``salt``, ``deadline``, ``policies`` and errors as in `generate`."""
+        The prompt is as in `generate`, for example ``llm.stream([document, "Who?"])``. A
+        conversation needs ``engine.prompts.from_messages``. ``on_prefill(computed, total)`` reports
+        prompt tokens until the first output token. ``salt``, ``deadline``, ``policies`` and errors
+        as in `generate`."""
         require_policies("stream", policies)
         parts = tokenized(prompt) or self.engine.prompts.from_parts(cast(Prompt, prompt))
         params = SamplingParams() if sampling_params is None else sampling_params
@@ -239,20 +236,20 @@ class LLM(OfOneProcess):
     def _stream(
         self, request: Request, on_prefill: Callable[[int, int], None] | None
     ) -> Iterator[RequestOutput]:
-        _held = self._compile([request.params], request.salt, request.deadline)
+        _grammars = self._compile([request.params], request.salt, request.deadline)
         with self._lock:
             progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
         try:
-            told = False
-            while not told:
+            finished = False
+            while not finished:
                 with self._lock:
-                    # another call on this engine may have finished the request in the meantime
+                    # a step of another thread may finish the request
                     changed = [progress] if progress.finished else self.engine.step()
                 if progress.error is not None:
                     raise progress.error
                 if progress in changed:
-                    told = progress.finished
+                    finished = progress.finished
                     yield progress.output()
                 elif on_prefill is not None:
                     on_prefill(sequence.num_computed, sequence.num_tokens)
@@ -261,12 +258,11 @@ class LLM(OfOneProcess):
                 self.engine.abort(progress.request.request_id)
 
     def close(self) -> None:
-        """Finish what is on its way to the tiers, and let go of them; at exit that happens anyway.
-        Without tiers a GPU's pages are given back, too; else they stay, as the weights do, for as
-        long as this object is held.
+        """Complete writes to tiers and close them; also runs at exit.
 
-        Nothing may be asked after. In a forked process it does nothing."""
-        if self._lock.home.is_here:
+        Without tiers it also frees a GPU's pages. Weights stay while this object exists. Call no
+        other method afterwards. Has no effect in a forked process."""
+        if self._lock.guard.is_owner:
             with self._lock:
                 self.engine.close()
 
@@ -276,41 +272,41 @@ class LLM(OfOneProcess):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         salt: str,
         deadline: float | None,
-        policies: GivenPolicies,
+        policies: PolicyOptions,
     ) -> list[RequestOutput]:
-        each = sampling_of_each(sampling_params, len(prompts))
-        # before the lock, and held until the engine has them: other threads step meanwhile
-        _held = self._compile(each, salt, deadline)
-        added = []
+        all_params = sampling_per_prompt(sampling_params, len(prompts))
+        # outside the lock, so other threads can step; the references keep the cache entries
+        _grammars = self._compile(all_params, salt, deadline)
+        requests = []
         try:
-            for parts, one in zip(prompts, each, strict=True):
-                request = Request(self._next_id(), parts, one, salt, deadline)
+            for parts, params in zip(prompts, all_params, strict=True):
+                request = Request(self._next_id(), parts, params, salt, deadline)
                 with self._lock:
-                    added.append(self.engine.add(with_policies(request, **policies)))
-            self._finish(*added)
+                    requests.append(self.engine.add(with_policies(request, **policies)))
+            self._finish(*requests)
         finally:
-            # after an error or an interrupt nothing of this call may stay behind
-            for progress in added:
+            # after an error or an interrupt no request of this call may remain
+            for progress in requests:
                 with self._lock:
                     self.engine.abort(progress.request.request_id)
-        return [progress.output() for progress in added]
+        return [progress.output() for progress in requests]
 
     def _compile(
-        self, each: Sequence[SamplingParams], salt: str, deadline: float | None
+        self, all_params: Sequence[SamplingParams], salt: str, deadline: float | None
     ) -> list[CompiledGrammar]:
         due = math.inf if deadline is None else time.monotonic() + deadline
-        given = [one.grammar for one in each if one.grammar is not None]
-        return [self.engine.grammars.compile(one, salt, due) for one in given]
+        grammars = [params.grammar for params in all_params if params.grammar is not None]
+        return [self.engine.grammars.compile(grammar, salt, due) for grammar in grammars]
 
-    def _finish(self, *added: RequestProgress) -> None:
-        """Step until these have ended; raises the error of the first that fails."""
+    def _finish(self, *requests: RequestProgress) -> None:
+        """Step until all ``requests`` end. Raises the first error of a request."""
         while True:
             with self._lock:
-                for error in (progress.error for progress in added):
+                for error in (progress.error for progress in requests):
                     if error is not None:
                         raise error
-                # a step of another thread may have finished them in the meantime
-                if all(progress.finished for progress in added) or not self.engine.has_work:
+                # a step of another thread may finish them
+                if all(progress.finished for progress in requests) or not self.engine.has_work:
                     return
                 self.engine.step()
 
@@ -319,7 +315,7 @@ class LLM(OfOneProcess):
 
 
 def make_config(options: dict[str, Any]) -> EngineConfig:
-    """An `EngineConfig` from flat options; raises InvalidOption for a name that no section has."""
+    """An `EngineConfig` from flat options. Raises InvalidOption for an unknown name."""
     names: dict[type, set[str]] = {
         section: {field.name for field in fields(section)} for section in _SECTIONS
     }
@@ -330,12 +326,12 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
             f"unknown option {unknown[0]!r}: the options are {', '.join(sorted(known))}"
         )
 
-    def chosen(section: type) -> dict[str, Any]:
+    def options_of(section: type) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name in names[section]}
 
     return EngineConfig(
-        **chosen(EngineConfig),
-        cache=CacheConfig(**chosen(CacheConfig)),
-        scheduler=SchedulerConfig(**chosen(SchedulerConfig)),
-        tiers=TierConfig(**chosen(TierConfig)),
+        **options_of(EngineConfig),
+        cache=CacheConfig(**options_of(CacheConfig)),
+        scheduler=SchedulerConfig(**options_of(SchedulerConfig)),
+        tiers=TierConfig(**options_of(TierConfig)),
     )

@@ -1,4 +1,4 @@
-"""From a checkpoint's name to an engine: configuration, weights, tokenizer, pool, on one device."""
+"""From a checkpoint's name to an engine: configuration, weights, tokenizer and pool on a device."""
 
 import gc
 import logging
@@ -35,8 +35,8 @@ from looseleaf.tiers import Tiers
 
 _log = logging.getLogger(__name__)
 
-# some times the longest context of any model; more are a slip, or written to fill the memory
-_MOST_POSITIONS = 1 << 24
+# above the context of any model; a larger value is an error or an attack on memory
+_MAX_POSITIONS = 1 << 24
 
 _CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
     "auto": "auto",
@@ -47,7 +47,7 @@ _CPU_IMPLEMENTATIONS: dict[CpuKernels, Implementation] = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint on its device, and all that does not change from engine to engine over it.
+    """A checkpoint on its device, which engines may share.
 
     ``shape`` has the RoPE law frozen at ``max_model_len``.
     """
@@ -65,20 +65,22 @@ def load_engine(
     model: str | Path | None = None,
     config: EngineConfig | None = None,
     implementation: Implementation = "auto",
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = lambda stage, completed, total: None,
 ) -> Engine:
-    """An engine over the checkpoint ``model``, which is as `find_model` has it.
+    """An engine over the checkpoint ``model``, a name as in `find_model`.
 
-    ``on_progress`` hears how far it is with what takes long. Raises ModelError (CheckpointNotFound,
-    CorruptCheckpoint, UnsupportedModel) or InvalidOption.
+    ``on_progress(stage, completed, total)`` reports long stages. Raises InvalidOption and
+    ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel).
     """
     config = config or EngineConfig()
     return make_engine(load_model(model, config), config, implementation, on_progress)
 
 
 def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
-    """The checkpoint ``model`` on the device, in the dtype and for the length that ``config`` asks
-    for; its fingerprint is one for the tiers that ``config`` has. Raises as `load_engine` does.
+    """The checkpoint ``model`` with the device, dtype and length of ``config``.
+
+    Its fingerprint reads whole files if the tiers of ``config`` outlive the process. Raises as
+    `load_engine`.
     """
     folder = find_model(model)
     device = pick_device(config.device)
@@ -86,7 +88,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     shape = read_config(folder)
     max_model_len = _pick_length(config.max_model_len, shape, folder)
     shape = shape.frozen_at(max_model_len)
-    # before the weights, which take minutes: what is wrong with the small files is told at once
+    # errors in small files are reported before the weights, which take minutes
     tokenizer = Tokenizer(folder)
     if tokenizer.last_token_id >= shape.vocab_size:
         name = tokenizer.written(tokenizer.last_token_id)
@@ -113,15 +115,15 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
 
 
 def make_room(device: torch.device) -> None:
-    """Let go of what engines that nobody holds any more have on a GPU: they stay until Python looks
-    for objects that hold each other, and what PyTorch lacks it does not look for there."""
+    """Free GPU memory of unreferenced engines, which are reference cycles.
+
+    PyTorch does not run the garbage collector when memory is short."""
     if device.type != "cpu":
         gc.collect()
 
 
 def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
-    """Say it if the weights take more than is free: a system that swaps is slow, another one ends
-    the process without a word."""
+    """Log a warning if the weights exceed free memory, where the system may kill the process."""
     numbers = sum(math.prod(entry.shape) for entry in list_tensors(folder).values())
     needed, free = numbers * dtype.itemsize, available_memory()
     if needed > free:
@@ -137,12 +139,12 @@ def make_engine(
     loaded: LoadedModel,
     config: EngineConfig,
     implementation: Implementation = "auto",
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = lambda stage, completed, total: None,
 ) -> Engine:
-    """An engine with a pool of its own over a loaded model, which several may share."""
+    """An engine with its own pool over a loaded model, which engines may share."""
     decoder, max_model_len = loaded.decoder, loaded.max_model_len
     stored = pool_dtype(decoder, config.cache)
-    # what is stored in eight bits was rounded before, in the dtype that computed it
+    # 8-bit keys depend on the dtype that computed them
     precision = str(stored) if stored == decoder.dtype else f"{stored} of {decoder.dtype}"
     keys = KeySpace.create(
         model=loaded.fingerprint,
@@ -155,16 +157,16 @@ def make_engine(
         implementation = _CPU_IMPLEMENTATIONS[config.cpu_kernels]
     runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
     tiers = Tiers.create(config.tiers, runner.pool)
-    about = max_model_len, tiers, loaded.threads
-    return Engine(EngineParts(config, runner, loaded.tokenizer, keys, *about))
+    return Engine(
+        EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers, loaded.threads)
+    )
 
 
 def find_model(model: str | Path | None) -> Path:
-    """The folder of a checkpoint: a folder, a hub id, or a reference model:
-    ``looseleaf-reference``, which None stands for, or ``looseleaf-reference-causal``. A folder that
-    exists wins.
+    """The folder of a checkpoint by its path, its hub id or the name of a reference model.
 
-    Raises CheckpointNotFound."""
+    Reference models are ``looseleaf-reference``, the default for None, and
+    ``looseleaf-reference-causal``. An existing folder wins. Raises CheckpointNotFound."""
     if model is None:
         return reference_model()
     if not isinstance(model, str | os.PathLike):
@@ -177,7 +179,9 @@ def find_model(model: str | Path | None) -> Path:
 
 
 def reference_model(name: str = "block") -> Path:
-    """The path of a reference model, by its name or its folder's: ``block`` or ``causal``."""
+    """The path of a reference model, by its name or its folder's name ``block`` or ``causal``.
+
+    Raises CheckpointNotFound."""
     folder = checkpoint_of(name)
     if folder not in REFERENCE_MODELS.values():
         raise CheckpointNotFound(
@@ -186,27 +190,25 @@ def reference_model(name: str = "block") -> Path:
     return Path(looseleaf.assets.__path__[0]) / folder
 
 
-def _pick_length(asked: int | None, shape: ModelConfig, folder: Path) -> int:
+def _pick_length(option: int | None, shape: ModelConfig, folder: Path) -> int:
     limit = longest_context(shape)
-    if asked is not None and limit is not None and asked > limit:
+    if option is not None and limit is not None and option > limit:
         raise InvalidOption(
-            f"max_model_len={asked} is more than the {limit} tokens that this model can read: "
+            f"max_model_len={option} is more than the {limit} tokens that this model can read: "
             "lower it, or leave it out",
             "max_model_len",
         )
-    if asked is None and shape.max_position_embeddings > _MOST_POSITIONS:
+    if option is None and shape.max_position_embeddings > _MAX_POSITIONS:
         raise InvalidOption(
             f"{folder / 'config.json'} says {shape.max_position_embeddings} positions, whose table "
             "takes gigabytes: give max_model_len",
             "max_model_len",
         )
-    return asked or shape.max_position_embeddings
+    return option or shape.max_position_embeddings
 
 
 def longest_context(shape: ModelConfig) -> int | None:
-    """The most tokens that a model's positions reach, by its configuration; None if the RoPE laws
-    of all layers stretch to any length.
-    """
+    """The longest context by the RoPE laws of a model's layers, in tokens; None if unlimited."""
     reaches = (_reach(rope, shape.max_position_embeddings) for rope in shape.ropes)
     return min((reach for reach in reaches if reach is not None), default=None)
 
@@ -214,7 +216,7 @@ def longest_context(shape: ModelConfig) -> int | None:
 def _reach(rope: RopeConfig, stated: int) -> int | None:
     if rope.law in ("none", "dynamic"):
         return None
-    # these stretch what the model was trained on, and not every configuration counts that in
+    # these laws extend the trained length, which not every configuration includes
     if rope.law == "linear":
         return int(stated * max(rope.factor, 1.0))
     if rope.law == "yarn":
@@ -223,9 +225,9 @@ def _reach(rope: RopeConfig, stated: int) -> int | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, ``auto`` for a GPU if there is one.
+    """The device ``name``; ``auto`` is a GPU if available, else the CPU.
 
-    Raises InvalidOption if it is unknown or not there.
+    Raises InvalidOption for an unknown or absent device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -235,7 +237,7 @@ def pick_device(name: str) -> torch.device:
         raise InvalidOption(f"unknown device {name!r}: use auto, cpu or cuda", "device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidOption(
-            f"device {name!r} was asked for, but PyTorch sees no GPU: use cpu or auto",
+            f"device {name!r} is not available, since PyTorch sees no GPU: use cpu or auto",
             "device",
         )
     if device.type not in ("cpu", "cuda"):
@@ -244,10 +246,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def _pick_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device) -> torch.dtype:
-    asked = shape.torch_dtype if config.dtype == "auto" else config.dtype
-    dtype: torch.dtype = getattr(torch, asked)
+    name = shape.torch_dtype if config.dtype == "auto" else config.dtype
+    dtype: torch.dtype = getattr(torch, name)
     if config.dtype == "auto" and device.type == "cpu" and dtype is not torch.float32:
-        # half precision is slower than fp32 on CPUs that have no instructions for it
+        # half precision is slower than fp32 on CPUs without instructions for it
         fast = dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
         return dtype if fast else torch.float32
     return dtype

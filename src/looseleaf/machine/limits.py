@@ -1,5 +1,4 @@
-"""What this process may have of the host: the machine's memory and cores, or what a container's
-limits leave of them."""
+"""The memory and cores that this process may use, within a container's limits."""
 
 import math
 import os
@@ -10,36 +9,36 @@ _ROOT = Path("/")
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that this process may take without anybody being ended for it. Under a limit that is
-    less than the machine has: who takes more is ended by the kernel, without a word.
+    """Bytes that this process may allocate before the kernel kills a process.
 
-    ``root`` is where the system's own files are found."""
+    A cgroup's limit may be below the machine's memory. ``root`` is the root of the file system."""
     import psutil
 
     return max(0, min([int(psutil.virtual_memory().available), *_memory_left(root)]))
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Cores that this process may keep busy. More threads under a quota are stopped for most of
-    the time, each in the middle of something that the others wait for."""
+    """Cores that this process may keep busy, at least 1.
+
+    A quota stops more threads most of the time, while other threads wait for them."""
     machine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min([machine or 1, *_cores_allowed(root)]))
 
 
 def _memory_left(root: Path) -> Iterator[int]:
-    """What is left of the limit of each group of processes that this one is in."""
+    """The rest of the memory limit of each cgroup of this process, in bytes."""
     for folder, version in _folders(root, "memory"):
         names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
         try:
             limit, usage = (int(_read(folder / f"memory.{name}")) for name in names)
         except (OSError, ValueError):
-            # no limit, or no such group here
+            # no limit, or no such group
             continue
         yield limit - usage + _reclaimable(folder / "memory.stat", version)
 
 
 def _cores_allowed(root: Path) -> Iterator[int]:
-    """The quota of each of these groups, in whole cores."""
+    """The CPU quota of each cgroup of this process, in whole cores."""
     for folder, version in _folders(root, "cpu"):
         try:
             if version == 1:
@@ -54,12 +53,11 @@ def _cores_allowed(root: Path) -> Iterator[int]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Where the limits of a kind are written of the groups that this process is in, and by which
-    version of the interface."""
+    """The folders with limits of ``controller`` for this process, and their cgroup version."""
     mounted = root / "sys/fs/cgroup"
     for group, version in _groups(root / "proc/self/cgroup", controller):
         folder = mounted / controller if version == 1 else mounted
-        # in a container its own group may be what is mounted, under whatever path outside
+        # a container may mount its own group as the root, with an outer path
         for part in (group, *group.parents):
             yield folder / part.relative_to("/"), version
 
@@ -77,11 +75,11 @@ def _groups(listed: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _reclaimable(stat: Path, version: int) -> int:
-    """Bytes of files that were read once: they count as used, and give way."""
-    wanted = "total_inactive_file" if version == 1 else "inactive_file"
+    """Bytes of the page cache, which count as used and are reclaimable."""
+    field = "total_inactive_file" if version == 1 else "inactive_file"
     try:
         pairs = (line.split() for line in _read(stat).splitlines())
-        return int(dict(pair for pair in pairs if len(pair) == 2).get(wanted, 0))
+        return int(dict(pair for pair in pairs if len(pair) == 2).get(field, 0))
     except (OSError, ValueError):
         return 0
 

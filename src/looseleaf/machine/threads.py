@@ -1,7 +1,7 @@
-"""How many threads PyTorch computes with on a CPU: the caller's number, or a measured one.
+"""The number of PyTorch's threads on a CPU: the caller's, or a measured number.
 
-Each product waits for the slowest of its threads. Where other processes keep cores busy, a thread
-waits for a core for milliseconds, and one thread alone is many times faster than all."""
+Each product waits for its slowest thread. If other processes keep cores busy, threads wait
+milliseconds for a core. A single thread may then be many times faster."""
 
 import logging
 import os
@@ -18,17 +18,17 @@ _log = logging.getLogger(__name__)
 
 VARIABLE = "OMP_NUM_THREADS"
 
-# all threads are kept unless fewer are faster by this factor: an idle machine scatters, too
-_CLEARLY_FASTER = 1.5
+# fewer threads must be faster by this factor, above the scatter of an idle machine
+_MIN_SPEEDUP = 1.5
 # a product that scales over tens of cores and takes some milliseconds on one
 _ROWS, _WIDTH = 64, 1024
 _ROUNDS = 3
-_MOST_SECONDS = 0.5
+_MAX_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """A number of ``threads``, of as many as ``most``, and the ``reason`` for it."""
+    """A number of ``threads`` of at most ``most``, and the ``reason``."""
 
     threads: int
     most: int
@@ -38,25 +38,25 @@ class ThreadChoice:
         return f"computing with {self.threads} of {self.most} threads: {self.reason}"
 
 
-def fit_threads(asked: int | None, *, on_cpu: bool) -> ThreadChoice:
+def fit_threads(option: int | None, *, on_cpu: bool) -> ThreadChoice:
     """Set PyTorch's number of threads for this process, and return the choice.
 
-    ``asked`` wins, then the environment's OMP_NUM_THREADS. Without either, threads are no more than
-    the cores that the process may use, and for a model ``on_cpu`` as many as are fast there now."""
-    choice = _choose(asked, on_cpu)
+    ``option`` wins, then the environment's OMP_NUM_THREADS. The default is the number of usable
+    cores, for a model ``on_cpu`` the fastest number under the current load."""
+    choice = _choose(option, on_cpu)
     if choice.threads != torch.get_num_threads():
         torch.set_num_threads(choice.threads)
     _log.info("%s", choice)
     return choice
 
 
-def _choose(asked: int | None, on_cpu: bool) -> ThreadChoice:
-    cores, present = usable_cores(), torch.get_num_threads()
-    if asked is not None:
-        return ThreadChoice(asked, max(asked, cores), "the option threads says so")
+def _choose(option: int | None, on_cpu: bool) -> ThreadChoice:
+    cores, current = usable_cores(), torch.get_num_threads()
+    if option is not None:
+        return ThreadChoice(option, max(option, cores), "the option threads says so")
     if VARIABLE in os.environ:
-        return ThreadChoice(present, max(present, cores), f"{VARIABLE} says so")
-    most = min(cores, present)
+        return ThreadChoice(current, max(current, cores), f"{VARIABLE} says so")
+    most = min(cores, current)
     if most == 1 or not on_cpu:
         return ThreadChoice(most, most, "as many as this process may use")
     seconds = measure(most)
@@ -73,30 +73,33 @@ def _choose(asked: int | None, on_cpu: bool) -> ThreadChoice:
 
 
 def fewest_waits(seconds: Mapping[int, float]) -> int:
-    """The largest number of threads, of those with their ``seconds``, that none beats clearly."""
+    """The largest number of threads in ``seconds`` that no other number clearly beats."""
     best = min(seconds.values())
-    return max(n for n, taken in seconds.items() if taken <= _CLEARLY_FASTER * best)
+    return max(n for n, duration in seconds.items() if duration <= _MIN_SPEEDUP * best)
 
 
 @cache
 def measure(most: int) -> Mapping[int, float]:
-    """Seconds of a product with ``most`` threads, half of them, a quarter, to 1; measured once in
-    a process, whose own work would disturb a later measurement. Leaves ``most`` threads set."""
+    """Seconds of a product with ``most`` threads, a half, a quarter and so on to 1.
+
+    Measured once per process, whose own work would disturb later measurements. Leaves ``most``
+    threads set."""
     x, weight = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
     return time_each(_halvings(most), lambda: torch.nn.functional.linear(x, weight))
 
 
 def time_each(numbers: list[int], product: Callable[[], object]) -> dict[int, float]:
-    """Mean seconds of ``product`` with each of these ``numbers`` of threads, in turn by rounds, so
-    that all meet the same load. Leaves the first of them set."""
+    """Mean seconds of ``product`` for each of the ``numbers`` of threads.
+
+    Numbers alternate in rounds, so all see the same load. Leaves the first number set."""
     seconds, times = dict.fromkeys(numbers, 0.0), dict.fromkeys(numbers, 0)
-    end = time.perf_counter() + _MOST_SECONDS
+    end = time.perf_counter() + _MAX_SECONDS
     for _ in range(_ROUNDS):
         for number in numbers:
             if times[number] and time.perf_counter() > end:
                 continue
             torch.set_num_threads(number)
-            # the first product of a team of threads starts them
+            # the first product starts the threads
             product()
             start = time.perf_counter()
             product()

@@ -1,7 +1,7 @@
-"""Decoders as plain definitions, their weights and their tokenizers. Knows no policy.
+"""Model definitions, their weights and their tokenizers. This folder knows no policy.
 
-A model calls the attention object that the runner gives it, with unrotated queries and keys, and
-offers one hook between layers.
+A model passes unrotated queries and keys to the runner's attention object. It calls one hook
+between layers.
 """
 
 from looseleaf.models.checkpoint.fingerprint import model_fingerprint

@@ -1,8 +1,7 @@
-"""The decoder: one plain definition for every family, told apart by its configuration only.
+"""The decoder: one definition for every family; only the configuration differs.
 
-It turns no position and keeps no keys. Queries and keys go unrotated to the attention object, which
-knows where each row stands; so the same forward serves prefill, decode, blend and everything
-between.
+It applies no RoPE and stores no keys. The attention object receives unrotated queries and keys and
+knows the position of each row. So one forward pass serves prefill, decode and blending.
 """
 
 from collections.abc import Container
@@ -29,21 +28,21 @@ from looseleaf.types import Attend, LayerHook
 
 
 class Decoder:
-    """A decoder-only transformer over rows of tokens, whichever requests they belong to."""
+    """A decoder-only transformer over rows of tokens from any requests."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
         scales = {rope: query_scale(rope) for rope in config.ropes}
-        sent = {
+        on_device = {
             rope: None if scale is None else scale.to(self.device, self.dtype)
             for rope, scale in scales.items()
         }
-        self._query_scales = [sent[config.rope_of(n)] for n in range(config.num_layers)]
-        # what attention and MLP make is added to the stream as it is
+        self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
+        # branches are added to the stream without a norm or a multiplier
         self._plain = not config.post_norms and config.residual_multiplier == 1.0
-        # Gemma's root of the hidden size is rounded so, and Granite's multipliers are exact
+        # Gemma rounds the root of the hidden size to the dtype; Granite's multipliers are exact
         self._embedding_multiplier = float(
             torch.tensor(config.embedding_multiplier, dtype=self.dtype)
         )
@@ -65,12 +64,11 @@ class Decoder:
         asked: Int[Tensor, " asked"] | None = None,
         hooked: Container[int] | None = None,
     ) -> Float[Tensor, "remaining hidden_size"]:
-        """The normed hidden states behind the last layer, of the rows that ``hook`` left; without
-        any left the layers behind are not passed. With ``hooked`` it is called in front of these
-        layers only, which leaves the others to what they fuse with additions to the stream.
+        """The normed hidden states after the last layer, of the rows that ``hook`` returned.
 
-        With ``asked`` only those of the rows that it lists, rising: the last layer makes keys and
-        values of all rows, and nothing else of the others.
+        If ``hook`` returns no rows, the pass ends. ``hooked`` are the layers that call the hook, so
+        other layers can fuse their additions to the stream. ``asked`` are the rows of the result,
+        in rising order. For other rows the last layer computes only keys and values.
         """
         stream = Stream(self._embed(tokens))
         last = len(self.weights.layers) - 1
@@ -85,7 +83,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
-        """Scores over the vocabulary, in the model's dtype; give only the rows that are needed."""
+        """Scores over the vocabulary, in the model's dtype."""
         config, scores = self.config, project(hidden, self.weights.lm_head)
         if config.logits_scaling != 1.0:
             scores = scores / config.logits_scaling
@@ -97,7 +95,7 @@ class Decoder:
     def keys_values(
         self, layer: int, hidden: Float[Tensor, "rows hidden_size"]
     ) -> tuple[Float[Tensor, "rows kv_heads head_dim"], Float[Tensor, "rows kv_heads head_dim"]]:
-        """Unrotated keys and values that ``layer`` makes of the hidden states before it."""
+        """Unrotated keys and values of ``layer`` for its input hidden states."""
         norm = self.weights.layers[layer].input_norm
         normed, _ = apply_norm(Stream(hidden), norm, self.config)
         _, k, v = self._heads(layer, normed)

@@ -1,8 +1,8 @@
-"""The pieces a decoder layer is made of besides attention: the residual stream, the norm, the MLP.
+"""A decoder layer's parts besides attention: the residual stream, norms and the MLP.
 
-As functions over plain tensors, with as few operations as the mathematics allows: at batch 1 the
-count of operations is the speed, on a CPU and on a GPU. Where the two differ is in what an addition
-to the stream is fused with: the product before it, or, for few rows on a GPU, the norm behind it.
+They are functions over tensors with as few operations as possible: at batch 1 the number of
+operations decides the speed. An addition to the stream fuses with the product before it. For few
+rows on a GPU it fuses with the norm after it.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,13 @@ from looseleaf.ops.dense.rms_norm import rms_norm
 from looseleaf.ops.dense.silu_mul import silu_mul
 from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
-# on a GPU the product of more rows hides the traffic of the stream that it is added to; that of
-# fewer rows is best cut along its inner dim, and adds up what it was cut into on its own
+# above this number of rows a GPU's product hides the traffic of the stream; below, a product that
+# is split along its inner dim is faster
 _FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
-    """Weight and, for layer norm, bias ``[features]``. The weight is fp32 in a narrower model, too,
-    where it has an offset in it."""
+    """Weight and, for layer norm, bias ``[features]``. A weight with an offset is always fp32."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -36,10 +35,10 @@ class Norm(NamedTuple):
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
 
-    ``input_norm`` and ``mlp_norm`` are None where the stream is read as it is, the latter also
-    where attention and MLP read the same normed input. ``output_norm`` and ``down_norm`` are those
-    of what attention and MLP add to the stream, None where it is added as it is. ``q_norm`` and
-    ``k_norm`` weigh the dims of a head, or of all heads.
+    ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
+    also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
+    and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
+    ``[heads * head_dim]``.
     """
 
     input_norm: Norm | None
@@ -65,23 +64,23 @@ class DecoderWeights:
 
 
 class Stream(NamedTuple):
-    """The residual stream ``[rows, hidden_size]``: ``total``, and what is still to be added, which
-    may be in parts ``[parts, rows, hidden_size]``."""
+    """The residual stream ``[rows, hidden_size]``: ``total`` and a pending addition, which may be
+    split as ``[parts, rows, hidden_size]``."""
 
     total: Tensor
     pending: Tensor | None = None
 
     def settled(self) -> Tensor:
-        """The stream with everything in it."""
+        """The stream with its pending addition."""
         if self.pending is None:
             return self.total
         return self.total + _whole(self.pending, self.total.dtype)
 
 
 def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    """The stream with ``hidden @ weight.T + bias`` added, now or by the next norm.
+    """The stream plus ``hidden @ weight.T + bias``, which may be left pending.
 
-    May change the stream in place: what was given is not to be used again.
+    May change ``stream`` in place: do not use it again.
     """
     if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
         return Stream(stream.settled(), _summands(hidden, projection))
@@ -93,12 +92,11 @@ def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Str
 def add_branch(
     stream: Stream, hidden: Tensor, projection: Projection, norm: Norm | None, config: ModelConfig
 ) -> Stream:
-    """As `add_projected`, after a norm of the product's own, if there is one, and times the model's
-    multiplier."""
+    """As `add_projected`, with the product normed by ``norm`` and times the model's multiplier."""
     few = hidden.is_cuda and len(hidden) <= _FEW_ROWS
     branch = _summands(hidden, projection) if few else project(hidden, projection)
     if norm is not None:
-        # the norm is one of the whole branch, so parts can't wait for the stream's next one
+        # the norm needs the sum of the parts
         branch = _normed(_whole(branch, hidden.dtype), norm, config)
     if config.residual_multiplier != 1.0:
         branch = branch * config.residual_multiplier
@@ -106,12 +104,12 @@ def add_branch(
 
 
 def _whole(summands: Tensor, dtype: torch.dtype) -> Tensor:
-    """What may be in parts as one ``[rows, features]``."""
+    """The sum ``[rows, features]`` of a product that may be split into parts."""
     return (summands if summands.ndim == 2 else summands.sum(0)).to(dtype)
 
 
 def _summands(hidden: Tensor, projection: Projection) -> Tensor:
-    """``hidden @ weight.T + bias``, in parts where that is faster."""
+    """``hidden @ weight.T + bias``, split into parts if that is faster."""
     weight, bias = projection
     properties = torch.cuda.get_device_properties(hidden.device)
     parts = num_parts(hidden, weight, properties.multi_processor_count) if bias is None else 0
@@ -126,10 +124,9 @@ def project_heads(normed: Tensor, qkv: Projection) -> Tensor:
 
 
 def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[Tensor, Stream]:
-    """RMS norm or layer norm of the stream, as ``config.norm`` says, or the stream itself without a
-    norm; and the stream settled.
+    """The stream after ``config.norm`` (without ``norm`` unchanged), and the settled stream.
 
-    May settle it in place: what was given is not to be used again.
+    May change ``stream`` in place: do not use it again.
     """
     if norm is None:
         total = stream.settled()
@@ -139,18 +136,18 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
         return normed, Stream(total)
     total, weight = stream.settled(), norm.weight
     if config.norm == "rms" and not config.norm_offset:
-        # a small model on a CPU notices each call
+        # calls are a large share of a small model's time on a CPU
         return functional.rms_norm(total, weight.shape, weight, config.norm_eps), Stream(total)
     return _normed(total, norm, config), Stream(total)
 
 
 def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
-    """The norm of ``hidden`` alone, which stays as it is."""
+    """The norm of ``hidden``, which stays unchanged."""
     if config.norm == "rms" and hidden.is_cuda:
         return rms_norm(hidden, norm.weight, config.norm_eps).normed
     shape = norm.weight.shape
     if config.norm_offset:
-        # PyTorch's own has no fast path for a weight of another dtype, and warns of it
+        # PyTorch warns if the dtypes of input and weight differ
         wide = hidden.to(norm.weight.dtype)
         return functional.rms_norm(wide, shape, norm.weight, config.norm_eps).to(hidden.dtype)
     if config.norm == "rms":
@@ -159,7 +156,7 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
 
 
 def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The RMS norm of the last dim of queries or keys; a wider ``weight`` in its own dtype."""
+    """The RMS norm over the last dim of queries or keys, computed in the dtype of ``weight``."""
     return torch.rms_norm(heads.to(weight.dtype), weight.shape, weight, eps).to(heads.dtype)
 
 

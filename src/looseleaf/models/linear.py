@@ -1,11 +1,10 @@
-"""The one matrix product of a decoder, and the layout its matrix is kept in.
+"""The matrix product of a decoder, with a packed layout of its matrix on x86 CPUs.
 
-On x86 CPUs oneDNN multiplies up to three times faster by a matrix that was brought into its own
-layout once than by a plain one, from one row to thousands. So matrices are packed when they are
-loaded; everything else about them stays the same.
+oneDNN multiplies up to three times faster by a matrix in its own layout. So matrices are packed
+when they are loaded.
 
-For every number of rows it has not seen oneDNN makes a program of its own: some milliseconds and
-hundreds of KiB each. So rows are padded to a few numbers, or a server would go on compiling.
+oneDNN compiles a program for each new number of rows, which costs milliseconds and hundreds of KiB.
+So rows are padded to a few sizes.
 """
 
 import platform
@@ -50,27 +49,27 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
 
 
 def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
-    """The same for plain matrices, written over ``residual``."""
+    """As `add_project` for plain matrices; overwrites ``residual``."""
     weight, bias = projection
     residual.addmm_(hidden, weight.t())
     return residual if bias is None else residual.add_(bias)
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows that a packed product is computed with: few up to 64, then every 32nd."""
+    """``rows`` rounded up to a multiple of 8 up to 64, else of 32; unchanged up to 8."""
     step = 1 if rows <= 8 else 8 if rows <= 64 else 32
     return -(-rows // step) * step
 
 
 def _pad(hidden: Tensor) -> Tensor:
-    # not len(): that is a call in Python, and this one is made a hundred times a step
+    # len() is slower, and a step calls this a hundred times
     rows = hidden.shape[0]
     missing = padded_rows(rows) - rows
     return functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
 
 
 def pack(projection: Projection) -> Projection:
-    """``projection`` with a packed copy of its matrix, if ``can_pack`` says so; else itself."""
+    """``projection`` with a packed copy of its matrix if `can_pack`, else unchanged."""
     weight = projection.weight
     if not can_pack(weight.dtype, weight.device):
         return projection
@@ -78,12 +77,12 @@ def pack(projection: Projection) -> Projection:
 
 
 def unpack(weight: Tensor) -> Tensor:
-    """A matrix in the plain layout, whichever it is kept in."""
+    """``weight`` in the plain layout."""
     return weight.to_dense() if weight.is_mkldnn else weight
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build and machine have the packed product; measured gains are for x86 only."""
+    """Whether this build and machine support the packed product; only x86 gains by it."""
     if device.type != "cpu" or platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     if not (

@@ -1,10 +1,9 @@
-"""From what a caller wrote to tokens: parts, chat messages, templates, BOS, and what documents may
-see.
+"""From prompts and conversations to tokens: parts, chat templates, BOS and documents' contexts.
 
-The *lead* is the text before the first document. Documents are computed behind it by default: in
-chat it is the system prompt and the header of the first user turn, the same for every request of an
-application, so a document is still computed once; and it gives each document the beginning the
-model was trained to see, instead of one attention sink per document."""
+The *lead* is the text before the first document. By default it is the context of every document. In
+chat it is the system prompt and the header of the first user turn. An application's requests share
+it, so a document is still computed once. It gives each document the beginning that the model was
+trained with, instead of an attention sink per document."""
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -27,7 +26,7 @@ from looseleaf.prompt.request import (
 
 
 class _Encoded(NamedTuple):
-    """A document's tokens, and what is made of them once."""
+    """A document's tokens and their cached content."""
 
     document: weakref.ref[Document]
     ids: tuple[int, ...]
@@ -36,20 +35,19 @@ class _Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptBuilder:
-    """Tokenizes prompts and conversations for one model; a `Document` once, for as long as its
-    owner holds it."""
+    """Tokenizes prompts and conversations for a model; each `Document` object only once."""
 
     tokenizer: Tokenizer
     vocab_size: int
-    # by object and not by text: how long it takes tells nobody what somebody else has sent
+    # by object, not by text: so tokenization times reveal no other tenant's texts
     _encoded: dict[int, _Encoded] = field(default_factory=dict)
 
     def from_parts(self, prompt: Prompt) -> PromptParts:
-        """A raw prompt: BOS if the model's texts begin with it, then the parts as they are.
+        """The tokens of a raw prompt: BOS if the model has it, then the parts.
 
-        Strings are template text, as in vLLM: markers in them are tokens. Documents never are.
-        A prompt whose first part is token ids gets no BOS: who makes tokens makes all of them.
-        Raises InvalidRequest if the prompt is empty, ends with a document, or holds something else.
+        Strings are template text, as in vLLM: markers in them are tokens. Markers in documents are
+        characters. A prompt that begins with token ids gets no BOS. Raises InvalidRequest if the
+        prompt is empty, ends with a document or has a part of another type.
         """
         if isinstance(prompt, Mapping | Set):
             raise InvalidRequest(
@@ -61,55 +59,55 @@ class PromptBuilder:
                 f"a prompt is a string or a list of parts, not {type(prompt).__name__}: write it "
                 "as in [document, 'question']"
             )
-        given = [prompt] if isinstance(prompt, str) else [*prompt]
-        parts = [p if isinstance(p, str | Document) else self._checked_ids(p) for p in given]
-        begins = bool(given) and isinstance(given[0], str | Document)
-        return self._assemble(parts, lead_length=None, begins=begins)
+        raw_parts = [prompt] if isinstance(prompt, str) else [*prompt]
+        parts = [p if isinstance(p, str | Document) else self._checked_ids(p) for p in raw_parts]
+        adds_bos = bool(raw_parts) and isinstance(raw_parts[0], str | Document)
+        return self._assemble(parts, lead_length=None, adds_bos=adds_bos)
 
     def with_bos(self, ids: list[int]) -> list[int]:
-        """``ids`` of a text behind BOS, if the model's texts begin with it and this does not."""
+        """``ids`` after BOS, unless the model has no BOS or ``ids`` begin with it."""
         bos = self.tokenizer.bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def from_messages(
         self, messages: Sequence[Message], system_prompt: SystemPrompt | None = None
     ) -> PromptParts:
-        """A conversation by the checkpoint's chat template, ready for the assistant's turn.
+        """The tokens of a conversation in the checkpoint's chat template, up to the answer.
 
-        Text from users never yields markers. Documents inside a content list are placed where they
-        stand. ``system_prompt`` comes first: as the system message if the conversation has none,
-        else in it, before the text that stands there."""
+        Users' text never becomes markers. Documents keep their positions in content lists.
+        ``system_prompt`` is prepended to the system message, or becomes it. Raises InvalidRequest.
+        """
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
-        other = next((m for m in messages if not isinstance(m, Mapping)), None)
-        if other is not None:
+        malformed = next((m for m in messages if not isinstance(m, Mapping)), None)
+        if malformed is not None:
             raise InvalidRequest(
                 "a message is a dict with role and content, as in llm.chat([{'role': 'user', "
-                f"'content': 'Who?'}}]), not {type(other).__name__}"
+                f"'content': 'Who?'}}]), not {type(malformed).__name__}"
             )
         _check_system_prompt(system_prompt)
         if system_prompt is not None:
-            whole = self.from_messages(_behind(system_prompt.text, messages))
-            return _sharing(whole, system_prompt.tokens)
+            whole = self.from_messages(_with_system_text(system_prompt.text, messages))
+            return _with_shared(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
-        first, *behind = self.tokenizer.cut_chat(plain)
-        if len(behind) != len(documents):
+        first, *rest = self.tokenizer.cut_chat(plain)
+        if len(rest) != len(documents):
             raise InvalidRequest(
-                f"this model's chat template writes {len(behind)} documents where the conversation "
+                f"this model's chat template writes {len(rest)} documents where the conversation "
                 f"has {len(documents)}: place the documents before the conversation's text"
             )
         lead = self.tokenizer.encode(first, special=True)
         parts: list[str | list[int] | Document] = [lead]
-        for document, text in zip(documents, behind, strict=True):
+        for document, text in zip(documents, rest, strict=True):
             parts += [document, text]
-        made = self._assemble(parts, self._lead_length(plain, lead) if documents else None)
-        return (*made[:-1], TextPart(made[-1].tokens, opens_answer=True))
+        prompt = self._assemble(parts, self._lead_length(plain, lead) if documents else None)
+        return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=True))
 
     def system_prompt(self, text: str) -> SystemPrompt:
-        """The service's ``text`` as the beginning of a conversation.
+        """The tokens of a conversation that begins with the service's ``text``.
 
-        Raises InvalidRequest if it is empty, or if the chat template has no place for it."""
+        Raises InvalidRequest if it is empty, or if the chat template ignores system messages."""
         if not isinstance(text, str):
             raise InvalidRequest(f"a system prompt is a string, not {type(text).__name__}")
         if not text.strip():
@@ -128,11 +126,10 @@ class PromptBuilder:
         system_prompt: SystemPrompt | None = None,
         system: str | None = None,
     ) -> PromptParts:
-        """A document behind the lead it would have in a conversation, and an empty end.
+        """A prompt of the lead of a conversation, a document and an empty text.
 
-        ``system`` is the conversation's own system text, if it has any. For a model without a chat
-        template the lead is what every text begins with. Raises InvalidRequest for a document whose
-        context is the whole prompt, since that is not known yet."""
+        ``system`` is the conversation's own system text. Without a chat template the lead is BOS.
+        Raises InvalidRequest for a document with ``context="prompt"``, which is unknown here."""
         if not isinstance(document, Document):
             raise InvalidRequest(
                 f"only a Document can be computed ahead, not {type(document).__name__}: make one "
@@ -149,18 +146,18 @@ class PromptBuilder:
             lead = self._chat_lead("\n\n".join(texts) or None)
         else:
             lead = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
-        made: list[TextPart | DocumentPart] = [self._text(lead)] if lead else []
-        made += [self._document(document, tuple(lead), None, made), TextPart(())]
-        return _sharing(tuple(made), system_prompt.tokens if system_prompt else ())
+        parts: list[TextPart | DocumentPart] = [self._text(lead)] if lead else []
+        parts += [self._document(document, tuple(lead), None, parts), TextPart(())]
+        return _with_shared(tuple(parts), system_prompt.tokens if system_prompt else ())
 
     def _chat_lead(self, system: str | None) -> list[int]:
-        """What stands before the first user's words."""
+        """The tokens before the first user's text."""
         user = {"role": "user", "content": [{"type": "document"}]}
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        return self.known(self.tokenizer.encode_chat([*messages, user])[0])
+        return self.checked(self.tokenizer.encode_chat([*messages, user])[0])
 
     def _lead_length(self, messages: list[dict[str, object]], first_run: list[int]) -> int:
-        """How much of the first run stands before anything the user wrote."""
+        """The number of tokens of the first run before the first user's text."""
         first_user = next((n for n, m in enumerate(messages) if m["role"] == "user"), None)
         if first_user is None:
             return len(first_run)
@@ -172,37 +169,37 @@ class PromptBuilder:
         self,
         parts: Sequence[str | list[int] | Document],
         lead_length: int | None,
-        begins: bool = False,
+        adds_bos: bool = False,
     ) -> PromptParts:
-        """A prompt of template texts, token ids and documents; one that ``begins`` gets BOS."""
-        made: list[TextPart | DocumentPart] = []
-        text: list[int] = self.with_bos([]) if begins else []
+        """A prompt of template texts, token ids and documents. Raises InvalidRequest."""
+        prompt: list[TextPart | DocumentPart] = []
+        text: list[int] = self.with_bos([]) if adds_bos else []
         before: Sequence[int] = ()
         for part in parts:
             if isinstance(part, Document) and part.context != "prompt":
                 if text:
-                    made.append(self._text(text))
+                    prompt.append(self._text(text))
                 text = []
-                first = made[0].tokens if made and isinstance(made[0], TextPart) else ()
-                made.append(self._document(part, first, lead_length, made))
-                ids: Sequence[int] = made[-1].tokens
+                first = prompt[0].tokens if prompt and isinstance(prompt[0], TextPart) else ()
+                prompt.append(self._document(part, first, lead_length, prompt))
+                ids: Sequence[int] = prompt[-1].tokens
             else:
-                ids = self._ids_behind(before, part)
+                ids = self._ids_after(before, part)
                 if not before and text == [*ids[:1]]:
-                    # the text names BOS itself
+                    # the text contains BOS itself
                     text = []
                 text += ids
             before = ids or before
         if not text:
             raise InvalidRequest(
                 "the prompt must end with text: put the question behind the documents"
-                if made
+                if prompt
                 else "the prompt is empty: give it some text"
             )
-        return (*made, self._text(text))
+        return (*prompt, self._text(text))
 
-    def _ids_behind(self, before: Sequence[int], part: str | list[int] | Document) -> Sequence[int]:
-        """The ids of ``part`` as text behind the tokens ``before``, the beginning if none."""
+    def _ids_after(self, before: Sequence[int], part: str | list[int] | Document) -> Sequence[int]:
+        """The ids of ``part`` as text after the tokens ``before``; at the beginning if empty."""
         if isinstance(part, list):
             return part
         if isinstance(part, str):
@@ -220,7 +217,7 @@ class PromptBuilder:
         return self.tokenizer.encode_continuation(text, special=True, after=before[-1])
 
     def _text(self, ids: list[int]) -> TextPart:
-        return TextPart(tuple(self.known(ids)))
+        return TextPart(tuple(self.checked(ids)))
 
     def _document(
         self,
@@ -232,19 +229,19 @@ class PromptBuilder:
         number = sum(isinstance(part, DocumentPart) for part in before) + 1
         bos_length = int(first_text[:1] == (self.tokenizer.bos_token_id,))
         lead = len(first_text) if lead_length is None else lead_length
-        known = self._encode(document)
+        encoded = self._encode(document)
         return DocumentPart(
-            known.ids,
+            encoded.ids,
             lead if document.context == "lead" else bos_length,
             document.name or f"document {number}",
-            known.content,
+            encoded.content,
         )
 
     def _encode(self, document: Document) -> _Encoded:
-        number, encoded = id(document), self._encoded
-        known = encoded.get(number)
-        if known is not None and known.document() is document:
-            return known
+        object_id, cache = id(document), self._encoded
+        cached = cache.get(object_id)
+        if cached is not None and cached.document() is document:
+            return cached
         if document.token_ids is not None:
             ids = tuple(self._checked_ids(document.token_ids))
         else:
@@ -252,10 +249,10 @@ class PromptBuilder:
             for text in document.texts:
                 after = tokens[-1] if tokens else None
                 tokens += self.tokenizer.encode_document(text, after)
-            ids = tuple(self.known(tokens))
-        reference = weakref.ref(document, lambda _: encoded.pop(number, None))
-        encoded[number] = _Encoded(reference, ids, DocumentContent())
-        return encoded[number]
+            ids = tuple(self.checked(tokens))
+        reference = weakref.ref(document, lambda _: cache.pop(object_id, None))
+        cache[object_id] = _Encoded(reference, ids, DocumentContent())
+        return cache[object_id]
 
     def _checked_ids(self, part: object) -> list[int]:
         kinds = set(map(type, part)) if isinstance(part, Sequence) else set()
@@ -278,8 +275,8 @@ class PromptBuilder:
     def _has_more_tokens(self) -> bool:
         return self.tokenizer.last_token_id >= self.vocab_size
 
-    def known(self, ids: list[int]) -> list[int]:
-        """``ids`` of a text. Raises InvalidRequest for a token that the model does not have."""
+    def checked(self, ids: list[int]) -> list[int]:
+        """``ids`` of a text. Raises InvalidRequest for a token that the model lacks."""
         beyond = self._has_more_tokens and next((i for i in ids if i >= self.vocab_size), None)
         if beyond:
             raise InvalidRequest(
@@ -290,59 +287,56 @@ class PromptBuilder:
         return ids
 
 
-def num_characters(given: object) -> int:
-    """Characters of all texts in a prompt or a conversation, and the token ids in it; of what is
-    neither nothing is counted."""
-    if isinstance(given, str):
-        return len(given)
-    if isinstance(given, Document):
-        return sum(map(len, given.texts))
-    if isinstance(given, Mapping):
-        return sum(map(num_characters, given.values()))
-    if not isinstance(given, list | tuple):
+def num_characters(prompt: object) -> int:
+    """The number of characters and token ids in a prompt or a conversation."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, Document):
+        return sum(map(len, prompt.texts))
+    if isinstance(prompt, Mapping):
+        return sum(map(num_characters, prompt.values()))
+    if not isinstance(prompt, list | tuple):
         return 0
-    ids = bool(given) and isinstance(given[0], int)
-    return len(given) if ids else sum(map(num_characters, given))
+    has_ids = bool(prompt) and isinstance(prompt[0], int)
+    return len(prompt) if has_ids else sum(map(num_characters, prompt))
 
 
-def _check_system_prompt(given: object) -> None:
-    """Raises InvalidRequest for a text: it is computed once, and not for each conversation."""
-    if not isinstance(given, SystemPrompt | None):
+def _check_system_prompt(value: object) -> None:
+    """Raises InvalidRequest for another type than SystemPrompt, such as a text."""
+    if not isinstance(value, SystemPrompt | None):
         raise InvalidRequest(
             "a conversation's system_prompt is what hold_system_prompt(text) returned, not "
-            f"{type(given).__name__}: call that once, or begin the conversation with a message "
+            f"{type(value).__name__}: call that once, or begin the conversation with a message "
             "of role 'system'"
         )
 
 
-def _behind(text: str, messages: Sequence[Message]) -> list[Message]:
-    """``messages`` with ``text`` at the beginning of their system message, or as one."""
+def _with_system_text(text: str, messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with ``text`` prepended to their system message, or as a new one."""
     first = messages[0]
     if first.get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     own = first.get("content")
     if own is None:
-        # refused like any other message without content
+        # rejected later, as any message without content
         return [*messages]
     content = [own] if isinstance(own, str | Document) else [*own]
     joint = text + "\n\n" if content != [""] else text
     return [{**first, "content": [joint, *content]}, *messages[1:]]
 
 
-def _sharing(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
-    """``parts`` whose beginning, as far as it is ``tokens``, belongs to the service."""
+def _with_shared(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
+    """``parts`` with ``num_shared`` set to the length of their common prefix with ``tokens``."""
     first = parts[0]
     if not isinstance(first, TextPart):
         return parts
     pairs = enumerate(zip(first.tokens, tokens, strict=False))
-    same = next((n for n, (a, b) in pairs if a != b), min(len(first.tokens), len(tokens)))
-    return (replace(first, num_shared=same), *parts[1:])
+    length = next((n for n, (a, b) in pairs if a != b), min(len(first.tokens), len(tokens)))
+    return (replace(first, num_shared=length), *parts[1:])
 
 
 def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:
-    """``message`` with OpenAI-style content; its documents are appended to ``documents`` in
-    order.
-    """
+    """``message`` with OpenAI-style content; appends its documents to ``documents``."""
     content = message.get("content")
     if isinstance(content, Document):
         content = [content]
@@ -362,8 +356,7 @@ def _plain_message(message: Message, documents: list[Document]) -> dict[str, obj
 
 
 def _document_of(part: Mapping[str, Any]) -> Document:
-    """The document of a part of a message. Raises InvalidRequest for what it does not have here,
-    and what `Document` raises."""
+    """The document of a message part. Raises InvalidRequest for unknown fields."""
     unknown = set(part) - {"type", "text", "title", "context"}
     if unknown:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""What a caller hands in: documents, the parts of a prompt, and the request made of them."""
+"""A caller's input: documents, parts of a prompt, policies, and the request."""
 
 import math
 import struct
@@ -20,25 +20,27 @@ from looseleaf.sampling_params import SamplingParams
 
 DocumentContext = Literal["lead", "alone", "prompt"]
 Kind = TypeVar("Kind", Fuse, Select, Revise)
-# places in which a document's key is kept: under how many salts, behind how many leads
-_MOST_KEYS = 16
+# cached keys of a document, one per salt and lead
+_MAX_KEYS = 16
 _SHORT = {Fuse: "selector", Select: "policy", Revise: "window"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """Text whose keys and values are computed once and read wherever it stands.
+    """Text whose keys and values are computed once and read at any position.
 
-    ``context`` says what it sees when it is computed: ``lead``, everything before the first
-    document of the request (a system prompt, the chat header); ``alone``, nothing but the
-    beginning-of-sequence token of models that have one; or ``prompt``, all that stands before it,
-    as if it were text: exact, but reused only where the whole prompt begins the same. ``name``
-    shows up in reports and is no part of the text. The same text in the same context is the same
-    segment. Several texts are one document, a *collection*: one segment, in which each text has the
-    model's document template for itself and sees those before it, so its tokens are those that the
-    texts have one after another in a prompt. ``token_ids`` are those of the text in the template,
-    if they are known already, so that it is not tokenized again. Raises InvalidOption for what is
-    no text, EmptyDocument for a text that is blank or a collection of none."""
+    ``context`` is the text that the document sees when it is computed:
+
+    - ``lead``: the text before the first document, such as a system prompt and a chat header.
+    - ``alone``: only the beginning-of-sequence token of models that have one.
+    - ``prompt``: the whole prompt before it, as text does. This is exact, but reuse needs the same
+      beginning of the prompt.
+
+    The same text in the same context is the same segment. ``name`` appears in reports and is not
+    part of the text. Several texts are a *collection*, which is one segment. Each text of it has
+    its own document template and sees the texts before it. ``token_ids`` are the known ids of the
+    text in the template, which avoids tokenization. Raises InvalidOption for other types than text,
+    EmptyDocument for a blank text and an empty collection."""
 
     text: str | Sequence[str]
     name: str | None = None
@@ -47,14 +49,14 @@ class Document:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            # a list is kept as it was when it came
+            # a copy, since callers may change their list
             object.__setattr__(self, "text", _checked_texts(self.text))
         blank = next((n for n, text in enumerate(self.texts, 1) if not text.strip()), None)
         if blank is not None or not self.texts:
-            of = f"text {blank} of " if len(self.texts) > 1 else ""
-            which = f" {self.name!r}" if self.name else ""
+            number = f"text {blank} of " if len(self.texts) > 1 else ""
+            name = f" {self.name!r}" if self.name else ""
             raise EmptyDocument(
-                f"{of}document{which} is empty: leave it out, or check the file it came from"
+                f"{number}document{name} is empty: leave it out, or check the file it came from"
             )
         if self.context not in ("lead", "alone", "prompt"):
             raise InvalidOption(
@@ -63,40 +65,40 @@ class Document:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Those of a collection; of any other document its one text."""
+        """The texts of a collection, or the single text of another document."""
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
 
 def _checked_texts(texts: object) -> tuple[str, ...]:
-    several = tuple(texts) if isinstance(texts, list | tuple) else (texts,)
-    wrong = [text for text in several if not isinstance(text, str)]
-    if wrong:
+    members = tuple(texts) if isinstance(texts, list | tuple) else (texts,)
+    malformed = [text for text in members if not isinstance(text, str)]
+    if malformed:
         raise InvalidOption(
             "a document's text must be a string, or a list of strings for a collection, but holds "
-            f"{type(wrong[0]).__name__}"
+            f"{type(malformed[0]).__name__}"
         )
-    return several
+    return members
 
 
 Part = str | Document | Sequence[int]
 """Text, a document, or token ids of text."""
 
 Prompt = str | Sequence[Part]
-"""A text, or a list of parts in the order in which the model reads them."""
+"""A text, or a list of parts in reading order."""
 
 Message = Mapping[str, Any]
-"""A chat message: ``role``, and ``content`` that is a string, or a list of strings, documents and
-OpenAI's ``{"type": "text", "text": ...}`` parts.
-"""
+"""A chat message with ``role`` and ``content``.
+
+``content`` is a string, or a list of strings, documents and OpenAI's text parts."""
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """Tokens of text; they see all that stands before them.
+    """Tokens of text, which see everything before them.
 
-    The first ``num_shared`` of a prompt's first part are the service's own, not the caller's: their
-    pages are the same under every salt. Behind a prompt's last part that ``opens_answer`` the
-    output is a text of its own; else it continues the prompt's."""
+    The first ``num_shared`` tokens of a prompt's first part are the service's, so all salts share
+    their pages. If the last part ``opens_answer``, the output is a new text. Otherwise it continues
+    the prompt's text."""
 
     tokens: tuple[int, ...]
     num_shared: int = 0
@@ -104,32 +106,31 @@ class TextPart:
 
 
 class DocumentContent:
-    """What is made of a document's tokens once, for all parts of prompts that are this document:
-    an array of them, and keys."""
+    """A document's token array and keys, cached for all prompts with this document."""
 
     def __init__(self) -> None:
         self._ids: npt.NDArray[np.int32] | None = None
         self._keys: dict[tuple[SegmentKey, SegmentKey], SegmentKey] = {}
 
     def ids(self, tokens: tuple[int, ...]) -> npt.NDArray[np.int32]:
-        """``tokens``, which are always the same, as an array."""
+        """``tokens`` as an int32 array; every call must pass the same tokens."""
         if self._ids is None:
             self._ids = np.frombuffer(struct.pack(f"<{len(tokens)}i", *tokens), dtype="<i4")
         return self._ids
 
     def key(self, tokens: tuple[int, ...], keys: KeySpace, context: SegmentKey) -> SegmentKey:
-        """The key of ``tokens`` behind ``context``; the last few are kept."""
-        place = keys.root, context
-        if place not in self._keys:
-            while len(self._keys) >= _MOST_KEYS:
+        """The segment key of ``tokens`` in ``context``; the latest keys are cached."""
+        entry = keys.root, context
+        if entry not in self._keys:
+            while len(self._keys) >= _MAX_KEYS:
                 self._keys.pop(next(iter(self._keys)))
-            self._keys[place] = keys.document(context, self.ids(tokens))
-        return self._keys[place]
+            self._keys[entry] = keys.document(context, self.ids(tokens))
+        return self._keys[entry]
 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """Tokens of a document, encoded behind the first ``context_length`` tokens of the prompt."""
+    """Tokens of a document, whose context is the first ``context_length`` tokens of the prompt."""
 
     tokens: tuple[int, ...]
     context_length: int
@@ -142,45 +143,42 @@ class DocumentPart:
         return self.content.ids(self.tokens)
 
     def key_behind(self, keys: KeySpace, context: SegmentKey) -> SegmentKey:
-        """Its key behind ``context``."""
+        """The document's segment key in ``context``."""
         return self.content.key(self.tokens, keys, context)
 
 
 PromptParts = tuple[TextPart | DocumentPart, ...]
-"""A tokenized prompt: no two text parts are neighbours, and the last part is text."""
+"""A tokenized prompt. Text parts are not adjacent, and the last part is text."""
 
 
 def tokenized(prompt: object) -> PromptParts | None:
-    """``prompt`` if it is made of tokens already; None if it is what a caller writes."""
-    made = isinstance(prompt, tuple) and len(prompt) > 0
-    if made and all(isinstance(part, TextPart | DocumentPart) for part in cast(Any, prompt)):
-        return cast(PromptParts, prompt)
-    return None
+    """``prompt`` if it is tokenized, else None."""
+    if not isinstance(prompt, tuple) or not prompt:
+        return None
+    return prompt if all(isinstance(part, TextPart | DocumentPart) for part in prompt) else None
 
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """What a service says before every conversation: its text, and the tokens of a chat that begins
-    with it, up to where the first user speaks."""
+    """A service's system text, and the tokens of a chat with it up to the first user's text."""
 
     text: str
     tokens: tuple[int, ...] = field(repr=False)
 
 
 class Policies(TypedDict, total=False):
-    """How a request is computed, by name; what is left out changes nothing.
+    """Policies of a request, by name; each is off by default.
 
-    ``fuse`` says which tokens of reused documents are computed again, ``select`` which keys
-    decoding reads, ``revise`` which of its earlier rows profit from that."""
+    ``fuse`` selects tokens of reused documents to recompute. ``select`` selects the keys that
+    decoding reads. ``revise`` lets earlier rows read the keys of the newest row."""
 
     fuse: Fuse | None
     select: Select | None
     revise: Revise | None
 
 
-class GivenPolicies(TypedDict, total=False):
-    """`Policies` as a caller may give them: each by the first of its fields alone, a selector, a
-    policy, a window."""
+class PolicyOptions(TypedDict, total=False):
+    """`Policies` in a caller's notation, where a selector, policy or window alone suffices."""
 
     fuse: Fuse | FuseSelector | None
     select: Select | SelectPolicy | None
@@ -189,15 +187,14 @@ class GivenPolicies(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """A tokenized prompt with its sampling parameters, under a caller's id.
+    """A tokenized prompt with sampling parameters and policies, under a caller's id.
 
-    Requests with different ``salt`` share no keys and values, whatever their prompts. ``deadline``
-    is the most seconds it may take from its arrival to its last token; after that it ends with
-    DeadlineExceeded. ``warms`` requests end as soon as their prompt is stored, and have no output.
-    ``fuse`` says which tokens of its documents are computed again; None is plain reuse. ``select``
-    says which keys its decoding rows read; None is all. ``revise`` says how many earlier rows go on
-    to read with the newest; None is none. A ``canary`` checks another one's answer. Raises
-    InvalidOption for what has no meaning together.
+    Requests with different ``salt`` share no keys and values. ``deadline`` limits the seconds from
+    arrival to the last token; a late request ends with DeadlineExceeded. A request that ``warms``
+    stores its prompt and has no output. ``fuse`` selects document tokens to recompute, by default
+    none. ``select`` selects the keys that decoding reads, by default all. ``revise`` is the number
+    of earlier rows that read with the newest row, by default none. A ``canary`` checks the answer
+    of another request. Raises InvalidOption for options that exclude each other.
     """
 
     request_id: str
@@ -232,15 +229,15 @@ class Request:
         if self.revise is not None and self.revise.window > 1 and windowed:
             raise InvalidOption(
                 "revise lets earlier rows read the pages that a newer one chose, but policy "
-                "'window' chooses none, by their place alone: give select with a policy that looks "
-                "at keys (quest, representatives, partial, retrieval), or leave revise out",
+                "'window' chooses none, only positions: give select with a policy that ranks "
+                "keys (quest, representatives, partial, retrieval), or leave revise out",
                 "revise",
                 "select",
             )
 
     @property
     def opens_answer(self) -> bool:
-        """Whether the output is a text of its own, as in a chat, or continues the prompt's."""
+        """Whether the output is a new text, as in a chat, not a continuation of the prompt."""
         last = self.parts[-1]
         return isinstance(last, TextPart) and last.opens_answer
 
@@ -251,7 +248,7 @@ class Request:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """The prompt as one list, documents included; made once, for every output names it."""
+        """The tokens of the prompt, documents included."""
         ids: list[int] = []
         for part in self.parts:
             ids += part.tokens
@@ -265,7 +262,9 @@ def with_policies(
     select: Select | SelectPolicy | None = None,
     revise: Revise | int | None = None,
 ) -> Request:
-    """``request`` under policies, as `GivenPolicies` has them. Raises InvalidOption for others."""
+    """``request`` with policies in the notation of `PolicyOptions`.
+
+    Raises InvalidOption for other types."""
     return replace(
         request,
         fuse=_policy("fuse", Fuse, str, fuse),
@@ -274,12 +273,12 @@ def with_policies(
     )
 
 
-def _policy(name: str, kind: type[Kind], short: type, given: Any) -> Kind | None:
-    if given is None or isinstance(given, kind):
-        return given
-    if isinstance(given, short):
-        return kind(cast(Any, given))
+def _policy(name: str, kind: type[Kind], short: type, value: Any) -> Kind | None:
+    if value is None or isinstance(value, kind):
+        return value
+    if isinstance(value, short):
+        return kind(cast(Any, value))
     raise InvalidOption(
         f"{name} is a looseleaf.{kind.__name__}, or the {_SHORT[kind]} that it begins with, not "
-        f"{type(given).__name__}"
+        f"{type(value).__name__}"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tools.gpu_report import MEASURED, figures, measured
+from tools.gpu_report import BENCHMARKS, benchmark_part, figures
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -16,8 +16,8 @@ def test_a_part_ends_well_and_leaves_rows_that_can_be_shown(
 ) -> None:
     # a test's process holds so much that looking through it takes longer than what is measured
     monkeypatch.setattr("gc.collect", lambda: 0)
-    (one,) = (one for one in MEASURED if one.name == name)
-    part = measured(one, "cpu", tmp_path, tiny=True)
+    (benchmark,) = (candidate for candidate in BENCHMARKS if candidate.name == name)
+    part = benchmark_part(benchmark, "cpu", tmp_path, tiny=True)
     assert part.rows is not None
     # without the interpreter and its module
     result = run(*part.command[3:])

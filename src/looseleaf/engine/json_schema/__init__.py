@@ -1,6 +1,4 @@
-"""JSON schemas as the grammar library keeps them: rewritten where it reads them otherwise, refused
-where it takes one that it does not keep.
-"""
+"""JSON schemas for the grammar library, rewritten or rejected where it would violate them."""
 
 from looseleaf.engine.json_schema.support import FORMATS, library_schema
 

@@ -1,7 +1,7 @@
-"""Choices by ``oneOf`` of which no two fit one value: they are what ``anyOf`` means.
+"""``oneOf`` with disjoint branches, rewritten as the equivalent ``anyOf``.
 
-The grammar library takes ``oneOf`` only where it sees this by itself, which it does not through
-references and among constants.
+The grammar library accepts ``oneOf`` only if it detects disjoint branches. It does not detect them
+through references and among constants.
 """
 
 from itertools import chain
@@ -13,19 +13,19 @@ Value = tuple[str, Any]
 
 
 def widen_choices(node: Node, tree: SchemaTree) -> None:
-    """Make ``oneOf`` of ``node`` an ``anyOf`` if its branches exclude each other."""
+    """Replace ``oneOf`` in ``node`` by ``anyOf`` if its branches are disjoint."""
     branches = node.get("oneOf")
     if not isinstance(branches, list) or "anyOf" in node:
         return
     resolved = [_resolved(branch, tree) for branch in branches]
-    if all(resolved) and _exclude_each_other(resolved):
+    if all(resolved) and _are_disjoint(resolved):
         entries = [("anyOf" if name == "oneOf" else name, node[name]) for name in node]
         node.clear()
         node.update(entries)
 
 
 def _resolved(branch: Any, tree: SchemaTree) -> Node:
-    """``branch``, or the target of a reference that stands alone; empty for anything else."""
+    """``branch`` with its reference resolved; empty if that fails."""
     seen: set[int] = set()
     while isinstance(branch, dict) and "$ref" in branch and id(branch) not in seen:
         seen.add(id(branch))
@@ -34,7 +34,7 @@ def _resolved(branch: Any, tree: SchemaTree) -> Node:
     return branch if isinstance(branch, dict) and "$ref" not in branch else {}
 
 
-def _exclude_each_other(branches: list[Node]) -> bool:
+def _are_disjoint(branches: list[Node]) -> bool:
     values = [_values(branch) for branch in branches]
     if all(values):
         return _distinct(values)
@@ -60,7 +60,7 @@ def _kinds(branch: Node) -> set[str]:
 
 
 def _values(branch: Any) -> set[Value]:
-    """The only values of ``branch``; empty where there are others, or it is not plain."""
+    """All values of ``branch`` if it lists them, as strings, integers or null; else empty."""
     if not isinstance(branch, dict):
         return set()
     listed = [branch["const"]] if "const" in branch else branch.get("enum")
@@ -71,7 +71,7 @@ def _values(branch: Any) -> set[Value]:
 
 
 def _discriminators(branch: Node) -> set[str]:
-    """The properties that every object of ``branch`` has, each with one of few values."""
+    """The required properties of ``branch`` whose values are listed."""
     properties = branch.get("properties")
     if _kinds(branch) != {"object"} or not isinstance(properties, dict):
         return set()

@@ -1,4 +1,4 @@
-"""Schemas that need themselves: no value of theirs ever ends, so they are refused."""
+"""Detection of schemas that require themselves, whose values never end."""
 
 from collections import defaultdict
 from typing import Any
@@ -15,7 +15,7 @@ from looseleaf.errors import InvalidRequest
 
 
 def require_ends(tree: SchemaTree) -> None:
-    """Raises InvalidRequest if values of some subschema can't end."""
+    """Raises InvalidRequest if a subschema has no finite value."""
     targets = [tree.target(node) for node in tree.nodes]
     if not any(isinstance(target, dict) for target in targets):
         return
@@ -24,10 +24,10 @@ def require_ends(tree: SchemaTree) -> None:
     for node in tree.nodes:
         for part in [*children(node), *joined(node, tree)]:
             users[id(part)].append(node)
-    # children come first: most schemas need one pass
+    # children first: most schemas need one pass
     pending = tree.nodes[::-1]
     while pending:
-        new = [node for node in pending if _ends(node, tree, ending)]
+        new = [node for node in pending if _adds_end(node, tree, ending)]
         pending = [user for node in new for user in users[id(node)] if id(user) not in ending]
     for node, target in zip(tree.nodes, targets, strict=True):
         if isinstance(target, dict) and id(target) not in ending:
@@ -37,8 +37,8 @@ def require_ends(tree: SchemaTree) -> None:
             )
 
 
-def _ends(node: Node, tree: SchemaTree, ending: set[int]) -> bool:
-    """Whether some value of ``node`` may end, as far as it is known which parts do."""
+def _adds_end(node: Node, tree: SchemaTree, ending: set[int]) -> bool:
+    """Whether ``node`` joins ``ending``, the subschemas with a finite value."""
     if id(node) in ending:
         return False
     if _may_end(node, tree, ending):
@@ -69,7 +69,7 @@ def _may_end(node: Node, tree: SchemaTree, ending: set[int]) -> bool:
 
 
 def _needed(node: Node, kind: str) -> list[Any]:
-    """The parts that each object, or array, of ``node`` has."""
+    """The required parts of objects or arrays of ``node``."""
     if kind == "object":
         properties = node.get("properties")
         known = properties if isinstance(properties, dict) else {}

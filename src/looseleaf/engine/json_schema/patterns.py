@@ -1,7 +1,7 @@
 """Regular expressions of JSON Schema, in the notation of the grammar library.
 
-Inside a class, JSON Schema takes ``[``, ``&&``, ``--`` and ``~~`` for characters; the library takes
-them for nested classes and set operations.
+Inside a class, JSON Schema reads ``[``, ``&&``, ``--`` and ``~~`` as characters. The library reads
+them as nested classes and set operations.
 """
 
 import re
@@ -10,7 +10,7 @@ _TOKEN = re.compile(r"\\.|\[\^?|\]|(?P<repeated>&&|--|~~)|.", re.DOTALL)
 
 
 def library_pattern(pattern: str) -> str:
-    """``pattern`` with the characters escaped that mean more to the library."""
+    """``pattern`` with the library's class operators escaped."""
     pieces, inside = [], False
     for match in _TOKEN.finditer(pattern):
         piece = match[0]

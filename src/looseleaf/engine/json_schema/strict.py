@@ -1,8 +1,8 @@
-"""Objects closed under ``strict``: an object has no properties but those that its schema names.
+"""Closed objects for ``strict``: an object may have only the properties that its schema names.
 
-The meaning is that of ``unevaluatedProperties: false`` on each object that names a property. Where
-``allOf``, ``$ref`` and the like describe one object together, it is closed as a whole. Objects that
-name no property stay maps, and ``additionalProperties`` in a schema decides for itself.
+This equals ``unevaluatedProperties: false`` on each object that names a property. An object that
+``allOf`` or ``$ref`` describe together is closed as a whole. Objects without named properties stay
+open, and ``additionalProperties`` in a schema takes precedence.
 """
 
 from typing import Any
@@ -15,8 +15,9 @@ _DECIDED = ("additionalProperties", "unevaluatedProperties")
 
 
 def close_objects(tree: SchemaTree) -> None:
-    """Close the objects of ``tree`` in place. Raises InvalidRequest where a reference hides which
-    properties an object has."""
+    """Close the objects of ``tree`` in place.
+
+    Raises InvalidRequest if an unresolved reference hides properties of an object."""
     parts = _parts(tree)
     for node in tree.nodes:
         if id(node) in parts:
@@ -29,7 +30,7 @@ def close_objects(tree: SchemaTree) -> None:
 
 
 def _parts(tree: SchemaTree) -> set[int]:
-    """The subschemas that describe an object only together with others."""
+    """Ids of the subschemas that describe an object together with other subschemas."""
     pending = [
         part for node in tree.nodes if _num_descriptions(node) > 1 for part in joined(node, tree)
     ]

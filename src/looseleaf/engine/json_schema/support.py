@@ -1,7 +1,8 @@
-"""What the grammar library gets of a schema: the same meaning, or a refusal that names the keyword.
+"""The translation of a JSON schema for the grammar library.
 
-The library refuses by itself what it does not know (`not`, `uniqueItems`, `oneOf` that may overlap
-…). Here is what it would take and not keep, and what it refuses although it has no effect.
+The library itself rejects keywords that it does not implement, such as `not` and `uniqueItems`.
+This file covers keywords that the library accepts and violates, which are rewritten or rejected. It
+also drops keywords without effect that the library rejects.
 """
 
 import json
@@ -22,27 +23,27 @@ FORMATS = frozenset(
         *("ipv4", "ipv6", "uuid", "uri"),
     }
 )
-"""Formats that an output keeps; any other has no effect, as JSON Schema says."""
+"""Formats that outputs follow; as in JSON Schema, other formats have no effect."""
 
 _OLD_DRAFTS = frozenset(f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7))
 _DRAFTS = _OLD_DRAFTS | {
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
 }
-# what an old draft reads beside a reference
+# keywords that old drafts read beside a reference
 _BESIDE_REFERENCE = ("$ref", "$schema", "$id", "id", "$defs", "definitions")
-# the library reads a schema piece by piece, cut at keywords such as allOf: these need each other
-_TOGETHER = (
+# keywords such as allOf split a schema for the library; these families must not be split
+_FAMILIES = (
     ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
     ("prefixItems", "items", "additionalItems"),
 )
 
 
 def library_schema(source: str, strict: bool = False) -> str:
-    """The JSON text of a schema that the library keeps in the meaning of ``source``.
+    """The JSON text of a schema that means the same to the library as ``source`` in JSON Schema.
 
-    ``strict`` closes objects. Raises InvalidRequest for text that is no schema, and for schemas
-    that the library would take and not keep.
+    ``strict`` closes objects. Raises InvalidRequest for text that is not a schema, and for schemas
+    that the library would violate.
     """
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
@@ -50,7 +51,7 @@ def library_schema(source: str, strict: bool = False) -> str:
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, dict):
             raise ValueError("a schema is an object, true or false")
-        # an option of the library, and no keyword
+        # an option of the library, not a keyword
         schema.pop("x-guidance", None)
         old = str(schema.get("$schema")).rstrip("#") in _OLD_DRAFTS
         tree = SchemaTree(schema)
@@ -78,7 +79,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _drop_idle(node: Node, old: bool) -> None:
-    """Take keywords out that say nothing here, and which the library refuses or stumbles over."""
+    """Remove keywords without effect, which the library rejects or misreads."""
     if old and "$ref" in node:
         for name in [name for name in node if name not in _BESIDE_REFERENCE]:
             del node[name]
@@ -92,7 +93,7 @@ def _adapt(node: Node) -> None:
     adapt_values(node)
     _adapt_patterns(node)
     _require_countable(node)
-    for family in _TOGETHER:
+    for family in _FAMILIES:
         _gather(node, family)
 
 
@@ -104,7 +105,7 @@ def _adapt_patterns(node: Node) -> None:
     free = {}
     for pattern, schema in patterns.items():
         if pattern in own:
-            # of a pattern for a declared name alone the library would ask for another name
+            # the library would require a second name for a pattern that equals a declared name
             name = own[pattern]
             properties[name] = (
                 {"allOf": [properties[name], schema]} if name in properties else schema
@@ -135,7 +136,7 @@ def _without_effect(node: Node) -> list[str]:
 
 
 def _require_countable(node: Node) -> None:
-    """The library counts a key twice that is written twice, which only free keys can be."""
+    """Raises InvalidRequest if ``minProperties`` may count a repeated key, which must be free."""
     least = node.get("minProperties")
     free = node.get("additionalProperties") is not False or node.get("patternProperties")
     if isinstance(least, int) and free:
@@ -149,7 +150,7 @@ def _require_countable(node: Node) -> None:
 
 
 def _gather(node: Node, family: tuple[str, ...]) -> None:
-    """Move the keywords of ``family`` to where the first of them stands."""
+    """Move the keywords of ``family`` next to the first of them."""
     members = [name for name in node if name in family]
     if len(members) < 2:
         return

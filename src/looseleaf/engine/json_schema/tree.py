@@ -1,4 +1,4 @@
-"""The subschemas of one JSON schema: every place that holds one, and the targets of references."""
+"""The subschemas of a JSON schema, and the targets of its references."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -27,14 +27,14 @@ _HOLDERS = frozenset(
     }
 )
 _INDEX = re.compile("0|[1-9][0-9]*")
-# what one schema may cost, far below a second
-_MOST_STEPS = 50_000
+# steps of a schema, far below a second
+_MAX_STEPS = 50_000
 
 
 class SchemaTree:
-    """All subschemas of ``root``, which is changed in place by the steps that read the tree.
+    """All subschemas of ``root``, which callers change in place.
 
-    ``nodes`` has each subschema once, parents before children; a reference's target is one, too.
+    ``nodes`` has each subschema once, parents before children; targets of references are included.
     """
 
     def __init__(self, root: Node) -> None:
@@ -48,7 +48,7 @@ class SchemaTree:
         self._collect()
 
     def target(self, node: Node) -> Any:
-        """The schema that ``$ref`` of ``node`` names; None without one, or outside the tree."""
+        """The schema that ``$ref`` of ``node`` names; None without ``$ref`` or outside the tree."""
         reference = node.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#") or self._has_bases:
             return None
@@ -59,9 +59,9 @@ class SchemaTree:
         return known
 
     def count(self, steps: int) -> None:
-        """Raises InvalidRequest once the steps through joined schemas are too many."""
+        """Count steps through joined schemas. Raises InvalidRequest above the limit."""
         self._num_steps += steps
-        if self._num_steps > _MOST_STEPS:
+        if self._num_steps > _MAX_STEPS:
             raise InvalidRequest(
                 "the JSON schema can't be read: too many of its schemas refer to each other; "
                 "simplify it"
@@ -70,18 +70,18 @@ class SchemaTree:
     def _lookup(self, fragment: str) -> Any:
         if fragment and not fragment.startswith("/"):
             return self._anchors.get(fragment)
-        place: Any = self._root
+        target: Any = self._root
         segments = fragment.split("/")[1:]
         self.count(len(segments))
         for segment in segments:
             key = segment.replace("~1", "/").replace("~0", "~")
-            if isinstance(place, dict):
-                place = place.get(key)
-            elif isinstance(place, list) and _INDEX.fullmatch(key) and int(key) < len(place):
-                place = place[int(key)]
+            if isinstance(target, dict):
+                target = target.get(key)
+            elif isinstance(target, list) and _INDEX.fullmatch(key) and int(key) < len(target):
+                target = target[int(key)]
             else:
                 return None
-        return place
+        return target
 
     def _collect(self) -> None:
         pending, known = [self._root], {id(self._root)}
@@ -99,7 +99,7 @@ class SchemaTree:
 
 
 def children(node: Node) -> Iterator[Node]:
-    """The subschemas directly in ``node``, booleans and malformed values left out."""
+    """The subschemas directly in ``node``, without booleans and malformed values."""
     for name, value in node.items():
         if name in _MAPS and isinstance(value, dict):
             parts: Iterable[Any] = value.values()
@@ -122,7 +122,7 @@ def joined(node: Node, tree: SchemaTree) -> Iterator[Node]:
 
 
 def together(node: Node, tree: SchemaTree) -> list[Node]:
-    """``node`` and all subschemas that describe the same value, however deep they are joined."""
+    """``node`` and all subschemas that describe the same value, at any depth."""
     members: dict[int, Node] = {}
     pending = [node]
     while pending:
@@ -136,14 +136,14 @@ def together(node: Node, tree: SchemaTree) -> list[Node]:
 
 
 def names(node: Node) -> list[str]:
-    """The properties that ``node`` itself names or requires."""
+    """The properties that ``node`` declares or requires."""
     properties, required = node.get("properties"), node.get("required")
     listed = [*properties] if isinstance(properties, dict) else []
     return [*listed, *required_names(required)]
 
 
 def required_names(required: Any) -> list[str]:
-    """The names in a value of ``required``, each once; none for a value of another form."""
+    """The names in a value of ``required``, each once; empty for a malformed value."""
     if not isinstance(required, list):
         return []
     return [*dict.fromkeys(name for name in required if isinstance(name, str))]

@@ -1,4 +1,4 @@
-"""Constants and bounds that the grammar library would change or can't write: it reads doubles."""
+"""Constants and bounds, adapted to the doubles of the grammar library."""
 
 import math
 import re
@@ -9,9 +9,9 @@ from looseleaf.engine.json_schema.tree import Node, SchemaTree, together
 from looseleaf.errors import InvalidRequest
 
 _EXACT = 2**53
-_MOST_MULTIPLE = 2**32
-# the library counts in 64 bits; beyond, it takes the nearest number that it has
-_FARTHEST = 9 * 10**18
+_MAX_MULTIPLE = 2**32
+# the library clamps larger numbers to 64 bits
+_MAX_BOUND = 9 * 10**18
 # JSON writes these as \uXXXX only, which outputs do not use
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _COUNTS = (
@@ -25,8 +25,9 @@ _BOUNDS = {
 
 
 def adapt_values(node: Node) -> None:
-    """Write counts as ints, and large bounds with digits that the library keeps: rounded to the
-    inside. Raises InvalidRequest for constants that outputs can't have exactly."""
+    """Write counts as ints, and round large bounds inwards to digits that the library preserves.
+
+    Raises InvalidRequest for constants that outputs can't contain exactly."""
     for name in _COUNTS:
         value = node.get(name)
         if isinstance(value, float) and value.is_integer():
@@ -43,7 +44,7 @@ def adapt_values(node: Node) -> None:
 
 def _adapt_bound(node: Node, name: str, side: int) -> None:
     value = node[name]
-    if side * value > _FARTHEST and node.get("type") != "number":
+    if side * value > _MAX_BOUND and node.get("type") != "number":
         raise InvalidRequest(
             f"the JSON schema can't be followed: {name} {_short(value)} is beyond 64 bits"
         )
@@ -77,20 +78,21 @@ def _require_writable(value: Any, name: str) -> None:
 
 
 def require_small_multiples(tree: SchemaTree) -> None:
-    """Raises InvalidRequest where values of ``multipleOf`` meet whose common multiple is more than
-    the library's 32 bits hold; it would go on with the rest."""
-    every = {id(node): node["multipleOf"] for node in tree.nodes if _is_multiple(node)}
-    if len(set(every.values())) < 2:
+    """Raises InvalidRequest if the least common multiple of joined ``multipleOf`` exceeds 32 bits.
+
+    The library would ignore a part of them."""
+    multiples = {id(node): node["multipleOf"] for node in tree.nodes if _is_multiple(node)}
+    if len(set(multiples.values())) < 2:
         return
     for node in tree.nodes:
-        met = {every[id(part)] for part in together(node, tree) if id(part) in every}
-        decimals = [Decimal(str(value)) for value in met]
+        values = {multiples[id(part)] for part in together(node, tree) if id(part) in multiples}
+        decimals = [Decimal(str(value)) for value in values]
         places = max((-int(value.as_tuple().exponent) for value in decimals), default=0)
         scaled = [int(abs(value).scaleb(max(places, 0))) for value in decimals]
-        if len(met) > 1 and math.lcm(*scaled) >= _MOST_MULTIPLE:
+        if len(values) > 1 and math.lcm(*scaled) >= _MAX_MULTIPLE:
             raise InvalidRequest(
                 "the JSON schema can't be followed: the common multiple of multipleOf "
-                f"{', '.join(map(str, sorted(met)))} is too large"
+                f"{', '.join(map(str, sorted(values)))} is too large"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the rows of a step ask of the sampler, sorted by question so that each is answered once."""
+"""The sampling options of a step's rows, grouped by option so that each is applied once."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from torch import Tensor
 from looseleaf.engine.sampling.state import SamplingState
 from looseleaf.sampling_params import SamplingParams
 
-# more than any vocabulary has, and no more than an index holds
-_MOST_TOKENS = 1 << 31
+# above any vocabulary, within int64
+_MAX_TOP_K = 1 << 31
 
 
 class Option(NamedTuple):
-    """One option of the rows that use it: ``rows`` int64 ``[used]``, ``values`` ``[used, 1]``."""
+    """An option of the rows that use it: ``rows`` int64 ``[used]``, ``values`` ``[used, 1]``."""
 
     rows: Tensor
     values: Tensor
 
 
 class Bias(NamedTuple):
-    """All logit biases of a batch, one entry a row and token: three tensors ``[entries]``."""
+    """All logit biases of a batch, an entry per row and token: three tensors ``[entries]``."""
 
     rows: Tensor
     token_ids: Tensor
@@ -31,9 +31,8 @@ class Bias(NamedTuple):
 class SamplingBatch:
     """The states of a step's rows, in the order of its logits.
 
-    It can be kept as long as the same outputs stand in the same rows. ``temperature`` has a row for
-    each of ``random_rows``, and the filters index into these; everything else indexes into the
-    batch. An option that no row uses is None.
+    Reusable while rows hold the same outputs. ``temperature`` and the filters index into
+    ``random_rows``, all other options into the batch. An option without rows is None.
     """
 
     def __init__(
@@ -41,24 +40,26 @@ class SamplingBatch:
     ) -> None:
         self.states = tuple(states)
         self.device = torch.device(device)
-        asked = [state.params for state in self.states]
+        all_params = [state.params for state in self.states]
         self.plain_greedy = all(state.plain_greedy for state in self.states)
         self.tracked = [i for i, state in enumerate(self.states) if not state.plain_greedy]
-        self.penalized = [i for i, params in enumerate(asked) if params.has_penalties]
+        self.penalized = [i for i, params in enumerate(all_params) if params.has_penalties]
         self.constrained = [i for i, s in enumerate(self.states) if s.grammar is not None]
-        self.delayed = [i for i, params in enumerate(asked) if params.min_tokens > 0]
-        self.num_logprobs = {i: p.logprobs for i, p in enumerate(asked) if p.logprobs is not None}
+        self.delayed = [i for i, params in enumerate(all_params) if params.min_tokens > 0]
+        self.num_logprobs = {
+            i: p.logprobs for i, p in enumerate(all_params) if p.logprobs is not None
+        }
         self.bias = self._bias()
 
-        self.random = [i for i, params in enumerate(asked) if not params.greedy]
+        self.random = [i for i, params in enumerate(all_params) if not params.greedy]
         self.random_rows = torch.tensor(self.random, dtype=torch.long, device=self.device)
         self.temperature = self._option(lambda p: p.temperature)
         self.min_p = self._option(lambda p: p.min_p or None)
-        self.top_k = self._option(lambda p: min(p.top_k, _MOST_TOKENS) or None)
+        self.top_k = self._option(lambda p: min(p.top_k, _MAX_TOP_K) or None)
         self.top_p = self._option(lambda p: p.top_p if p.top_p < 1.0 else None)
 
     def forbidden(self) -> tuple[list[int], list[int]]:
-        """Rows and tokens that this step must not draw, as two lists of one length."""
+        """Rows and tokens that this step must not draw, as two lists of equal length."""
         pairs = [(i, token) for i in self.delayed for token in self.states[i].forbidden()]
         return [i for i, _ in pairs], [token for _, token in pairs]
 
@@ -68,12 +69,12 @@ class SamplingBatch:
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
     def record(self, token_ids: Tensor) -> None:
-        """Tell the states which tokens, ``[rows]``, were taken."""
+        """Record the drawn tokens ``[rows]`` in the states."""
         for i in self.tracked:
             self.states[i].record(token_ids[i])
 
     def _option(self, value: Callable[[SamplingParams], float | None]) -> Option | None:
-        """``value`` of each random row, numbered among these; None is a row without the option."""
+        """``value`` of each random row, by its index in ``random``; None means not used."""
         values = [value(self.states[i].params) for i in self.random]
         used = [(row, value) for row, value in enumerate(values) if value is not None]
         if not used:

@@ -1,7 +1,6 @@
 """Random numbers without a generator: each is a function of a seed, an output and a step.
 
-Nothing is kept between steps, so a draw depends neither on batch mates nor on the place in the
-batch, and an output that is preempted and computed again goes on as if nothing had happened.
+So a draw does not depend on the batch, and preempted outputs resume with the same draws.
 """
 
 from hashlib import blake2b

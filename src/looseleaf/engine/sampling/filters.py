@@ -1,8 +1,7 @@
-"""Which tokens may be drawn: each rule is one threshold a row, and a token stays if it reaches it.
+"""Filters of the tokens to draw: each gives a threshold per row, and lower logits are removed.
 
-Because a threshold is all there is, tokens that are equally likely are treated alike, whatever
-their order. Parameters come as a column, one row each; logits are scaled by the temperature
-already.
+So tokens of equal probability are treated alike. Parameters are a column with a value per row.
+Logits are already divided by the temperature.
 """
 
 from jaxtyping import Float, Int
@@ -17,7 +16,7 @@ def min_p_threshold(logits: Float[Tensor, "rows vocab"], min_p: Column) -> Colum
 
 
 def top_k_threshold(logits: Float[Tensor, "rows vocab"], top_k: Int[Tensor, "rows 1"]) -> Column:
-    """The ``top_k``-th largest logit, the smallest of all where there are fewer."""
+    """The ``top_k``-th largest logit, the smallest logit if there are fewer."""
     largest = logits.topk(min(int(top_k.max()), logits.shape[-1])).values
     return largest.gather(-1, top_k.clamp_max(largest.shape[-1]) - 1)
 
@@ -25,9 +24,9 @@ def top_k_threshold(logits: Float[Tensor, "rows vocab"], top_k: Int[Tensor, "row
 def top_p_threshold(
     logits: Float[Tensor, "rows vocab"], top_p: Column, num_candidates: int
 ) -> Column:
-    """Smallest logit before which, in falling order, less than ``top_p`` of the mass lies.
+    """The smallest logit with less than ``top_p`` of the mass before it, in falling order.
 
-    Sorts only the ``num_candidates`` largest logits unless the mass asked for reaches beyond them.
+    Sorts the ``num_candidates`` largest logits, and all if their mass is below ``top_p``.
     """
     mass = logits.logsumexp(-1, keepdim=True)
     largest = logits.topk(min(num_candidates, logits.shape[-1])).values
@@ -43,5 +42,5 @@ def _num_kept(
 ) -> Int[Tensor, "rows 1"]:
     probabilities = (descending - mass).double().exp()
     before = probabilities.cumsum(-1) - probabilities
-    # the first has nothing before it, but for the rounding of the difference
+    # rounding may put mass before the first
     return (before < top_p).sum(-1, keepdim=True).clamp_min(1)

@@ -1,7 +1,7 @@
-"""Outputs that must follow a grammar: which tokens may come next, by the library llguidance.
+"""Token masks of outputs under a grammar, by the library llguidance.
 
-The library knows grammars and a vocabulary's bytes; the bytes are our detokenizer's own, so what it
-allows is what a reader of the text will see. It has no part in drawing and in ending outputs.
+The library gets each token's bytes from the detokenizer, so masks agree with the decoded text.
+Sampling and the end of an output are not the library's part.
 """
 
 import math
@@ -23,20 +23,20 @@ from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits, Sandbox
 from looseleaf.sandbox.grammars import first_line, greedy_encoder, make_matcher
 
-_KEPT = 64
+_CACHE_SIZE = 64
 _LIMITS = Limits(seconds=2.0, mib=1024)
-# other work of the machine comes first
+# lower priority than other work of the machine
 _NICE = 10
-_LONGEST_REASON = 200
-# JSON may hold any number of blanks, and a small model might never stop writing them: between two
-# tokens of JSON there is nothing, a blank, or a new line with its indentation
+_MAX_REASON = 200
+# JSON allows any number of blanks, and a small model may write them for ever: so a space or an
+# indented line break at most
 _BLANKS = r"( |\n[ \t]{0,32})?"
-# without \uXXXX: by it a free key could write a declared name again, with any value
+# without \uXXXX, in which a free key could repeat a declared name with any value
 _ESCAPES = 'nrbtf\\"'
 
 
 class GrammarState:
-    """Where one output stands in its grammar."""
+    """The position of an output in its grammar."""
 
     def __init__(self, matcher: Any, vocab_size: int, origin: "CompiledGrammar") -> None:
         self._matcher = matcher
@@ -46,31 +46,31 @@ class GrammarState:
 
     @property
     def accepting(self) -> bool:
-        """Whether the text may end here."""
+        """Whether the text may end."""
         return bool(self._matcher.is_accepting())
 
     @property
     def complete(self) -> bool:
-        """Whether the text must end here."""
+        """Whether the text must end."""
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Bool[Tensor, "vocab"]:
-        """The tokens that may follow. Raises InvalidRequest if the grammar is too much to follow.
+        """The mask of the tokens that may follow, with end tokens if the text may end.
 
-        End tokens are among them where the text may end."""
+        Raises InvalidRequest if the grammar exceeds the library's limits."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=self._vocab_size)
         return torch.from_numpy(bits.view(np.bool_))
 
     def push(self, token_id: int) -> None:
-        """Take the next token. Raises InvalidRequest for one that was not allowed."""
+        """Append a token. Raises InvalidRequest if the grammar does not allow it."""
         self._matcher.consume_token(token_id)
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            # all outputs of a compiled grammar share what the library remembers, and its limit
+            # all outputs of a compiled grammar share the library's limits
             self._origin.is_spent = True
             raise InvalidRequest(
                 f"the output can't go on as its grammar asks ({_reason(self._matcher)}): "
@@ -79,23 +79,23 @@ class GrammarState:
 
 
 class CompiledGrammar:
-    """A grammar over one vocabulary, ready to begin outputs."""
+    """A grammar over a vocabulary. ``is_spent`` is set once an output exceeds a limit."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self.is_spent = False
 
     def start(self) -> GrammarState:
-        """The beginning of an output."""
+        """The state at the beginning of an output."""
         return GrammarState(self._matcher.deep_copy(), self._vocab_size, self)
 
 
 class GrammarCompiler:
-    """Grammars over one model's vocabulary; the latest are kept, and those that a caller holds.
+    """Compiles grammars over a model's vocabulary, and caches the latest and all in use.
 
-    A grammar compiles in a process under limits first, so the same work here ends as well. They
-    are kept by salt: how long one takes tells nobody what somebody else has asked for. Safe to
-    share between threads."""
+    A grammar first compiles in a sandbox, so compiling it again in this process is bounded. Entries
+    are per salt, so compile times reveal no other tenant's grammars. Safe to share between threads.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -107,7 +107,7 @@ class GrammarCompiler:
         self._in_use = weakref.WeakValueDictionary()
         self.sandbox = Sandbox(
             "grammars",
-            lambda: self._words.described(),
+            lambda: self._words.vocabulary(),
             what="grammar",
             subject="this request's grammar",
             advice="simplify the grammar",
@@ -115,7 +115,7 @@ class GrammarCompiler:
         )
 
     def find(self, grammar: Grammar, salt: str) -> CompiledGrammar | None:
-        """``grammar`` if it is compiled. Takes no time."""
+        """The compiled ``grammar`` from the cache, else None."""
         key = grammar, salt
         with self._lock:
             compiled = self._in_use.get(key)
@@ -126,10 +126,10 @@ class GrammarCompiler:
             return compiled
 
     def compile(self, grammar: Grammar, salt: str, due: float = math.inf) -> CompiledGrammar:
-        """``grammar``, compiled now unless it is; whoever holds it finds it again.
+        """``grammar`` from the cache, or compiled now; it stays cached while a reference exists.
 
-        ``due`` is the deadline in monotonic seconds. Raises InvalidRequest if it is none or can't
-        be followed, LimitExceeded and DeadlineExceeded."""
+        ``due`` is the deadline in monotonic seconds. Raises InvalidRequest for a malformed or
+        unsupported grammar, LimitExceeded and DeadlineExceeded."""
         compiled = self.find(grammar, salt)
         if compiled is not None:
             return compiled
@@ -137,13 +137,14 @@ class GrammarCompiler:
         key = grammar, salt
         with self._lock:
             self._latest[key] = self._in_use[key] = compiled
-            if len(self._latest) > _KEPT:
+            if len(self._latest) > _CACHE_SIZE:
                 self._latest.popitem(last=False)
         return compiled
 
     def start(self, grammar: Grammar, salt: str) -> GrammarState:
-        """The beginning of an output under ``grammar``, without a wait where a caller holds it;
-        else as `compile`."""
+        """The state at the beginning of an output; compiles only if ``grammar`` is not in use.
+
+        Raises as `compile`."""
         with self._lock:
             compiled = self._in_use.get((grammar, salt))
         return (compiled or self.compile(grammar, salt)).start()
@@ -156,14 +157,14 @@ class GrammarCompiler:
         except ValueError as error:
             raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
         if grammar.kind != "json_object":
-            error_of_library = self.sandbox.call(source, _LIMITS, due)
-            if error_of_library:
-                raise _not_followed(grammar, error_of_library)
+            library_error = self.sandbox.call(source, _LIMITS, due)
+            if library_error:
+                raise _not_followed(grammar, library_error)
         matcher = make_matcher(self._vocabulary, source)
         if matcher.is_error():
             raise _not_followed(grammar, first_line(matcher.get_error()))
         compiled = CompiledGrammar(matcher, self.vocab_size)
-        # the first step shows what is only found out on the way: too large, or no way to begin
+        # the library detects oversized and empty grammars only at the first step
         first = compiled.start().allowed()
         first[self._ends] = False
         if not first.any():
@@ -181,7 +182,7 @@ class GrammarCompiler:
 
 
 class _Words:
-    """A vocabulary as llguidance wants it; its attribute names are not ours."""
+    """A vocabulary with the attribute names that llguidance requires."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> None:
         if not ends:
@@ -195,30 +196,30 @@ class _Words:
         self.tokens += [b""] * (vocab_size - known)
         self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
         self._longest = greedy_encoder(self.tokens, {*self.special_token_ids})
-        # the library encodes forced text in the engine's thread, which waits for no process
+        # the library encodes forced text in the engine's thread, which must not wait for a sandbox
         guarded = tokenizer.needs_sandbox
         self._encode = self._longest if guarded else tokenizer.encode_continuation
         self._ends = ends
 
-    def described(self) -> dict[str, Any]:
-        """The vocabulary as JSON has it, for another process."""
+    def vocabulary(self) -> dict[str, Any]:
+        """The vocabulary as a JSON object, for the sandbox."""
         return {
             "ends": self._ends,
             "bos": self.bos_token_id,
             "special": self.special_token_ids,
-            # each byte as the character of its number
+            # a character per byte
             "tokens": [token.decode("latin-1") for token in self.tokens],
         }
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are those of ``text``, as far as the vocabulary has any."""
+        """Tokens with the bytes of ``text``, as far as the vocabulary has them."""
         spelled = text.encode() if isinstance(text, str) else text
         try:
             ids = self._encode(spelled.decode())
         except InvalidRequest:
-            # a character without a token; the library calls this where nothing may be raised
+            # a character without a token; the library's callback must not raise
             ids = []
-        # normalizers change texts; what a grammar forces stays as it is
+        # a normalizer may change the text, which must stay exact
         joined = b"".join(self.tokens[i] for i in ids if i < len(self.tokens))
         return ids if joined == spelled else self._longest(spelled)
 
@@ -242,8 +243,8 @@ def _source(grammar: Grammar) -> str:
     else:
         schema = grammar.source if grammar.kind == "json_schema" else '{"type": "object"}'
         options = {"whitespace_pattern": _BLANKS, "json_allowed_escapes": _ESCAPES}
-        kept = library_schema(schema, grammar.strict)
-        source = matcher.grammar_from_json_schema(kept, overrides=options)
+        supported = library_schema(schema, grammar.strict)
+        source = matcher.grammar_from_json_schema(supported, overrides=options)
     return str(source)
 
 
@@ -252,7 +253,7 @@ def _reason(matcher: Any) -> str:
 
 
 def _cut(first: str) -> str:
-    return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "…"
+    return first if len(first) <= _MAX_REASON else first[:_MAX_REASON] + "…"
 
 
 def _name(grammar: Grammar) -> str:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that were drawn and of the likeliest ones."""
+"""Log-probabilities of drawn tokens and of the likeliest tokens."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class TokenLogprob(NamedTuple):
-    """A token's log-probability under the model, and its place among all, 1 for the likeliest."""
+    """A token's log-probability under the model, and its rank, 1 for the likeliest."""
 
     token_id: int
     logprob: float
@@ -37,12 +37,14 @@ def gather_logprobs(
     )
     return tuple(
         (
-            TokenLogprob(token, logprob, rank),
+            TokenLogprob(drawn_id, logprob, rank),
             *(
-                TokenLogprob(other, value, place)
-                for place, (other, value) in enumerate(zip(ids[:k], values[:k], strict=True), 1)
-                if other != token
+                TokenLogprob(token_id, value, top_rank)
+                for top_rank, (token_id, value) in enumerate(
+                    zip(ids[:k], values[:k], strict=True), 1
+                )
+                if token_id != drawn_id
             ),
         )
-        for token, logprob, rank, ids, values, k in rows
+        for drawn_id, logprob, rank, ids, values, k in rows
     )

@@ -1,4 +1,4 @@
-"""How earlier tokens change the logits: repetition, frequency and presence, as in vLLM."""
+"""Repetition, frequency and presence penalties on logits, as in vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from looseleaf.sampling_params import SamplingParams
 
 @dataclass
 class TokenCounts:
-    """Which tokens the prompt holds and how often the output holds each; grows with the output."""
+    """The set of prompt tokens, and the count of each output token."""
 
     in_prompt: Bool[Tensor, "vocab"]
     in_output: Float[Tensor, "vocab"]
@@ -28,7 +28,7 @@ class TokenCounts:
         return cls(in_prompt.to(device), in_output.float().to(device))
 
     def add(self, token_id: Tensor) -> None:
-        """Count one more output token, a scalar on the device of the counts."""
+        """Count an output token, a scalar on the device of the counts."""
         self.in_output[token_id] += 1.0
 
 
@@ -37,7 +37,7 @@ def penalize(
     counts: TokenCounts,
     params: SamplingParams,
 ) -> Float[Tensor, "vocab"]:
-    """One row after its penalties: repetition for all its tokens, the others for its output."""
+    """A row with penalties: repetition for all tokens, frequency and presence for output tokens."""
     in_output = counts.in_output > 0
     penalty = params.repetition_penalty
     repeated = torch.where(logits > 0, logits / penalty, logits * penalty)

@@ -1,7 +1,7 @@
-"""One step's tokens from its logits, in vLLM's order.
+"""A step's tokens from its logits, in vLLM's order.
 
-Bias and forbidden ends, penalties, grammar, temperature, min-p, top-k, top-p, draw. Rows that ask
-nothing beyond the likeliest token cost one argmax for all of them.
+The order is: bias and forbidden ends, penalties, grammar, temperature, min-p, top-k, top-p, draw.
+A batch of plain greedy rows costs one argmax.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +19,9 @@ from looseleaf.ops.dense.likeliest import likeliest
 
 
 class SampledTokens(NamedTuple):
-    """What a step chose: ``token_ids`` int64 ``[rows]``, on the device of the logits.
+    """A step's tokens: ``token_ids`` int64 ``[rows]``, on the device of the logits.
 
-    ``logprobs`` has an entry for each row that asked for them: the drawn token first, then the
-    likeliest.
+    ``logprobs`` has an entry for each row that requests them: the drawn token, then the likeliest.
     """
 
     token_ids: Tensor
@@ -31,14 +30,14 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Chooses tokens. For top-p it sorts ``num_candidates`` logits a row, all only if need be."""
+    """Draws tokens. Top-p sorts ``num_candidates`` logits per row, and all if necessary."""
 
     num_candidates: int = 1024
 
     def sample(self, logits: Float[Tensor, "rows vocab"], batch: SamplingBatch) -> SampledTokens:
-        """The next token of every row, recorded in the states of ``batch``; ``logits`` stay as is.
+        """The next token of every row, recorded in the states of ``batch``.
 
-        A row's choice depends on its logits, its state and its seed, not on the other rows.
+        A row's token depends on its logits, its state and its seed, not on other rows.
         """
         if batch.plain_greedy:
             return SampledTokens(likeliest(logits), {})
@@ -47,7 +46,7 @@ class Sampler:
         if batch.random:
             token_ids[batch.random_rows] = self._draw(adjusted[batch.random_rows], batch)
         logprobs = _logprobs(logits, token_ids, batch)
-        # last, so that a fault on the way leaves every state as it was
+        # last, so an exception leaves all states unchanged
         batch.record(token_ids)
         return SampledTokens(token_ids, logprobs)
 
@@ -57,13 +56,14 @@ class Sampler:
         """Filter and draw, by inverting the cumulative distribution. Overwrites ``logits``."""
         assert batch.temperature is not None, "a random row has a temperature"
         logits /= batch.temperature.values
-        _keep(logits, batch.min_p, min_p_threshold)
-        _keep(logits, batch.top_k, top_k_threshold)
-        _keep(logits, batch.top_p, lambda x, top_p: top_p_threshold(x, top_p, self.num_candidates))
+        _apply_filter(logits, batch.min_p, min_p_threshold)
+        _apply_filter(logits, batch.top_k, top_k_threshold)
+        _apply_filter(
+            logits, batch.top_p, lambda x, top_p: top_p_threshold(x, top_p, self.num_candidates)
+        )
         weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         cumulative = weights.cumsum(-1, dtype=torch.float64)
-        # the first token whose cumulative weight exceeds the point: one that weighs nothing never
-        # is
+        # the first token whose cumulative weight exceeds the point; its weight is not zero
         points = batch.draws() * cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, points, right=True)[:, 0]
         return drawn.clamp_max(logits.shape[-1] - 1)
@@ -72,7 +72,7 @@ class Sampler:
 def _adjusted(
     logits: Float[Tensor, "rows vocab"], batch: SamplingBatch
 ) -> Float[Tensor, "rows vocab"]:
-    """A fp32 copy with biases added, early ends forbidden and penalties applied."""
+    """An fp32 copy with biases, forbidden ends, penalties and grammar masks applied."""
     adjusted = logits.to(torch.float32, copy=True)
     if batch.bias is not None:
         rows, token_ids, values = batch.bias
@@ -87,12 +87,12 @@ def _adjusted(
     return adjusted
 
 
-def _keep(
+def _apply_filter(
     logits: Float[Tensor, "drawn vocab"],
     option: Option | None,
     threshold: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Forbid, in place, the tokens below the threshold in the rows that use the option."""
+    """Mask, in place, logits below the threshold in the rows that use the option."""
     if option is not None:
         used = logits[option.rows]
         below = used < threshold(used, option.values)

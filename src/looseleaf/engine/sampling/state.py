@@ -1,4 +1,4 @@
-"""What the sampler remembers of one output, and what one step makes of it."""
+"""The sampling state of an output: parameters, token counts and grammar position."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,11 +13,7 @@ from looseleaf.sampling_params import SamplingParams
 
 
 class SamplingState:
-    """One output of a request, as far as sampling needs to know it.
-
-    ``num_output_tokens`` and the token counts grow by ``record``; an output that is plain greedy
-    needs neither, and the sampler spares it the call.
-    """
+    """The sampling state of an output. ``record`` updates it, except for plain greedy outputs."""
 
     def __init__(
         self,
@@ -31,12 +27,11 @@ class SamplingState:
         output_token_ids: Sequence[int] = (),
         grammar: GrammarState | None = None,
     ) -> None:
-        """``child`` is the output's number among the ``n`` of its request; the prompt's tokens are
-        for penalties only.
+        """``child`` is the index of the output among the ``n`` of its request.
 
-        ``seed`` is what the engine gives to a request that names none, ``output_token_ids`` what
-        the output begins with, ``grammar`` what its text must follow. Raises InvalidRequest if an
-        option names a token the model does not have.
+        Only penalties read ``prompt_token_ids``. ``seed`` is the engine's, for requests without a
+        seed. ``output_token_ids`` are the first tokens of the output. Raises InvalidRequest if an
+        option names a token that the model lacks.
         """
         self.params = params
         self.bias = dict(params.logit_bias or ())
@@ -59,17 +54,17 @@ class SamplingState:
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether every token of this output is the argmax of the model's logits, and no more."""
+        """Whether every token is the argmax of the model's logits, without log-probabilities."""
         params = self.params
         adjusted = params.has_penalties or self.bias or params.min_tokens or self.grammar
         return params.greedy and not adjusted and params.logprobs is None
 
     def forbidden(self) -> tuple[int, ...]:
-        """The tokens that would end the output too early: all ends, until it has ``min_tokens``."""
+        """End tokens while the output is shorter than ``min_tokens``, else none."""
         return self._ends if self.num_output_tokens < self.params.min_tokens else ()
 
     def allowed(self) -> Bool[Tensor, "vocab"]:
-        """The tokens that the grammar lets follow; where it lets the text end, any end as well."""
+        """The tokens that the grammar allows next, with all end tokens if the text may end."""
         assert self.grammar is not None, "only a constrained output has allowed tokens"
         allowed = self.grammar.allowed()
         if self.grammar.accepting:
@@ -89,7 +84,7 @@ class SamplingState:
         return penalize(logits, self._counts, self.params)
 
     def record(self, token_id: Tensor) -> None:
-        """Take the next output token, a scalar tensor: nothing here waits for its value."""
+        """Record the next output token, a scalar tensor, without a device synchronization."""
         self.num_output_tokens += 1
         if self._counts is not None:
             self._counts.add(token_id)

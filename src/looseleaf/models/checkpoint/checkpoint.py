@@ -1,6 +1,6 @@
-"""The tensor files of a checkpoint: which file holds which tensor, and whether the files are whole.
+"""The tensor table of a checkpoint: the file of each tensor, and checks that files are complete.
 
-Only safetensors, by what ``header`` reads of each file.
+Only safetensors files are read, by their headers.
 """
 
 import os
@@ -15,15 +15,15 @@ SINGLE_NAME = "model.safetensors"
 GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _READ_BYTES = 4 << 20
-# a model of a terabyte has 200
-_MOST_FILES = 4096
+# a model of 1 TB has 200
+_MAX_FILES = 4096
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the checkpoint by name; its files are whole and agree with the index.
+    """Every tensor of the checkpoint by name. Raises CorruptCheckpoint and its kin.
 
-    A single file is read though an index is there, as Transformers does: a model that is saved
-    again over its shards leaves their index behind.
+    A single file takes precedence over an index, as in Transformers: saving a model over its shards
+    leaves their index in place.
     """
     index_path = folder / INDEX_NAME
     if (folder / SINGLE_NAME).is_file() or not index_path.is_file():
@@ -45,20 +45,20 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
                 "tensors that a model has at most; download it again"
             )
         for entry in header:
-            # of a tensor that several files hold, the index says which counts
+            # several files may hold a tensor; the index selects one
             if weight_map.get(entry.name, name) == name:
                 entries[entry.name] = entry
     absent = sorted(set(weight_map) - set(entries))
     if absent:
         raise CorruptCheckpoint(
-            f"{folder}: {INDEX_NAME} lists tensors in files that do not hold them: {some(absent)}; "
-            "download it again"
+            f"{folder}: {INDEX_NAME} lists tensors in files that do not hold them: "
+            f"{shortened(absent)}; download it again"
         )
     return entries
 
 
 def refuse_other_formats(folder: Path) -> None:
-    """Raises UnsupportedModel for an adapter, alone or beside a model, and for GGUF alone."""
+    """Raises UnsupportedModel for a folder with an adapter, or with GGUF and no safetensors."""
     if (folder / "adapter_config.json").is_file():
         raise UnsupportedModel(
             f"{folder} holds an adapter, and adapters are not applied: merge it into its model "
@@ -69,33 +69,33 @@ def refuse_other_formats(folder: Path) -> None:
 
 
 def misfit(folder: Path) -> str:
-    """Why names of tensors may not be those that config.json asks for, for an error message."""
-    given = read_json(folder / "config.json").get("architectures")
-    names = given if isinstance(given, list) else []
-    others = [str(name) for name in names if not str(name).endswith("ForCausalLM")]
-    if others:
-        return f"config.json says {others[0][:200]}, and Looseleaf runs models ...ForCausalLM"
+    """The reason for unexpected tensor names, for an error message."""
+    value = read_json(folder / "config.json").get("architectures")
+    names = value if isinstance(value, list) else []
+    unsupported = [str(name) for name in names if not str(name).endswith("ForCausalLM")]
+    if unsupported:
+        return f"config.json says {unsupported[0][:200]}, and Looseleaf runs models ...ForCausalLM"
     return "config.json and the weights do not fit together"
 
 
-def same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors are stored alike, to the bit."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def same_bytes(first: TensorEntry, second: TensorEntry) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    with one.path.open("rb") as first, other.path.open("rb") as second:
-        for offset in range(0, one.end - one.start, _READ_BYTES):
-            length = min(_READ_BYTES, one.end - one.start - offset)
+    with first.path.open("rb") as first_file, second.path.open("rb") as second_file:
+        for offset in range(0, first.end - first.start, _READ_BYTES):
+            length = min(_READ_BYTES, first.end - first.start - offset)
             pieces = (
                 os.pread(file.fileno(), length, entry.start + offset)
-                for file, entry in ((first, one), (second, other))
+                for file, entry in ((first_file, first), (second_file, second))
             )
             if len(set(pieces)) > 1:
                 return False
     return True
 
 
-def some(names: list[str]) -> str:
-    """The first few of ``names`` for an error message."""
+def shortened(names: list[str]) -> str:
+    """The first four of ``names`` and the count of the rest, for an error message."""
     rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(name[:200] for name in names[:4]) + rest
 
@@ -104,12 +104,12 @@ def _files(folder: Path) -> list[Path]:
     single = folder / SINGLE_NAME
     if single.is_file():
         return [single]
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found
-    if found:
+    paths = sorted(folder.glob("*.safetensors"))
+    if len(paths) == 1:
+        return paths
+    if paths:
         raise CorruptCheckpoint(
-            f"{folder} holds {len(found)} safetensors files but no {INDEX_NAME}; "
+            f"{folder} holds {len(paths)} safetensors files but no {INDEX_NAME}; "
             "download the index too"
         )
     if any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir()):
@@ -125,7 +125,7 @@ def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        # a name that no file can have
+        # the name is too long or malformed
         return False
 
 
@@ -136,10 +136,10 @@ def _read_index(path: Path) -> dict[str, str]:
     ):
         raise CorruptCheckpoint(f"{path} is not a safetensors index; download it again")
     num_files = len({*weight_map.values()})
-    if len(weight_map) > MOST_TENSORS or num_files > _MOST_FILES:
+    if len(weight_map) > MOST_TENSORS or num_files > _MAX_FILES:
         raise CorruptCheckpoint(
             f"{path} lists {len(weight_map)} tensors in {num_files} files, and a model has "
-            f"{MOST_TENSORS} in {_MOST_FILES} at most; download it again"
+            f"{MOST_TENSORS} in {_MAX_FILES} at most; download it again"
         )
     if any(
         os.path.basename(name) != name or name in ("", ".", "..") for name in weight_map.values()

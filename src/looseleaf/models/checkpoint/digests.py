@@ -1,9 +1,8 @@
-"""Digests of whole files, and the cache of them: every byte counts.
+"""Digests of whole files, and a cache of the digests.
 
-A file is a tree: SHA-256 over the SHA-256 of each chunk, so that threads share one file. The cache
-is ``digests.json`` beside the folder of compiled kernels. An entry holds for one path, inode, size,
-time of modification and time of change, and only with the same samples of the contents. Small files
-are read at each start.
+A digest is the SHA-256 over the SHA-256 of each chunk, so threads share the work of one file. The
+cache is ``digests.json`` beside the folder of compiled kernels. An entry is valid while path,
+inode, size, times and samples of the contents stay the same. Small files are read at each start.
 """
 
 import contextlib
@@ -24,14 +23,14 @@ from looseleaf.ops.native.native_build import cache_folder
 
 _log = logging.getLogger(__name__)
 
-_MOST_THREADS = 16
-# part of what a digest is: another size gives other digests
+_MAX_THREADS = 16
+# part of the digest's definition: another size gives other digests
 _CHUNK_BYTES = 16 << 20
-# fits a core's cache
+# fits the cache of a core
 _READ_BYTES = 1 << 20
-# read in a tenth of a second: the cache would save nothing
+# hashed in a tenth of a second: a cache saves nothing
 _SMALL_BYTES = 64 << 20
-# a younger file may change again without a change of its times
+# a younger file may change again within the resolution of its times
 _SETTLED_NS = 10_000_000_000
 _SECOND_NS = 1_000_000_000
 _FIELDS = 6
@@ -39,7 +38,7 @@ _FIELDS = 6
 
 @dataclass(frozen=True)
 class _Entry:
-    """A cached digest, and all that must be equal for it to hold. Both digests are in hex."""
+    """A cached digest and the state for which it is valid; both digests in hex."""
 
     state: FileState
     sample: str
@@ -50,20 +49,20 @@ _Cache = Mapping[str, _Entry]
 
 
 def digest_files(samples: Mapping[Path, bytes]) -> dict[Path, bytes]:
-    """The digest of each file. A value of ``samples`` is a digest of parts of the file's contents.
+    """The digest of each file. ``samples`` has a digest of parts of each file's contents.
 
-    Raises CorruptCheckpoint if a file changes meanwhile or can't be read.
+    Raises CorruptCheckpoint if a file can't be read or changes during the call.
     """
     cached = _read_cache()
     digests, fresh = {}, {}
     with ThreadPoolExecutor(_num_threads(), "looseleaf-digest") as pool:
         for path, sample in samples.items():
-            # the cache is by the file itself, whatever links lead to it
+            # links to one file share its entry
             real = path.resolve()
             try:
                 state = FileState.of(real.stat())
                 entry = cached.get(str(real))
-                if not _is_kept(state):
+                if not _is_cacheable(state):
                     entry = None
                 elif entry is None or (entry.state, entry.sample) != (state, sample.hex()):
                     entry = _Entry(state, sample.hex(), _read(real, state, pool).hex())
@@ -74,15 +73,15 @@ def digest_files(samples: Mapping[Path, bytes]) -> dict[Path, bytes]:
                     f"{path} can't be read ({error.strerror}); download it again"
                 ) from error
     if fresh:
-        _remember(fresh)
+        _store(fresh)
     return digests
 
 
-def _is_kept(state: FileState) -> bool:
-    """Whether the times of a large file say that it is as it was.
+def _is_cacheable(state: FileState) -> bool:
+    """Whether the times of a large file identify its contents.
 
-    A time of change in whole seconds is one that the file system rounded, or clamped to the range
-    that it can store. One of the future, or of just now, may be given to another content as well.
+    The file system may round or clamp times of whole seconds. Other contents may get the same time
+    if the time is recent or in the future.
     """
     age = time.time_ns() - max(state.changed_ns, state.modified_ns)
     exact = state.changed_ns % _SECOND_NS != 0
@@ -103,14 +102,14 @@ def _read(path: Path, before: FileState, pool: ThreadPoolExecutor) -> bytes:
         for chunk in pool.map(digest, range(0, before.size, _CHUNK_BYTES)):
             whole.update(chunk)
         opened = FileState.of(os.fstat(descriptor))
-    # the first is of the file that was read, the second of the one that is there now
+    # compare the opened file and the file now at the path
     if before != opened or before != FileState.of(path.stat()):
         raise changed_meanwhile(path)
     return whole.digest()
 
 
 def _digest_chunk(descriptor: int, start: int, length: int) -> bytes:
-    # reads, not a mapping: a file that is cut off meanwhile would end the process
+    # a memory map of a truncated file would crash the process
     digest = hashlib.sha256()
     for piece in _pieces(descriptor, start, start + length):
         digest.update(piece)
@@ -122,14 +121,14 @@ def _pieces(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
     while start < end:
         count = os.preadv(descriptor, [buffer[: end - start]], start)
         if not count:
-            # the file has become shorter, which its state says
+            # the file was truncated; the comparison of states reports it
             return
         yield buffer[:count]
         start += count
 
 
 def _num_threads() -> int:
-    return min(_MOST_THREADS, os.cpu_count() or 1)
+    return min(_MAX_THREADS, os.cpu_count() or 1)
 
 
 def _cache_path() -> Path:
@@ -137,7 +136,7 @@ def _cache_path() -> Path:
 
 
 def _read_cache() -> _Cache:
-    """The entries by path; none if the file can't be read."""
+    """The entries by path; empty if the file can't be read."""
     try:
         raw = json.loads(_cache_path().read_text(encoding="utf-8"))
         return {
@@ -149,11 +148,11 @@ def _read_cache() -> _Cache:
         return {}
 
 
-def _remember(fresh: _Cache) -> None:
-    """Adds ``fresh`` to the cache, and drops files that no longer exist."""
+def _store(fresh: _Cache) -> None:
+    """Add ``fresh`` to the cache, and drop files that no longer exist."""
     path = _cache_path()
     entries = {**_read_cache(), **fresh}
-    kept = {
+    stored = {
         name: [*entry.state, entry.sample, entry.digest]
         for name, entry in entries.items()
         if os.path.exists(name)
@@ -164,9 +163,9 @@ def _remember(fresh: _Cache) -> None:
             "w", dir=path.parent, delete=False, encoding="utf-8"
         ) as file:
             try:
-                json.dump(kept, file, indent=1)
+                json.dump(stored, file, indent=1)
                 file.close()
-                # other processes read the old file or the new one, each whole
+                # atomic: other processes read the old file or the new file
                 os.replace(file.name, path)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Values of a checkpoint's JSON, each of the kind that is asked for or refused by its name.
+"""Typed access to the fields of a checkpoint's JSON.
 
-A default stands for what is not there and for null. Raises CorruptCheckpoint otherwise, and
-KeyError with its name for what is not there and has no default.
+A missing field and null give the default. A missing field without a default raises KeyError with
+its name. A value of another type raises CorruptCheckpoint.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from looseleaf.errors import CorruptCheckpoint
 
 Json = Mapping[str, Any]
 
-# tensors and positions are counted in what fits 32 bits
-_MOST = 2**31 - 1
-# squares of it are numbers still
-_MOST_REAL = 1e30
-_SHOWN = 200
+# counts of tensors and positions fit 32 bits
+_MAX_INTEGER = 2**31 - 1
+# its square is finite
+_MAX_REAL = 1e30
+_MAX_SHOWN = 200
 
 
 def whole(
-    raw: Json, name: str, default: int | None = None, least: int = 1, most: int = _MOST
+    raw: Json, name: str, default: int | None = None, least: int = 1, most: int = _MAX_INTEGER
 ) -> int:
-    """A whole number; 4096.0 is one, too."""
-    value = _given(raw, name, default)
+    """An integer from ``least`` to ``most``; 4096.0 counts as 4096."""
+    value = _value_or_default(raw, name, default)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -30,14 +30,14 @@ def whole(
     return value
 
 
-def number(raw: Json, name: str, default: float | None = None, most: float = _MOST_REAL) -> float:
-    """A number that is not negative."""
-    return as_number(name, _given(raw, name, default), most)
+def number(raw: Json, name: str, default: float | None = None, most: float = _MAX_REAL) -> float:
+    """A number from 0 to ``most``."""
+    return as_number(name, _value_or_default(raw, name, default), most)
 
 
-def as_number(name: str, value: object, most: float = _MOST_REAL) -> float:
-    """``value`` as such a number; ``name`` says in errors whose it is."""
-    # which NaN is not either
+def as_number(name: str, value: object, most: float = _MAX_REAL) -> float:
+    """``value`` as a number from 0 to ``most``; errors name ``name``."""
+    # NaN fails the comparison
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
     if not fits:
         _refuse(name, f"a number from 0 to {most:g}", value)
@@ -46,7 +46,7 @@ def as_number(name: str, value: object, most: float = _MOST_REAL) -> float:
 
 def switch(raw: Json, name: str, default: bool = False) -> bool:
     """True or false."""
-    value = _given(raw, name, default)
+    value = _value_or_default(raw, name, default)
     if not isinstance(value, bool):
         _refuse(name, "true or false", value)
     return value
@@ -54,7 +54,7 @@ def switch(raw: Json, name: str, default: bool = False) -> bool:
 
 def text(raw: Json, name: str, default: str) -> str:
     """A string."""
-    value = _given(raw, name, default)
+    value = _value_or_default(raw, name, default)
     if not isinstance(value, str):
         _refuse(name, "a string", value)
     return value
@@ -62,7 +62,7 @@ def text(raw: Json, name: str, default: str) -> str:
 
 def mapping(raw: Json, name: str) -> Json:
     """An object, empty by default."""
-    value = _given(raw, name, {})
+    value = _value_or_default(raw, name, {})
     if not isinstance(value, Mapping):
         _refuse(name, "an object", value)
     return value
@@ -70,19 +70,19 @@ def mapping(raw: Json, name: str) -> Json:
 
 def rows(raw: Json, name: str) -> list[Any]:
     """A list, empty by default."""
-    value = _given(raw, name, [])
+    value = _value_or_default(raw, name, [])
     if not isinstance(value, list):
         _refuse(name, "a list", value)
     return value
 
 
 def shown(value: object) -> str:
-    """``value`` for an error message, not too much of it."""
+    """The repr of ``value`` for an error message, shortened."""
     written = repr(value)
-    return written if len(written) <= _SHOWN else f"{written[:_SHOWN]}..."
+    return written if len(written) <= _MAX_SHOWN else f"{written[:_MAX_SHOWN]}..."
 
 
-def _given(raw: Json, name: str, default: object) -> Any:
+def _value_or_default(raw: Json, name: str, default: object) -> Any:
     if default is None:
         return raw[name]
     value = raw.get(name)

@@ -1,6 +1,6 @@
-"""What the file system says of a checkpoint's files, and that they stay as they are while it loads.
+"""The state of a checkpoint's files, to detect changes while a model loads.
 
-A change between two reads would give keys of one model the name of another.
+A change between two reads would store keys of one model under another model's fingerprint.
 """
 
 import os
@@ -17,7 +17,7 @@ _PATTERNS = ("*.safetensors", "additional_chat_templates/*.jinja")
 
 
 class FileState(NamedTuple):
-    """Times are in nanoseconds. ``changed_ns`` is the inode's, which no program can set."""
+    """Size and times, in bytes and ns. ``changed_ns`` is the inode's, which programs can't set."""
 
     inode: int
     size: int
@@ -30,7 +30,7 @@ class FileState(NamedTuple):
 
 
 def folder_state(folder: Path) -> dict[str, FileState]:
-    """The state of each file that a model is read from, by its name in ``folder``."""
+    """The state of each file of a model, by its name in ``folder``."""
     paths = [folder / name for name in _NAMES]
     paths += [path for pattern in _PATTERNS for path in folder.glob(pattern)]
     states = {}
@@ -38,7 +38,7 @@ def folder_state(folder: Path) -> dict[str, FileState]:
         try:
             states[str(path.relative_to(folder))] = FileState.of(path.stat())
         except OSError:
-            # a missing file is in no state; its reader raises a better error
+            # the reader of a missing file raises a better error
             continue
     return states
 
@@ -52,7 +52,7 @@ def require_unchanged(folder: Path, before: dict[str, FileState]) -> None:
 
 
 def changed_meanwhile(path: Path) -> CorruptCheckpoint:
-    """The error for a file that is written to while it is read."""
+    """The error for a file that changes while it is read."""
     return CorruptCheckpoint(
         f"{path} changed while the model was loaded; wait until the file is complete, and load it "
         "again"

@@ -1,7 +1,7 @@
-"""The small files beside a checkpoint's weights: text and JSON objects, whatever may be in them.
+"""The text and JSON files of a checkpoint, read under limits.
 
-All JSON of a checkpoint is read here, so that what no JSON reader can follow is one error of ours.
-Sizes are compared with limits before a parser sees the text.
+All JSON of a checkpoint is read here, so every malformed file raises CorruptCheckpoint. Limits are
+checked before a parser sees the text.
 """
 
 import json
@@ -15,26 +15,27 @@ from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """The most bytes and values that a kind of file may have."""
+    """The most bytes and values of a kind of file."""
 
     num_bytes: int
     num_values: int
 
 
-# ten times as much as in the largest of models that are in use
+# ten times the largest files in use
 SETTINGS = JsonLimits(16 << 20, 1_000_000)
 # a tokenizer of 262,144 tokens has a quarter of it
 TOKENIZER = JsonLimits(128 << 20, 8_000_000)
 # a mixture of 36,000 tensors has a sixth of it
 TENSORS = JsonLimits(32 << 20, 4_000_000)
-# as many as the reader of tokenizer.json lets through; Python's own gives up at some hundreds, on
-# the way back to text sooner than on the way from it
-_MOST_LEVELS = 128
+# the limit of the tokenizers library, below Python's own
+_MAX_DEPTH = 128
 
 
 def read_text(path: Path, limits: JsonLimits = SETTINGS) -> str:
-    """The text of a file. Raises CheckpointNotFound if it is missing, CorruptCheckpoint if it is no
-    UTF-8, can't be read, or is larger than its kind may be."""
+    """The text of a file.
+
+    Raises CheckpointNotFound if it is missing. Raises CorruptCheckpoint if it is not UTF-8, not
+    readable or above ``limits``."""
     if not path.is_file():
         raise CheckpointNotFound(
             f"{path.parent} holds no {path.name}; save the tokenizer there with transformers' "
@@ -56,7 +57,7 @@ def read_text(path: Path, limits: JsonLimits = SETTINGS) -> str:
 
 
 def read_json(path: Path, unique: bool = False, limits: JsonLimits = SETTINGS) -> Mapping[str, Any]:
-    """The JSON object in a file, empty if there is no file. Raises as `parse_json` does."""
+    """The JSON object in a file, empty for a missing file. Raises as `parse_json` does."""
     if not path.is_file():
         return {}
     value = parse_json(read_text(path, limits), path, unique, limits)
@@ -70,12 +71,11 @@ def parse_json(
 ) -> dict[str, Any]:
     """The JSON object ``text``, read from ``path``.
 
-    Raises CorruptCheckpoint for other JSON and for what is none, for more values than ``limits``
-    has, for numbers of thousands of digits, deep nesting, half of a surrogate pair, which no
-    message could show, and, where names are to be ``unique``, for one that stands twice in an
-    object.
+    Raises CorruptCheckpoint for malformed JSON and other values than objects. Limits apply to the
+    number of values, the length of numbers and the depth. Half of a surrogate pair is an error.
+    ``unique`` also rejects a name that occurs twice in an object.
     """
-    # before every value is one of these, and strings that have them hardly count
+    # each value follows one of these characters
     most = sum(map(text.count, ",[{"))
     if most > limits.num_values:
         raise CorruptCheckpoint(
@@ -83,7 +83,7 @@ def parse_json(
             "download it again"
         )
     try:
-        value = json.loads(text, object_pairs_hook=_once if unique else None)
+        value = json.loads(text, object_pairs_hook=_unique_object if unique else None)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -91,20 +91,20 @@ def parse_json(
     except RecursionError as error:
         raise _unreadable(path, "it is nested too deep") from error
     except ValueError as error:
-        # what is behind a semicolon is advice to programmers
+        # the text after a semicolon is advice for programmers
         raise _unreadable(path, str(error).split(";")[0]) from error
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path} is not a JSON object; download it again")
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for name, one in pairs:
-        if name in value:
-            raise ValueError(f"{name[:200]!r} stands there twice")
-        value[name] = one
-    return value
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"{name[:200]!r} occurs twice")
+        members[name] = value
+    return members
 
 
 def _unreadable(path: Path, reason: str) -> CorruptCheckpoint:
@@ -113,7 +113,7 @@ def _unreadable(path: Path, reason: str) -> CorruptCheckpoint:
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(_MOST_LEVELS + 1):
+    for _ in range(_MAX_DEPTH + 1):
         level = [
             inner
             for outer in level

@@ -1,8 +1,8 @@
-"""What a model computes, as a digest: keys of its documents are kept under it.
+"""A digest of a model's configuration and weights, which document keys include.
 
-Contents decide, not names, places or times of files. Within a process samples of each tensor do.
-Where documents outlive the process every byte counts, since a few rows of a checkpoint may change
-meanwhile. The tokenizer is no part of it: a document's key names its tokens.
+It depends on contents, not on names, folders or times of files. Samples of each tensor suffice
+within a process. Documents that outlive the process need every byte, since a few rows of a
+checkpoint may change. The tokenizer is not included: a document's key names its tokens.
 """
 
 import hashlib
@@ -17,30 +17,29 @@ from looseleaf.models.checkpoint.digests import digest_files
 from looseleaf.models.checkpoint.files import read_json
 from looseleaf.models.checkpoint.header import TensorEntry
 
-# what says how a checkpoint was written, not what it computes
+# fields without effect on logits
 _CONFIG_NOISE = ("transformers_version", "_name_or_path", "use_cache", "architectures")
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 64
 
 
 def model_fingerprint(folder: Path, whole: bool = False) -> bytes:
-    """A digest of what the model computes: its configuration and its tensors.
+    """The digest of the checkpoint in ``folder``, 16 bytes.
 
-    ``whole`` counts every byte of the files, and is the same on every machine that has them.
-    Without it samples are spread over each tensor: weights of the same shape from different
-    training runs differ, and a checkpoint of many gigabytes is told apart in moments.
-    Raises CorruptCheckpoint, also if a file changes meanwhile.
+    ``whole`` reads every byte and gives the same digest on every machine. Otherwise samples from
+    each tensor distinguish training runs in moments. Raises CorruptCheckpoint, also for a file that
+    changes during the call.
     """
     digest = hashlib.blake2b(digest_size=16)
     config = read_json(folder / "config.json")
-    kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
-    digest.update(json.dumps(kept, sort_keys=True).encode())
+    relevant = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
+    digest.update(json.dumps(relevant, sort_keys=True).encode())
     by_path: dict[Path, list[TensorEntry]] = defaultdict(list)
     for entry in list_tensors(folder).values():
         by_path[entry.path].append(entry)
     contents = {path: _sample(path, entries) for path, entries in by_path.items()}
     if whole:
         contents = digest_files(contents)
-    # of a tensor in several files the index says which counts, so names belong to their file
+    # several files may hold a tensor and the index selects one, so names belong to their file
     named = [
         (contents[path], sorted(entry.name for entry in entries))
         for path, entries in by_path.items()
@@ -51,7 +50,7 @@ def model_fingerprint(folder: Path, whole: bool = False) -> bytes:
 
 
 def _sample(path: Path, entries: list[TensorEntry]) -> bytes:
-    """A digest of a file's size, of its table of tensors and of parts of each."""
+    """A digest of a file's size, its tensor table and samples of each tensor."""
     digest = hashlib.blake2b(str(path.stat().st_size).encode(), digest_size=16)
     with path.open("rb") as file:
         for entry in sorted(entries, key=lambda entry: (entry.start, entry.name)):

@@ -1,9 +1,7 @@
-"""The header of a safetensors file: which tensors it holds, and whether it is whole.
+"""The header of a safetensors file, read and verified without loading tensors.
 
-Read by hand (eight bytes of length, then JSON), because that is enough to name, to check and to
-fingerprint every tensor without loading any. Nothing that it says is taken on trust: tensors lie
-side by side from the header's end to the file's, as the format demands, and each of a dtype that
-models are read in has as many bytes as its shape asks for.
+A header is eight bytes of length, then JSON. Checks follow the format: tensors cover the bytes from
+the header's end to the file's end. Each tensor of a supported dtype has the bytes of its shape.
 """
 
 import math
@@ -17,15 +15,15 @@ from looseleaf.models.checkpoint.files import TENSORS, parse_json
 
 # bytes of an element, by the format's name
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# of a whole checkpoint; a mixture of 256 experts in 61 layers has less
+# per checkpoint; a mixture of 256 experts in 61 layers has fewer
 MOST_TENSORS = 1 << 16
 # PyTorch's own limit
-_MOST_DIMS = 64
+_MAX_DIMS = 64
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file: dtype as safetensors spells it, and where its bytes are."""
+    """One tensor of a file: its dtype in safetensors' spelling, and its byte range."""
 
     path: Path
     name: str
@@ -39,7 +37,7 @@ def read_header(path: Path) -> list[TensorEntry]:
     """Every tensor of a file, in the header's order. Raises CorruptCheckpoint."""
     try:
         size = path.stat().st_size
-        # a pipe would have its reader wait
+        # reading a pipe would block
         if not path.is_file():
             raise ValueError("it is no file")
         with path.open("rb") as file:
@@ -92,14 +90,14 @@ def _entry(path: Path, base: int, name: str, item: Any) -> TensorEntry:
 
 
 def _are_counts(value: Any) -> TypeGuard[list[int]]:
-    if not isinstance(value, list) or len(value) > _MOST_DIMS:
+    if not isinstance(value, list) or len(value) > _MAX_DIMS:
         return False
-    # to Python, true is a number
+    # bool is a subclass of int
     return all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
 def _end_of(entries: list[TensorEntry], base: int) -> int:
-    """Where the last tensor ends, of those that lie side by side from ``base`` on."""
+    """The end of the last tensor. Raises ValueError if tensors from ``base`` leave a gap."""
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != base:
             raise ValueError(f"{shown(entry.name)} does not begin where the one before it ends")

@@ -1,7 +1,6 @@
-"""Where a checkpoint is: a local folder, or a hub id that is fetched once into the hub's cache.
+"""From a checkpoint's name to its folder: a local folder, or a hub id in the hub's cache.
 
-Only what Looseleaf reads is asked for: safetensors, JSON, templates and tokenizer files, never
-pickles.
+Only safetensors, JSON and template files are downloaded, never pickles.
 """
 
 import os
@@ -14,14 +13,14 @@ from looseleaf.errors import CheckpointNotFound, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import GGUF_ADVICE
 
 WANTED = ("*.safetensors", "*.json", "*.jinja")
-# second copies of the weights, in other layouts, that some repositories carry
+# copies of the weights in other layouts
 UNWANTED = ("consolidated*.safetensors", "*/*.safetensors")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @runtime_checkable
 class Downloader(Protocol):
-    """Brings the files of a hub id that match some patterns here, and says where they are."""
+    """Downloads the files of a hub id that match patterns; returns their folder."""
 
     def __call__(
         self, repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]
@@ -29,12 +28,12 @@ class Downloader(Protocol):
 
 
 def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Path:
-    """The folder of checkpoint ``name``, which is a path or a hub id; a folder that exists wins.
+    """The folder of checkpoint ``name``, a path or a hub id; an existing folder wins.
 
-    Raises CheckpointNotFound with what to do, UnsupportedModel for a file of GGUF. ``download``
-    stands in for the hub's own client.
+    ``download`` replaces the hub's client. Raises CheckpointNotFound, and UnsupportedModel for a
+    GGUF file.
     """
-    # pathlib raises for homes of nobody, and for names that no file can have
+    # pathlib raises for unknown home folders and for malformed names
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         if os.access(folder, os.R_OK | os.X_OK):
@@ -51,8 +50,9 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
         )
     download = download or _hub_download()
     try:
-        found = download(str(name), allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED))
-        return Path(found)
+        return Path(
+            download(str(name), allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED))
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointNotFound(

@@ -1,6 +1,6 @@
-"""Names of tensors as Transformers resolves them: behind one ``model.``, behind two or none.
+"""Tensor names as Transformers resolves them: with no, one or two prefixes ``model.``.
 
-Transformers adds or removes one prefix where the model then has a tensor of that name.
+Transformers adds or removes one prefix if the model has a tensor of the resulting name.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ _PREFIX, _HEAD_PREFIX = "model.", "lm_head."
 
 
 def by_canonical_name(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The tensors of ``folder`` by the name that a whole causal model has for each.
+    """The tensors of ``folder`` by their names in a causal language model.
 
-    Raises CorruptCheckpoint for two tensors of one name whose bytes differ.
+    Raises CorruptCheckpoint for two tensors with one name and different bytes.
     """
     resolved: dict[str, TensorEntry] = {}
     for stored, entry in sorted(entries.items()):

@@ -1,8 +1,7 @@
-"""Weights of a decoder from safetensors files, fused as the decoder reads them.
+"""Weights of a decoder from safetensors files, fused for its products.
 
-What checkpoints keep apart (q, k and v; gate and up) becomes one matrix, filled part by part in its
-final dtype and on its final device, so that decode runs one product each and loading never holds
-two copies.
+q, k and v become one matrix, as do gate and up. Parts are read into it in its final dtype and on
+its final device, so loading never holds two copies.
 """
 
 import logging
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, some
+from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
@@ -27,17 +26,17 @@ from looseleaf.models.linear import Projection, pack
 
 _log = logging.getLogger(__name__)
 
-# with more, threads wait for the memory and for each other
-_MOST_THREADS = 8
-# rows that are compared at a time
+# more threads wait for memory and for each other
+_MAX_THREADS = 8
+# rows per comparison
 _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
-# buffers that old checkpoints carry and that are computed here
+# buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
 
 class _NormNames(NamedTuple):
-    """What a family calls the norms in front of attention and MLP and behind them."""
+    """A family's names of the norms before and after attention and MLP."""
 
     input: str = "input_layernorm"
     mlp: str = "post_attention_layernorm"
@@ -62,19 +61,17 @@ def load_weights(
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
-    ``packed`` lets matrices take the layout that this machine multiplies by fastest, if it has one.
-    Layers are read by ``threads`` threads at a time, by default as many as the machine has cores,
-    eight at most: reading and converting are faster so, and as much memory is used but for that of
-    the layers that are being packed.
-    Raises CorruptCheckpoint if a tensor is missing, unknown, of the wrong shape or cut off, all of
-    it before the first one is read.
+    ``packed`` allows matrices in this machine's fastest layout; packing copies each matrix.
+    ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
+    Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
+    the first read.
     """
     entries = by_canonical_name(folder, list_tensors(folder))
     checker = _Checker(folder, entries)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
-    with _Reader(folder, entries, (dtype, torch.device(device)), packed) as reader:
-        return _assemble(reader, config, threads or min(_MOST_THREADS, os.cpu_count() or 1))
+    with _Reader(folder, entries, dtype, torch.device(device), packed) as reader:
+        return _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
 
 
 def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
@@ -89,10 +86,10 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
 
 
 def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor, Projection]:
-    """Embedding and head: one matrix where they are tied, unless two that differ are stored."""
+    """Embedding and head: one matrix if tied, unless the stored matrices differ."""
     vocab, shapes = config.vocab_size, [(config.vocab_size, config.hidden_size)]
     tied = config.tie_word_embeddings
-    # Transformers ties either to the other, whichever is stored
+    # Transformers ties the missing matrix to the stored matrix
     source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
     embedding = reader.fused([source], [*shapes])
     if tied and (source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, shapes[0])):
@@ -118,8 +115,8 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
 
-    def norm(name: str, is_there: bool) -> Norm | None:
-        return reader.norm(prefix + name, hidden, config) if is_there else None
+    def norm(name: str, exists: bool) -> Norm | None:
+        return reader.norm(prefix + name, hidden, config) if exists else None
 
     def head_norm(name: str, size: int) -> Tensor | None:
         size = size if config.joint_qk_norm else config.head_dim
@@ -142,7 +139,7 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
 
 
 class _Checker:
-    """What a decoder asks for by name, held against what the files have; nothing is read.
+    """Checks the tensors that a decoder needs against the headers; reads no data.
 
     Its tensors have shapes and no memory.
     """
@@ -158,18 +155,18 @@ class _Checker:
         weight = self.fused(
             [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
         )
-        offset = [name + ".bias" for name in names]
+        biases = [name + ".bias" for name in names]
         shapes = [(size,) for size in sizes]
-        return self.settle(Projection(weight, self.fused(offset, [*shapes]) if bias else None))
+        return self.settle(Projection(weight, self.fused(biases, [*shapes]) if bias else None))
 
     def settle(self, projection: Projection) -> Projection:
-        """``projection`` in the layout it will be read in."""
+        """``projection`` in its final layout."""
         return projection
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
         if config.norm_offset:
-            # Transformers adds the offset in fp32, whatever the model is in, and rounds the norm's
-            # result only: a weight near 1 in bf16 would have lost what training put into it
+            # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
+            # round a weight near 1
             return Norm(self.fused([name + ".weight"], [(size,)], wide=True) + config.norm_offset)
         weight = self.fused([name + ".weight"], [(size,)])
         if config.norm == "rms":
@@ -177,28 +174,31 @@ class _Checker:
         return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
-        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
+        """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
         missing = [name for name in names if name not in self._entries]
         if missing:
-            raise CorruptCheckpoint(f"{self._folder} lacks {some(missing)}; {misfit(self._folder)}")
+            raise CorruptCheckpoint(
+                f"{self._folder} lacks {shortened(missing)}; {misfit(self._folder)}"
+            )
         for name, shape in zip(names, shapes, strict=True):
             self._check(self._entries[name], shape)
         self._used.update(names)
         return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
 
-    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
-        """Whether two matrices have the same values in the dtype that they are read in."""
-        self.fused([one, other], [shape, shape])
+    def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
+        """Whether two matrices have the same values in the model's dtype."""
+        self.fused([first, second], [shape, shape])
         return True
 
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
-        left = set(self._entries) - self._used - ignored
-        unknown = sorted(self._entries[name].name for name in left)
+        unused = set(self._entries) - self._used - ignored
+        unknown = sorted(self._entries[name].name for name in unused)
         if unknown:
             raise CorruptCheckpoint(
                 f"{self._folder} holds tensors that a {config.family} model of this shape has "
-                f"no place for: {some(unknown)}; config.json and the weights do not fit together"
+                f"no place for: {shortened(unknown)}; config.json and the weights do not fit "
+                "together"
             )
 
     def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
@@ -215,21 +215,18 @@ class _Checker:
 
 
 class _Reader(_Checker):
-    """Reads tensors by name into fused ones.
-
-    Several threads may read at a time, each through files of its own.
-    """
+    """Reads tensors by name into fused tensors. Each thread opens its own files."""
 
     def __init__(
         self,
         folder: Path,
         entries: dict[str, TensorEntry],
-        place: tuple[torch.dtype, torch.device],
+        dtype: torch.dtype,
+        device: torch.device,
         packed: bool,
     ) -> None:
         super().__init__(folder, entries)
-        self._packed = packed
-        self._dtype, self._device = place
+        self._dtype, self._device, self._packed = dtype, device, packed
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":
@@ -239,11 +236,11 @@ class _Reader(_Checker):
         self._stack.close()
 
     def settle(self, projection: Projection) -> Projection:
-        """``projection`` in the layout it will be read in; a packed one is a copy."""
+        """``projection`` in its final layout; packing copies."""
         return pack(projection) if self._packed else projection
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
-        """The tensors ``names`` of the given shapes, one below the other; ``wide`` ones in fp32."""
+        """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
         size = (_rows(shapes), *shapes[0][1:])
         dtype = torch.float32 if wide else self._dtype
         whole = torch.empty(size, dtype=dtype, device=self._device)
@@ -251,15 +248,15 @@ class _Reader(_Checker):
             part.copy_(self._read(name))
         return whole
 
-    def agree(self, one: str, other: str, shape: tuple[int, int]) -> bool:
+    def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
         for start in range(0, shape[0], _COMPARED_ROWS):
             rows = slice(start, start + _COMPARED_ROWS)
-            first, second = (self._read(name, rows).to(self._dtype) for name in (one, other))
-            if not torch.equal(first, second):
+            values = [self._read(name, rows).to(self._dtype) for name in (first, second)]
+            if not torch.equal(*values):
                 _log.warning(
                     "%s: tie_word_embeddings is true, and the values of %s and %s differ: the "
                     "model runs with both, as in Transformers; set tie_word_embeddings to false "
-                    "in config.json", self._folder, one, other,
+                    "in config.json", self._folder, first, second,
                 )  # fmt: skip
                 return False
         return True
@@ -275,7 +272,7 @@ class _Reader(_Checker):
                 with self._lock:
                     files[entry.path] = self._stack.enter_context(file)
             file = files[entry.path]
-            # a whole tensor is not copied
+            # get_tensor avoids a copy
             whole = rows is None
             tensor: Tensor = (
                 file.get_tensor(entry.name) if whole else file.get_slice(entry.name)[rows]

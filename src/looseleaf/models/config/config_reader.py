@@ -1,7 +1,6 @@
 """From a checkpoint's ``config.json`` to a ``ModelConfig``.
 
-What Looseleaf does not implement is refused by name; nothing is skipped silently that would change
-a logit.
+A setting that changes logits and is not implemented raises an error that names it.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ _STORED = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The configuration of the checkpoint in ``folder``."""
+    """The configuration of the checkpoint in ``folder``. Raises ModelError."""
     refuse_other_formats(folder)
     path = folder / "config.json"
     if not path.is_file():
@@ -40,9 +39,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
-    """The configuration that the JSON object ``raw`` describes; ``source`` names it in errors.
+    """The configuration of the JSON object ``raw``; errors name ``source``. Raises ModelError.
 
-    ``torch_dtype`` is ``auto`` where it is left to the tensors.
+    ``torch_dtype`` is ``auto`` if the stored tensors decide it.
     """
     family = raw.get("model_type")
     build = FAMILIES.get(str(family))
@@ -52,7 +51,7 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
             f"{source}: model family {shown(family)} is not supported; supported: {known}"
         )
     try:
-        _refuse_others(raw)
+        _refuse_variants(raw)
         config = build(raw)
         for rope in config.ropes:
             require_frequencies(rope)
@@ -65,8 +64,8 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
         raise CorruptCheckpoint(f"{source}: {error}; correct it") from error
 
 
-def _refuse_others(raw: Json) -> None:
-    """Refuse what makes another model of the same tensors."""
+def _refuse_variants(raw: Json) -> None:
+    """Raise UnsupportedModel for quantised tensors and bidirectional attention."""
     quantised = raw.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else ""
@@ -82,6 +81,6 @@ def _refuse_others(raw: Json) -> None:
 
 
 def _dtype_of_tensors(folder: Path) -> str:
-    """That of the first tensor of floats, as Transformers has it for ``auto``."""
+    """The dtype of the first floating-point tensor, as in Transformers for ``auto``."""
     stored = (_STORED.get(entry.dtype) for entry in list_tensors(folder).values())
     return next((dtype for dtype in stored if dtype), "float32")

@@ -1,4 +1,4 @@
-"""Each family's words and defaults in ``config.json``, and what Transformers makes of them."""
+"""Each family's fields and defaults in ``config.json``, as Transformers interprets them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
     read_rope,
+    rope_layers,
     ropes_by_kind,
     ropes_of,
-    turning_layers,
 )
 
 _ACTIVATIONS = {
@@ -22,18 +22,18 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
 }
-# what config.json may say, and what a model is run in then; nothing here runs in float64
+# dtypes in config.json, and the dtype that a model runs in; nothing runs in float64
 _DTYPES = {
     **{"float32": "float32", "float": "float32", "float64": "float32", "double": "float32"},
     **{"float16": "float16", "half": "float16", "bfloat16": "bfloat16"},
 }
 _GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
-# some times as many as any model has
-_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 1 << 16
+# far above the values of real models
+_MAX_LAYERS, _MAX_HEAD_DIM = 10_000, 1 << 16
 
 
 def _shape(raw: Json) -> dict[str, Any]:
-    """What every family writes the same way."""
+    """The fields that all families share."""
     num_qo_heads = whole(raw, "num_attention_heads")
     hidden_size = whole(raw, "hidden_size")
     return {
@@ -41,10 +41,10 @@ def _shape(raw: Json) -> dict[str, Any]:
         "vocab_size": whole(raw, "vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": whole(raw, "intermediate_size"),
-        "num_layers": whole(raw, "num_hidden_layers", most=_MOST_LAYERS),
+        "num_layers": whole(raw, "num_hidden_layers", most=_MAX_LAYERS),
         "num_qo_heads": num_qo_heads,
         "num_kv_heads": whole(raw, "num_key_value_heads", num_qo_heads),
-        "head_dim": whole(raw, "head_dim", hidden_size // num_qo_heads, most=_MOST_HEAD_DIM),
+        "head_dim": whole(raw, "head_dim", hidden_size // num_qo_heads, most=_MAX_HEAD_DIM),
         "max_position_embeddings": max_positions(raw),
         "tie_word_embeddings": switch(raw, "tie_word_embeddings"),
         "torch_dtype": _dtype(raw),
@@ -52,13 +52,13 @@ def _shape(raw: Json) -> dict[str, Any]:
 
 
 def _dtype(raw: Json) -> str:
-    given = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
-    if given != "auto" and given not in _DTYPES:
+    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
+    if dtype != "auto" and dtype not in _DTYPES:
         raise UnsupportedModel(
-            f"dtype {shown(given)} is not one that models are run in: write float32, float16, "
+            f"dtype {shown(dtype)} is not one that models are run in: write float32, float16, "
             "bfloat16 or auto into config.json"
         )
-    return _DTYPES.get(given, given)
+    return _DTYPES.get(dtype, dtype)
 
 
 def _activation(raw: Json, default: str, key: str = "hidden_act") -> str:
@@ -71,40 +71,40 @@ def _activation(raw: Json, default: str, key: str = "hidden_act") -> str:
     return _ACTIVATIONS[name]
 
 
-def _every_layer(raw: Json, num_layers: int) -> tuple[int, ...]:
+def _uniform_windows(raw: Json, num_layers: int) -> tuple[int, ...]:
     window = whole(raw, "sliding_window", 0, least=0)
     return (window,) * num_layers if window else ()
 
 
-def _upper_layers(raw: Json, num_layers: int) -> tuple[int, ...]:
-    """Qwen's windows: only if switched on, then by ``layer_types`` or past a count of layers."""
+def _upper_windows(raw: Json, num_layers: int) -> tuple[int, ...]:
+    """Qwen's windows: none unless ``use_sliding_window``; by ``layer_types`` or layer index."""
     window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
     window *= switch(raw, "use_sliding_window")
     kinds = rows(raw, "layer_types")
     if raw.get("layer_types") is None:
         first = whole(raw, "max_window_layers", 28, least=0)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    return _layers_of(kinds, window, num_layers)
+    return _windows_of(kinds, window, num_layers)
 
 
-def _still_layers(raw: Json, turning: Sequence[bool]) -> tuple[int, ...]:
-    """SmolLM3's windows: only if switched on, then by ``layer_types`` or where nothing turns."""
+def _nope_windows(raw: Json, has_rope: Sequence[bool]) -> tuple[int, ...]:
+    """SmolLM3's windows: none unless ``use_sliding_window``; by ``layer_types`` or without RoPE."""
     window = whole(raw, "sliding_window", 0, least=0)
-    switched = switch(raw, "use_sliding_window") and window > 0
+    enabled = switch(raw, "use_sliding_window") and window > 0
     kinds = rows(raw, "layer_types")
     if raw.get("layer_types") is None:
-        kinds = ["full_attention" if turns else "sliding_attention" for turns in turning]
-        window *= switched
-    elif "sliding_attention" in kinds and not switched:
+        kinds = ["full_attention" if rotates else "sliding_attention" for rotates in has_rope]
+        window *= enabled
+    elif "sliding_attention" in kinds and not enabled:
         raise UnsupportedModel(
             "layer_types has sliding layers, and use_sliding_window or sliding_window is not set: "
             "set both, or write full_attention"
         )
-    return _layers_of(kinds, window, len(turning))
+    return _windows_of(kinds, window, len(has_rope))
 
 
-def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
-    """``window`` in the layers that ``kinds`` calls sliding."""
+def _windows_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
+    """``window`` for each layer of kind ``sliding_attention``, 0 for others."""
     known = ("full_attention", "sliding_attention")
     unknown = sorted({str(kind) for kind in kinds if kind not in known})
     if unknown:
@@ -120,7 +120,7 @@ def _layers_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int,
 
 
 def _gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
-    """What families with RMS norms and a gated MLP write the same way."""
+    """The fields of families with RMS norms and a gated MLP."""
     shape = _shape(raw)
     return {
         **shape,
@@ -144,17 +144,17 @@ def _mistral(raw: Json) -> ModelConfig:
     raw = {"num_key_value_heads": 8, "sliding_window": 4096, **raw}
     common = _gated(raw)
     num_layers = common["num_layers"]
-    # Ministral goes by Mistral's name, and has its window in some layers only
-    windows = _every_layer(raw, num_layers)
+    # Ministral uses Mistral's name and has windows in a part of its layers
+    windows = _uniform_windows(raw, num_layers)
     if raw.get("layer_types") is not None:
         window = whole(raw, "sliding_window", 0, least=0)
-        windows = _layers_of(rows(raw, "layer_types"), window, num_layers)
+        windows = _windows_of(rows(raw, "layer_types"), window, num_layers)
     return ModelConfig(**common, windows=windows)
 
 
 def _qwen2(raw: Json) -> ModelConfig:
     common = _gated(raw)
-    windows = _upper_layers(raw, common["num_layers"])
+    windows = _upper_windows(raw, common["num_layers"])
     return ModelConfig(**common, qkv_bias=True, windows=windows)
 
 
@@ -165,21 +165,21 @@ def _qwen3(raw: Json) -> ModelConfig:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        windows=_upper_layers(raw, common["num_layers"]),
+        windows=_upper_windows(raw, common["num_layers"]),
     )
 
 
 def _smollm3(raw: Json) -> ModelConfig:
     raw = {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True, **raw}
     common, bias = _gated(raw), switch(raw, "attention_bias")
-    turning = turning_layers(raw, common["num_layers"])
+    has_rope = rope_layers(raw, common["num_layers"])
     return ModelConfig(
         **common,
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=switch(raw, "mlp_bias"),
-        layer_ropes=ropes_of(common["rope"], turning),
-        windows=_still_layers(raw, turning),
+        layer_ropes=ropes_of(common["rope"], has_rope),
+        windows=_nope_windows(raw, has_rope),
     )
 
 
@@ -206,7 +206,7 @@ def _phi(raw: Json) -> ModelConfig:
 
 def _phi3(raw: Json) -> ModelConfig:
     common = _gated(raw, norm_eps=1e-5)
-    return ModelConfig(**common, windows=_every_layer(raw, common["num_layers"]))
+    return ModelConfig(**common, windows=_uniform_windows(raw, common["num_layers"]))
 
 
 def _gemma2(raw: Json) -> ModelConfig:
@@ -233,20 +233,20 @@ def _gemma3(raw: Json) -> ModelConfig:
         kinds = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]
     ropes = ropes_by_kind(raw, shape["head_dim"])
     common = {**shape, "norm_eps": number(raw, "rms_norm_eps", 1e-6)}
-    # refuses kinds that have no law
+    # raises for kinds without a RoPE law
     common |= _gemma(raw, common, kinds)
     return ModelConfig(
         **common,
         rope=ropes["full_attention"],
         layer_ropes=tuple(ropes[kind] for kind in kinds),
         qk_norm=True,
-        # Transformers caps no attention scores here, whatever attn_logit_softcapping says
+        # Transformers ignores attn_logit_softcapping here
         final_soft_cap=_cap(raw, "final_logit_softcapping", None),
     )
 
 
 def _gemma(raw: Json, common: dict[str, Any], kinds: Sequence[Any]) -> dict[str, Any]:
-    """What both write the same way, with layers of these ``kinds``."""
+    """The fields that Gemma 2 and 3 share, for layers of these ``kinds``."""
     if switch(raw, "use_bidirectional_attention"):
         raise UnsupportedModel(
             "use_bidirectional_attention is true: this model reads in both directions, to embed "
@@ -262,12 +262,12 @@ def _gemma(raw: Json, common: dict[str, Any], kinds: Sequence[Any]) -> dict[str,
         "norm_offset": 1.0,
         "embedding_multiplier": common["hidden_size"] ** 0.5,
         "softmax_scale": _factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
-        "windows": _layers_of(kinds, window, common["num_layers"]),
+        "windows": _windows_of(kinds, window, common["num_layers"]),
     }
 
 
 def _glm(raw: Json) -> ModelConfig:
-    # null turns whole heads, as no fraction means half of them
+    # an absent fraction means half of each head, null means whole heads
     defaults = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
     raw = {**defaults, **raw}
     return ModelConfig(
@@ -305,7 +305,7 @@ def _olmo2(raw: Json) -> ModelConfig:
 
 
 def _factor(raw: Json, name: str, default: float) -> float:
-    """A number to multiply with or to divide by."""
+    """A multiplier or divisor, within bounds. Raises CorruptCheckpoint."""
     factor = number(raw, name, default, most=1 / LEAST_FACTOR)
     if factor < LEAST_FACTOR:
         raise CorruptCheckpoint(
@@ -316,9 +316,9 @@ def _factor(raw: Json, name: str, default: float) -> float:
 
 
 def _cap(raw: Json, name: str, default: float | None) -> float:
-    """What scores are capped at: null is no cap, as 0 is in a ``ModelConfig``."""
-    given = {name: default, **raw}
-    return 0.0 if given[name] is None else _factor(given, name, 1.0)
+    """The soft cap of scores; 0 is no cap, as null is in ``config.json``."""
+    fields = {name: default, **raw}
+    return 0.0 if fields[name] is None else _factor(fields, name, 1.0)
 
 
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {

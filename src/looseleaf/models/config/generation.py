@@ -1,6 +1,6 @@
-"""What a checkpoint's generation_config.json says about sampling, which is advice.
+"""Sampling advice in a checkpoint's generation_config.json.
 
-`SamplingParams` are what their caller wrote; a server takes the advice where a request is silent.
+The library ignores the advice. A server uses it for options that a request leaves out.
 """
 
 from pathlib import Path
@@ -17,32 +17,32 @@ _OTHER = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     *("transformers_version", "use_cache", "cache_implementation", "do_sample"),
 }
-# what most fields have when they ask for nothing
-_NOTHING: tuple[Any, ...] = (None, 0, 1, "", [], {})
+# values of fields without effect
+_NEUTRAL: tuple[Any, ...] = (None, 0, 1, "", [], {})
 
 
 def read_advice(folder: Path) -> dict[str, Any]:
-    """Fields of `SamplingParams` that the file advises, where they change anything.
+    """Fields of `SamplingParams` in the file that differ from the defaults.
 
-    Raises CorruptCheckpoint for values that `SamplingParams` refuses.
+    Raises CorruptCheckpoint for values that `SamplingParams` rejects.
     """
-    given = read_json(folder / _NAME)
-    advice = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    raw = read_json(folder / _NAME)
+    advice = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
     try:
-        asked, default = SamplingParams(**advice), SamplingParams()
+        params, default = SamplingParams(**advice), SamplingParams()
     except InvalidOption as error:
         raise CorruptCheckpoint(f"{folder / _NAME}: {error}; correct it") from error
     return {
-        name: getattr(asked, name)
+        name: getattr(params, name)
         for name in advice
-        if getattr(asked, name) != getattr(default, name)
+        if getattr(params, name) != getattr(default, name)
     }
 
 
 def names_of_advice(folder: Path) -> list[str]:
-    """All fields of the file that Transformers would follow and that the engine does not read."""
+    """Fields of the file with an effect in Transformers and none in the engine."""
     return sorted(
         name
         for name, value in read_json(folder / _NAME).items()
-        if name not in _OTHER and not name.startswith(("_", "output_")) and value not in _NOTHING
+        if name not in _OTHER and not name.startswith(("_", "output_")) and value not in _NEUTRAL
     )

@@ -1,7 +1,6 @@
-"""RoPE from a checkpoint's ``config.json``: the law, its parameters and which dims turn.
+"""RoPE settings from a checkpoint's ``config.json``: law, parameters, rotated dims and layers.
 
-Both spellings are read: ``rope_theta`` beside ``rope_scaling``, and ``rope_parameters``; and which
-layers turn at all, or by a law of their own.
+Both spellings are read: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from looseleaf.models.checkpoint.fields import (
 )
 from looseleaf.rope import rope_frequencies
 
-# a law's parameters go by these names in config.json and in RopeConfig
+# parameters of each law, named alike in config.json and RopeConfig
 _ROPE_FIELDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -44,11 +43,11 @@ _ROPE_REQUIRED = {
     "longrope": ("short_factor", "long_factor"),
 }
 _ORIGINAL = "original_max_position_embeddings"
-# what is multiplied with lies between it and its inverse: numbers stay finite in fp32
+# multipliers are between this and its inverse, so fp32 stays finite
 LEAST_FACTOR = 1e-6
-# families of which Transformers turns a part of each head; in others it turns whole heads
+# families for which Transformers can rotate a part of each head
 _PARTIAL = ("phi", "phi3", "glm", "glm4")
-# families that pair dims (2i, 2i + 1)
+# families that rotate the pairs (2i, 2i + 1)
 _INTERLEAVED = ("glm", "glm4")
 _DEFAULT_MAX_POSITIONS = {
     **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
@@ -57,37 +56,38 @@ _DEFAULT_MAX_POSITIONS = {
 
 
 def max_positions(raw: Json) -> int:
-    """What ``max_position_embeddings`` is, or what the family has it be."""
+    """``max_position_embeddings``, by default the family's."""
     default = _DEFAULT_MAX_POSITIONS.get(str(raw["model_type"]), 2048)
     return whole(raw, "max_position_embeddings", default)
 
 
 def read_rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeConfig:
-    """The law that either spelling describes; where both are there they must mean the same."""
+    """The RoPE settings of either spelling. Raises UnsupportedModel if both exist and differ."""
     spellings = [*filter(None, (mapping(raw, n) for n in ("rope_parameters", "rope_scaling")))]
-    meant = [_rope_of(raw, one, head_dim, default_fraction) for one in spellings or [{}]]
-    if meant[0] != meant[-1]:
+    ropes = [_rope_of(raw, scaling, head_dim, default_fraction) for scaling in spellings or [{}]]
+    if ropes[0] != ropes[-1]:
         raise UnsupportedModel(
             "rope_parameters and rope_scaling are both there and differ: write the law and its "
             "rope_theta into rope_parameters, and delete rope_scaling"
         )
-    return meant[0]
+    return ropes[0]
 
 
 def ropes_by_kind(raw: Json, head_dim: int) -> dict[str, RopeConfig]:
-    """Gemma 3's laws of full and of sliding layers: what ``rope_parameters`` has of each kind; in
-    older files the former have ``rope_theta`` and ``rope_scaling``, and the others
-    ``rope_local_base_freq``."""
-    given = mapping(raw, "rope_parameters")
-    unknown = [name for name in given if name not in ("full_attention", "sliding_attention")]
+    """Gemma 3's RoPE settings of full and sliding layers, from ``rope_parameters`` by kind.
+
+    Older files have ``rope_theta`` and ``rope_scaling`` for full layers and
+    ``rope_local_base_freq`` for sliding layers."""
+    by_kind = mapping(raw, "rope_parameters")
+    unknown = [name for name in by_kind if name not in ("full_attention", "sliding_attention")]
     if unknown:
         raise UnsupportedModel(
             f"rope_parameters has {shown(unknown)} beside the laws of full_attention and "
             "sliding_attention: write those of each kind of layer, and nothing else"
         )
     theta = number(raw, "rope_theta", 1e6), number(raw, "rope_local_base_freq", 1e4)
-    full = {**mapping(given, "full_attention"), **mapping(raw, "rope_scaling")}
-    scalings = {"full_attention": full, "sliding_attention": mapping(given, "sliding_attention")}
+    full = {**mapping(by_kind, "full_attention"), **mapping(raw, "rope_scaling")}
+    scalings = {"full_attention": full, "sliding_attention": mapping(by_kind, "sliding_attention")}
     return {
         kind: _rope_of(raw, {"rope_theta": base, **scaling}, head_dim, 1.0)
         for base, (kind, scaling) in zip(theta, scalings.items(), strict=True)
@@ -99,7 +99,7 @@ def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -
         raise UnsupportedModel("RoPE parameters that differ between layers are not implemented")
     law = text(scaling, "rope_type", text(scaling, "type", "default"))
     if raw["model_type"] == "phi3" and law in ("su", "yarn"):
-        # early Phi-3 checkpoints call LongRoPE so
+        # names of LongRoPE in early Phi-3 checkpoints
         law = "longrope"
     if law != "default" and law not in _ROPE_FIELDS:
         known = ", ".join(["default", *_ROPE_FIELDS])
@@ -127,14 +127,14 @@ def _law_parameters(raw: Json, law: str, scaling: Json) -> dict[str, Any]:
     for name in _ROPE_REQUIRED.get(law, ()):
         if name not in names:
             raise CorruptCheckpoint(f"RoPE law {law!r} needs {name!r}; check rope_scaling")
-    given = {name: _rope_value(name, scaling) for name in names}
+    parameters = {name: _rope_value(name, scaling) for name in names}
     if law in ("llama3", "yarn", "longrope") and raw.get(_ORIGINAL) is not None:
-        given[_ORIGINAL] = whole(raw, _ORIGINAL)
+        parameters[_ORIGINAL] = whole(raw, _ORIGINAL)
     elif raw["model_type"] == "phi3" and law == "longrope":
-        given.setdefault(_ORIGINAL, 4096)
-    if law in ("yarn", "longrope") and "factor" not in given:
-        given["factor"] = max_positions(raw) / given.get(_ORIGINAL, max_positions(raw))
-    return given
+        parameters.setdefault(_ORIGINAL, 4096)
+    if law in ("yarn", "longrope") and "factor" not in parameters:
+        parameters["factor"] = max_positions(raw) / parameters.get(_ORIGINAL, max_positions(raw))
+    return parameters
 
 
 def _rope_value(name: str, scaling: Json) -> Any:
@@ -146,11 +146,11 @@ def _rope_value(name: str, scaling: Json) -> Any:
 
 
 def require_frequencies(rope: RopeConfig) -> None:
-    """Refuse parameters that are numbers each, and together give none."""
-    # a law has one range up to the original length and another behind it
-    behind = rope.max_position_embeddings * (2 if rope.law == "dynamic" else 1)
+    """Raises CorruptCheckpoint if the parameters give no finite frequencies."""
+    # some laws differ below and above the original length
+    long = rope.max_position_embeddings * (2 if rope.law == "dynamic" else 1)
     try:
-        for length in (1, behind):
+        for length in (1, long):
             inverse, factor = rope_frequencies(dataclasses.replace(rope, length=length))
             if not inverse.isfinite().all():
                 raise ArithmeticError("a frequency is infinite")
@@ -165,22 +165,23 @@ def require_frequencies(rope: RopeConfig) -> None:
         ) from error
 
 
-def turning_layers(raw: Json, num_layers: int) -> list[bool]:
-    """Which layers turn queries and keys: by ``no_rope_layers``, where 1 says that a layer does, or
-    all but every so many-th one."""
+def rope_layers(raw: Json, num_layers: int) -> list[bool]:
+    """Whether each layer has RoPE: by ``no_rope_layers`` (1 is RoPE) or ``no_rope_layer_interval``.
+
+    Raises CorruptCheckpoint for other values."""
     if raw.get("no_rope_layers") is None:
         interval = whole(raw, "no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(num_layers)]
-    turning = rows(raw, "no_rope_layers")
-    if len(turning) < num_layers or any(value not in (0, 1) for value in turning):
+    flags = rows(raw, "no_rope_layers")
+    if len(flags) < num_layers or any(value not in (0, 1) for value in flags):
         raise CorruptCheckpoint(
             f"no_rope_layers must be a 0 or a 1 for each of {num_layers} layers, not "
-            f"{shown(turning)}; correct it"
+            f"{shown(flags)}; correct it"
         )
-    return [bool(value) for value in turning[:num_layers]]
+    return [bool(value) for value in flags[:num_layers]]
 
 
-def ropes_of(rope: RopeConfig, turning: Sequence[bool]) -> tuple[RopeConfig, ...]:
-    """``rope`` in layers that turn, and a law that turns nothing in others."""
-    still = RopeConfig(rope.head_dim, rope.rotary_dim, law="none")
-    return () if all(turning) else tuple(rope if turns else still for turns in turning)
+def ropes_of(rope: RopeConfig, has_rope: Sequence[bool]) -> tuple[RopeConfig, ...]:
+    """``rope`` for each layer with RoPE, law ``none`` for others; empty if all layers have RoPE."""
+    nope = RopeConfig(rope.head_dim, rope.rotary_dim, law="none")
+    return () if all(has_rope) else tuple(rope if rotates else nope for rotates in has_rope)

@@ -1,6 +1,7 @@
-"""Added tokens of a ``tokenizer.json``: which are special, and which are made so.
+"""Added tokens of a ``tokenizer.json``, and their special flag.
 
-The library keeps a special token out of text on request, and takes any other out of it always.
+The tokenizers library can treat special tokens in a text as characters. It always splits a text at
+other added tokens.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -8,14 +9,14 @@ from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint
 
-# characters of all that markers begin with and end with, some times what any tokenizer has
-_MOST_OF_MARKERS = 1 << 26
+# limit on the characters of all prefixes and suffixes of markers
+_MAX_AFFIX_CHARACTERS = 1 << 26
 
 Token = dict[str, Any]
 
 
 def added_tokens(described: Mapping[str, Any]) -> Sequence[Token]:
-    """The tokens as they are stated, so that a change of one changes ``described``."""
+    """The entries of ``added_tokens`` themselves, not copies."""
     return described.get("added_tokens") or ()
 
 
@@ -30,7 +31,7 @@ def ordinary_tokens(described: Mapping[str, Any]) -> list[str]:
 
 
 def make_special(described: Mapping[str, Any], contents: Container[str]) -> bool:
-    """Make added tokens of these ``contents`` special; whether any was not."""
+    """Set the special flag of tokens in ``contents``; returns whether a flag changed."""
     ordinary = [
         token
         for token in added_tokens(described)
@@ -42,9 +43,9 @@ def make_special(described: Mapping[str, Any], contents: Container[str]) -> bool
 
 
 def require_short(markers: Iterable[str]) -> None:
-    """Raise CorruptCheckpoint for markers that are too long for what is made of them."""
+    """Raises CorruptCheckpoint if all prefixes and suffixes of ``markers`` exceed the limit."""
     lengths = [len(marker) for marker in markers]
-    if sum(length**2 for length in lengths) > _MOST_OF_MARKERS:
+    if sum(length**2 for length in lengths) > _MAX_AFFIX_CHARACTERS:
         raise CorruptCheckpoint(
             f"it has a special token of {max(lengths)} characters, which no model reads; download "
             "it again"

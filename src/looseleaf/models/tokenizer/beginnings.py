@@ -1,7 +1,7 @@
-"""What tokenizers do to the beginning of a text, and how they read text that is no beginning.
+"""Variants of a tokenizer for text after a marker and for text in the middle of a text.
 
-SentencePiece-style tokenizers put a space before a text. Some put it before the first piece only,
-others before each piece that follows a marker. Text in the middle of another text gets none.
+SentencePiece-style tokenizers prepend a space to a text. The scheme ``first`` prepends it to the
+first piece only, ``always`` to each piece that follows a marker. Text in the middle gets no space.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,24 +12,24 @@ Step = dict[str, Any]
 
 
 def prepend_scheme(step: Description) -> str:
-    """``first``, ``always`` or ``never``: where a Metaspace step puts a space."""
+    """The prepend scheme of a Metaspace step: ``first``, ``always`` or ``never``."""
     legacy = "never" if step.get("add_prefix_space") is False else "always"
     return str(step.get("prepend_scheme") or legacy)
 
 
 def behind_marker(described: Description) -> Description:
-    """The tokenizer of a piece that follows a marker; ``described`` itself if that is the same."""
+    """The tokenizer for a piece that follows a marker; ``described`` itself if equal."""
     return _rewritten(described, "pre_tokenizer", _without_first)
 
 
 def in_the_middle(described: Description) -> Description:
-    """The tokenizer of text in the middle of another; ``described`` itself if that is the same."""
+    """The tokenizer for text in the middle of a text; ``described`` itself if equal."""
     normalized = _rewritten(described, "normalizer", _without_prepend)
     return _rewritten(normalized, "pre_tokenizer", _without_prefix)
 
 
 def prepends(described: Description) -> bool:
-    """Whether a normalizer puts text before each piece that follows an added token."""
+    """Whether a normalizer prepends text to each piece that follows an added token."""
     return _rewritten(described, "normalizer", _without_prepend) is not described
 
 
@@ -40,7 +40,7 @@ def _without_first(step: Step, leads: bool) -> Step:
 
 
 def _without_prefix(step: Step, leads: bool) -> Step:
-    # a later step sees words, not the text, and the space before each word is meant
+    # a later step sees words, and the space before each word is intended
     if leads and step.get("type") == "Metaspace" and prepend_scheme(step) == "always":
         return {**step, "prepend_scheme": "never"}
     if leads and step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
@@ -49,7 +49,7 @@ def _without_prefix(step: Step, leads: bool) -> Step:
 
 
 def _without_prepend(step: Step, leads: bool) -> Step:
-    # an empty Prepend is none, and keeps the sequence its length
+    # an empty Prepend has no effect and keeps the length of the sequence
     return {**step, "prepend": ""} if step.get("type") == "Prepend" else step
 
 
@@ -64,6 +64,6 @@ def _rewritten(
 def _walk(step: Step, rewrite: Callable[[Step, bool], Step], leads: bool) -> Step:
     for inner in ("normalizers", "pretokenizers"):
         if inner in step:
-            steps = [_walk(one, rewrite, leads and n == 0) for n, one in enumerate(step[inner])]
+            steps = [_walk(part, rewrite, leads and n == 0) for n, part in enumerate(step[inner])]
             return {**step, inner: steps}
     return rewrite(step, leads)

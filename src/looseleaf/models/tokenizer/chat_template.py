@@ -1,9 +1,9 @@
-"""A checkpoint's chat template, rendered in a sandbox that keeps apart what users wrote.
+"""A checkpoint's chat template, which keeps users' text distinct from the template's markers.
 
-The template writes markers such as ``<|user|>``; a user may type the same characters. Text that
-looks like a marker is therefore wrapped before it enters the template (``protect``) and comes out
-still wrapped, so that the tokenizer can tell the two. ``DOCUMENT_CUT`` marks where a document
-stands.
+A template writes markers such as ``<|user|>``, and users may type the same characters.
+``Protector.protect`` wraps such characters before rendering. They are still wrapped after
+rendering, so the tokenizer can distinguish them from markers. ``DOCUMENT_CUT`` marks the position
+of a document.
 """
 
 import re
@@ -22,32 +22,32 @@ OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
 _LIMITS = Limits(seconds=2.0, mib=512, output=1 << 26)
 _ROLE = re.compile(r"\w+")
-# every template has these, though those that print whatever role there is do not name them
+# accepted although templates that print any role do not name them
 _ROLES = ("system", "user", "assistant")
-# further ones that are listed if the template names them
-_MORE_ROLES = ("developer", "tool", "function", "ipython", "model")
+# accepted if the template names them
+_OPTIONAL_ROLES = ("developer", "tool", "function", "ipython", "model")
 
 Message = Mapping[str, Any]
 
 
 class Protector:
-    """Wraps and unwraps text that looks like one of ``markers``."""
+    """Wraps and unwraps characters that equal one of ``markers``."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         literals = sorted({*markers, OPEN, CLOSE, DOCUMENT_CUT}, key=len, reverse=True)
         alternatives = "|".join(re.escape(literal) for literal in literals)
         self._literal = re.compile(alternatives)
         self.wrapped = re.compile(f"{OPEN}({alternatives}|){CLOSE}", re.DOTALL)
-        self._torn = re.compile(f"(?P<whole>{self.wrapped.pattern})|{OPEN}|{CLOSE}", re.DOTALL)
+        self._half = re.compile(f"(?P<whole>{self.wrapped.pattern})|{OPEN}|{CLOSE}", re.DOTALL)
         cuts = [(text, at) for text in literals for at in range(1, len(text))]
         self._beginnings = tuple({text[:at] for text, at in cuts})
         self._endings = tuple({text[at:] for text, at in cuts})
 
     def protect(self, text: str) -> str:
-        """``text`` with every marker in it wrapped; ``unprotect`` gives it back.
+        """``text`` with every marker wrapped; ``unprotect`` inverts it.
 
-        Half of a marker at either end, which a template may put beside the other half, is kept from
-        it by a wrapper of nothing, within the spaces that templates take off."""
+        A template may join a part of a marker at either end with the rest. An empty wrapper
+        prevents this. It is inside the spaces that templates strip."""
         wrapped = self._literal.sub(lambda match: OPEN + match[0] + CLOSE, text)
         core = wrapped.rstrip()
         if core.endswith(self._beginnings):
@@ -61,15 +61,15 @@ class Protector:
         return self.wrapped.sub(lambda match: match[1], text)
 
     def mend(self, text: str) -> str:
-        """``text`` in which a template may have cut wrappers in two, as when it splits at a marker.
+        """``text`` with each half of a wrapper replaced by an empty wrapper.
 
-        What a user types of a wrapper is wrapped itself, so halves are ours and stand for nothing.
-        Each becomes a wrapper of nothing, which keeps what is beside it from making a marker.
+        A template that splits at a marker cuts wrappers in two. Wrapper characters in users' text
+        are wrapped, so every half is the template's. An empty wrapper separates its neighbours.
         """
-        return self._torn.sub(lambda match: match["whole"] or OPEN + CLOSE, text)
+        return self._half.sub(lambda match: match["whole"] or OPEN + CLOSE, text)
 
     def protect_tree(self, value: Any) -> Any:
-        """``value`` with every string in its lists and mappings protected, names as well."""
+        """``value`` with every string in its lists and mappings protected, keys included."""
         if isinstance(value, str):
             return self.protect(value)
         if isinstance(value, Mapping):
@@ -80,15 +80,15 @@ class Protector:
 
 
 class ChatTemplate:
-    """One Jinja template; strings from outside must come protected.
+    """One Jinja template; its input strings must be protected.
 
-    ``constants`` are the texts that it writes and looks for. A template whose form bounds its work
-    is rendered here, any other one in a process under limits."""
+    ``constants`` are the texts that it writes and searches for. A template whose form bounds its
+    work renders in this process, any other template in a sandbox."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self._rendering = compile_template(source)
-        self.constants = TemplateConstants(parse_template(source), (*_ROLES, *_MORE_ROLES))
+        self.constants = TemplateConstants(parse_template(source), (*_ROLES, *_OPTIONAL_ROLES))
         self._forms = ContentForms()
         self._nodes = plain_nodes(source)
         self.sandbox = Sandbox(
@@ -100,17 +100,17 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """The text of the conversation, each content in the form that the template reads.
+        """The text of the conversation, with each content in the form that the template reads.
 
-        Raises InvalidRequest if the template refuses the conversation, does not know a message's
-        role, or leaves a message's text out, and LimitExceeded if it takes too much time or memory.
+        Raises InvalidRequest if the template rejects the conversation, lacks a message's role or
+        omits a message's text. Raises LimitExceeded for too much time or memory.
         """
         for message in messages:
             self._require_role(str(message["role"]))
-        return self._forms.render(lambda told: self.render_once(told, variables), messages)
+        return self._forms.render(lambda formed: self.render_once(formed, variables), messages)
 
     def render_once(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """The text of the conversation as it is. Raises InvalidRequest if the template fails."""
+        """The text of ``messages``, unchanged. Raises InvalidRequest if the template fails."""
         named = {"messages": messages, **variables}
         if self._is_bounded(named):
             return render(self._rendering, named)
@@ -128,10 +128,10 @@ class ChatTemplate:
         return self._nodes * number * size_of(named) <= MOST_STEPS
 
     def _require_role(self, role: str) -> None:
-        # a template that prints any role would make a turn of a typo, others leave it out
+        # templates print a misspelled role as a turn, or omit its message
         if role in _ROLES or self._names(role):
             return
-        known = [*_ROLES, *filter(self._names, _MORE_ROLES)]
+        known = [*_ROLES, *filter(self._names, _OPTIONAL_ROLES)]
         raise InvalidRequest(
             f"this model's chat template has no role {role!r}: use {', '.join(known)}"
         )
@@ -143,10 +143,10 @@ class ChatTemplate:
 def protect_messages(
     messages: Sequence[Message], protector: Protector, answers: Protector
 ) -> list[dict[str, Any]]:
-    """Messages ready for a template: contents flattened to text, all of users' text protected.
+    """Messages for a template: contents flattened to text, and all strings protected.
 
-    ``answers`` is for contents of assistants. It lets markers pass that the model writes as text
-    and the template looks for, such as those around reasoning."""
+    ``answers`` protects contents of assistants. It ignores markers that the model writes as text
+    and the template searches for, such as the markers around reasoning."""
     return [
         _protect_message(m, protector, answers if m.get("role") == "assistant" else protector)
         for m in messages
@@ -157,10 +157,10 @@ def _protect_message(
     message: Message, protector: Protector, of_content: Protector
 ) -> dict[str, Any]:
     role = message.get("role")
-    # roles are put between marker characters by some templates, so they can't be wrapped
+    # templates write roles between marker characters, so roles can't be wrapped
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidRequest(f"a message's role must be a word such as 'user', not {role!r}")
-    # an assistant that calls a tool may say nothing besides
+    # a message with tool calls needs no content
     if message.get("content") is None and not message.get("tool_calls"):
         raise InvalidRequest(
             f"the message of role {role!r} has no content: give it a string, or a list of strings "
@@ -180,7 +180,7 @@ def _flatten(content: Any, protector: Protector) -> str | None:
             "a message's content is a string, or a list of strings, documents and parts, not "
             f"{type(content).__name__}"
         )
-    # texts that stand side by side are one, in which a marker may begin in one and end in the next
+    # a marker may begin in one text and end in the next, so adjacent texts are joined first
     runs = groupby(map(_text_of, content), key=lambda text: text is None)
     return "".join(
         DOCUMENT_CUT * len([*run]) if cut else protector.protect("".join(filter(None, run)))

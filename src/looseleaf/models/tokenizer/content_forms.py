@@ -1,8 +1,7 @@
-"""In which form a chat template reads contents: as strings, or as lists of parts.
+"""The form in which a chat template reads contents: strings, or lists of parts.
 
-Some templates know contents only as ``[{"type": "text", "text": ...}]``, and of a string they write
-nothing. A probe tells: contents that are numbers no template has, of which those are looked for in
-what the template makes of them.
+Templates that read only ``[{"type": "text", "text": ...}]`` write nothing for a string. A probe
+detects this: it renders contents that are unusual numbers and searches the text for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ _PROBE = 90_210_417_000_000
 
 
 class ContentForms:
-    """The forms of contents that one template reads, by role; a role is probed when it first comes.
+    """The forms of contents that one template reads, by role; the first use of a role probes it.
 
     Safe to share between threads."""
 
@@ -27,33 +26,34 @@ class ContentForms:
         self._known: Forms = {}
 
     def render(self, render: Render, messages: Sequence[Message]) -> str:
-        """What ``render`` makes of messages, whose contents are strings.
+        """The text that ``render`` writes for ``messages``, whose contents are strings.
 
-        Raises InvalidRequest if a message's text is in neither form among what it makes, and what
-        ``render`` raises."""
+        Raises InvalidRequest if the text lacks a message in both forms, and the errors of
+        ``render``."""
         new = any(m["role"] not in self._known for m in messages if _has_text(m))
-        read = new and self._probe(render, messages)
+        probed = new and self._probe(render, messages)
         rendered = render(_in_forms(messages, self._known))
         texts = [m for m in messages if _has_text(m)]
         missing = next((m for m in texts if m["content"].strip() not in rendered), None)
-        if missing is None or read:
+        if missing is None or probed:
             return rendered
-        # the template may have cut or escaped a text that it reads
+        # the template may shorten or escape a text that it reads
         if not self._probe(render, messages):
-            raise _left_out(missing["role"])
+            raise _omission(missing["role"])
         return render(_in_forms(messages, self._known))
 
     def _probe(self, render: Render, messages: Sequence[Message]) -> bool:
-        """Find the forms of the roles in ``messages``, in this very order of roles.
+        """Detect the forms of the roles in ``messages``, in their order.
 
-        False if the template refuses all probes; raises InvalidRequest for a role left out."""
+        Returns False if the template rejects all probes. Raises InvalidRequest for an omitted role.
+        """
         probes = [
             {**message, "content": str(_PROBE + number)} if _has_text(message) else message
             for number, message in enumerate(messages)
         ]
-        left_out = [m["role"] for m in probes if _has_text(m)]
-        refused = True
-        for forms in _candidates(dict.fromkeys(left_out)):
+        omitted = [m["role"] for m in probes if _has_text(m)]
+        all_rejected = True
+        for forms in _candidates(dict.fromkeys(omitted)):
             try:
                 rendered = render(_in_forms(probes, forms))
             except InvalidRequest:
@@ -62,15 +62,15 @@ class ContentForms:
             if not unread:
                 self._known = {**self._known, **forms}
                 return True
-            refused = False
-            left_out = [role for role in left_out if role in unread] or [*unread]
-        if refused:
+            all_rejected = False
+            omitted = [role for role in omitted if role in unread] or [*unread]
+        if all_rejected:
             return False
-        raise _left_out(left_out[0])
+        raise _omission(omitted[0])
 
 
 def _candidates(roles: Iterable[str]) -> Iterator[Forms]:
-    """Forms to try: one for all, then another for one of the roles."""
+    """Forms to try: first one form for all roles, then an exception for each role."""
     strings: Forms = dict.fromkeys(roles, "string")
     parts: Forms = dict.fromkeys(strings, "parts")
     yield strings
@@ -81,7 +81,7 @@ def _candidates(roles: Iterable[str]) -> Iterator[Forms]:
             yield {**strings, role: "parts"}
 
 
-def _left_out(role: str) -> InvalidRequest:
+def _omission(role: str) -> InvalidRequest:
     return InvalidRequest(
         f"this model's chat template leaves {role} messages out, as strings and as lists of "
         "parts: put the text into the users' messages"
@@ -92,7 +92,7 @@ def _left_out(role: str) -> InvalidRequest:
 
 
 def _is_read(message: Message, rendered: str) -> bool:
-    # a list that is written as Python writes it is not read
+    # a template that prints the repr of a list does not read its parts
     text = message["content"]
     return text in rendered and f"'text': '{text}'" not in rendered
 

@@ -1,8 +1,8 @@
-"""From token ids back to text, whole or token by token, never half a character.
+"""From token ids to text, as a whole or as a stream of complete characters.
 
-Every token stands for some bytes, whatever its neighbours; text is those bytes read as UTF-8. That
-makes a stream and a whole decode equal by construction. Invalid bytes become U+FFFD, each maximal
-run one; for valid UTF-8 the result is that of the tokenizer's own decoder.
+Every token has fixed bytes, independent of its neighbours. The text is these bytes, read as UTF-8.
+So a stream and a whole decode are equal. Each maximal run of invalid bytes becomes one U+FFFD.
+Valid UTF-8 gives the result of the tokenizer's own decoder.
 """
 
 import codecs
@@ -17,18 +17,18 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character that byte-level tokenizers write for each byte, and the byte it stands for."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
-    alphabet = {chr(byte): byte for byte in shown}
+    """The byte of each character that byte-level tokenizers write."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 class TokenBytes:
     """The bytes of each token, by the rules of a ``tokenizer.json`` decoder.
 
-    ``strip_start`` is how many leading spaces the decoder takes off a whole text, -1 for all of the
-    first token's.
+    ``strip_start`` is the number of leading spaces that the decoder strips from a text. -1 strips
+    all spaces of the first token. Raises UnsupportedModel for an unknown decoder step.
     """
 
     def __init__(self, decoder: object, token: Callable[[int], str | None]) -> None:
@@ -39,15 +39,15 @@ class TokenBytes:
         self._byte_fallback = False
         self.strip_start = 0
         for step in _steps(decoder):
-            self._learn(step)
+            self._apply_step(step)
 
     def __getitem__(self, token_id: int) -> bytes:
-        known = self._cache.get(token_id)
-        if known is None:
-            known = self._cache[token_id] = self._spell(self._token(token_id) or "")
-        return known
+        spelling = self._cache.get(token_id)
+        if spelling is None:
+            spelling = self._cache[token_id] = self._spell(self._token(token_id) or "")
+        return spelling
 
-    def _learn(self, step: Mapping[str, Any]) -> None:
+    def _apply_step(self, step: Mapping[str, Any]) -> None:
         kind = step.get("type")
         if kind == "ByteLevel":
             self._alphabet = byte_alphabet()
@@ -77,10 +77,10 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """Turns a growing run of token ids into text: ``push`` each id, then ``finish``.
+    """Decodes a growing run of token ids: ``push`` each id, then ``finish``.
 
-    The pieces, joined, are the text of the whole run. A character cut off between tokens waits for
-    its rest.
+    The joined results are the text of the whole run. The bytes of an incomplete character wait for
+    the next token.
     """
 
     def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int] = frozenset()) -> None:
@@ -90,7 +90,7 @@ class Detokenizer:
         self._strip = token_bytes.strip_start
 
     def follow(self, before: Iterable[int]) -> None:
-        """Make the run one that follows the text of the tokens ``before``, spaces included."""
+        """Start the run after the tokens ``before``, which use up stripped spaces."""
         for token_id in before:
             if not self._strip:
                 return
@@ -98,7 +98,7 @@ class Detokenizer:
                 self._strip_spaces(piece)
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token, often empty inside a character."""
+        """The characters that this token completes; may be empty."""
         if token_id in self._skipped:
             return ""
         piece = self._bytes[token_id]
@@ -107,7 +107,7 @@ class Detokenizer:
         return self._utf8.decode(piece)
 
     def finish(self) -> str:
-        """The rest: U+FFFD if the run ended inside a character."""
+        """U+FFFD if the run ends inside a character, else an empty string."""
         return self._utf8.decode(b"", final=True)
 
     def _strip_spaces(self, piece: bytes) -> bytes:
@@ -115,10 +115,10 @@ class Detokenizer:
             self._strip = 0
             return piece.replace(b" ", b"")
         spaces = len(piece) - len(piece.lstrip(b" "))
-        kept = piece[min(spaces, self._strip) :]
-        # the strip goes on into the next token only while nothing but spaces came
-        self._strip = 0 if kept else self._strip - len(piece)
-        return kept
+        rest = piece[min(spaces, self._strip) :]
+        # the next token is stripped only if this one is all spaces
+        self._strip = 0 if rest else self._strip - len(piece)
+        return rest
 
 
 def _steps(decoder: object) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
-"""Limits of a ``tokenizer.json``, checked before the tokenizer library builds anything of it.
+"""Limits of a ``tokenizer.json``, checked before the tokenizers library loads it.
 
-The library normalizes added tokens while it loads. A normalizer whose steps feed each other grows
-these without end, and a regular expression may search them for minutes; neither can be interrupted.
+The library normalizes added tokens while it loads, and can't be interrupted. Normalizer steps that
+feed each other grow tokens exponentially. A regular expression may search them for minutes.
 """
 
 import base64
@@ -17,19 +17,19 @@ from looseleaf.models.checkpoint.fields import Json, mapping, rows, shown, text
 
 _ADVICE = "use the tokenizer.json of a source that you trust"
 _QUANTIFIER = re.compile(r"[*+?{]")
-# spaces around a Chinese character, and a character for each byte
+# growth by spaces around a Chinese character, and by a character per byte
 _OPAQUE = {"BertNormalizer": 3.0, "ByteLevel": 4.0}
 
-# None stands for any
+# None means any character
 _Characters = frozenset[str] | None
 
 
 @dataclass(frozen=True)
 class TokenizerLimits:
-    """The most that a tokenizer may have. ``growth`` is in characters for each one of a text.
+    """Limits of a tokenizer, at least twice the values in use.
 
-    Limits of tokens are twice what is in use or more, as is that of ``merges``. ``searched`` is of
-    characters of added tokens that regular expressions with several quantifiers search.
+    ``growth`` is in characters per character of text, ``normalized`` in characters. ``searched``
+    limits the characters of added tokens for regular expressions with several quantifiers.
     """
 
     tokens: int = 1 << 19
@@ -45,7 +45,7 @@ class TokenizerLimits:
 def require_limits(
     described: Json, path: Path, limits: TokenizerLimits = TokenizerLimits()
 ) -> None:
-    """Raises CorruptCheckpoint if the tokenizer of the file ``path`` exceeds one of ``limits``."""
+    """Raises CorruptCheckpoint if the tokenizer of the file ``path`` exceeds ``limits``."""
     try:
         _require_sizes(described, limits)
         _require_normalizer(described, limits)
@@ -91,7 +91,7 @@ def _require_normalizer(described: Json, limits: TokenizerLimits) -> None:
 
 
 def _steps(step: object) -> Iterator[Json]:
-    """The steps of a normalizer in order, those of nested sequences, too."""
+    """The steps of a normalizer in order, with nested sequences flattened."""
     stack = [step]
     while stack:
         current = stack.pop()
@@ -104,9 +104,9 @@ def _steps(step: object) -> Iterator[Json]:
 
 
 def _growth(steps: list[Json]) -> float:
-    """A bound of the characters that one character becomes.
+    """An upper bound of the characters that a character becomes.
 
-    Steps multiply where a later one finds what an earlier one has written.
+    Growth multiplies if a later step matches the output of an earlier step.
     """
     sources: list[tuple[_Characters, float]] = []
     for step in steps:
@@ -125,7 +125,7 @@ def _growth(steps: list[Json]) -> float:
 
 
 def _effect(step: Json) -> tuple[_Characters, _Characters, float]:
-    """Characters that a step finds, those that it writes, and its growth."""
+    """The characters that a step matches, the characters that it writes, and its growth."""
     kind = step.get("type")
     if kind == "Precompiled":
         return None, None, _longest_replacement(text(step, "precompiled_charsmap", ""))
@@ -135,7 +135,7 @@ def _effect(step: Json) -> tuple[_Characters, _Characters, float]:
         content = _folded(text(step, "prepend", ""))
         return None, frozenset(content), 1.0 + len(content)
     if kind != "Replace":
-        # `_folded` maps whatever these steps map
+        # `_folded` covers the mappings of these steps
         return frozenset(), frozenset(), 1.0
     content = _folded(text(step, "content", ""))
     literal = mapping(step, "pattern").get("String")
@@ -145,16 +145,16 @@ def _effect(step: Json) -> tuple[_Characters, _Characters, float]:
 
 
 def _folded(written: str) -> str:
-    """``written`` after all that steps without options may do to it."""
+    """``written`` after all normalizer steps without options."""
     return unicodedata.normalize("NFKD", written).casefold()
 
 
 def _longest_replacement(charsmap: str) -> float:
-    """The most characters that a precompiled map writes for one."""
+    """The most characters that a precompiled map writes for a character."""
     try:
         content = base64.b64decode(charsmap)
     except ValueError:
-        # the library names it
+        # the library reports the error
         return 1.0
     size = int.from_bytes(content[:4], "little")
     replacements = content[4 + size :].split(b"\0")

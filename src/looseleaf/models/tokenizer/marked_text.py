@@ -1,4 +1,4 @@
-"""Template text cut at its markers: true ones, which are tokens, and plain text between them."""
+"""Template text, cut at its markers into marker tokens and plain text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class MarkerCutter:
-    """Cuts template text at ``tokens`` (by id), but not at those that a protector has wrapped."""
+    """Cuts template text at ``tokens`` (by id), except at wrapped markers."""
 
     def __init__(self, tokens: Mapping[int, "AddedToken"], protector: Protector) -> None:
         self._tokens = tokens
@@ -21,8 +21,10 @@ class MarkerCutter:
     def cut(
         self, text: str, before: "AddedToken | None" = None
     ) -> Iterator[tuple[str, int | None]]:
-        """Runs of plain text behind ``before``, unwrapped, each with the id of the marker that ends
-        it, None at the end of the text."""
+        """Unwrapped runs of plain text, each with the id of the marker after it, at the end None.
+
+        ``before`` is the marker before ``text``.
+        """
         plain, position = "", 0
         for match in self._pattern.finditer(text):
             plain += text[position : match.start()]
@@ -50,7 +52,7 @@ class MarkerCutter:
 
 
 def cut_at_documents(text: str, protector: Protector) -> list[str]:
-    """``text`` cut at each document mark that is not a user's own character."""
+    """``text`` cut at each document mark that is not wrapped."""
     pieces, start = [], 0
     pattern = re.compile(f"{protector.wrapped.pattern}|(?P<cut>{DOCUMENT_CUT})", re.DOTALL)
     for match in pattern.finditer(text):
@@ -61,6 +63,6 @@ def cut_at_documents(text: str, protector: Protector) -> list[str]:
 
 
 def _stripped(text: str, before: "AddedToken | None", after: "AddedToken | None") -> str:
-    """``text`` between two markers, without the space that they take for themselves."""
+    """``text`` between two markers, without the space that these markers absorb."""
     text = text.lstrip() if before is not None and before.rstrip else text
     return text.rstrip() if after is not None and after.lstrip else text

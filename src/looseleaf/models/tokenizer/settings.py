@@ -1,6 +1,6 @@
-"""What the files beside tokenizer.json say of it, each value of its kind or refused by its file.
+"""Tokenizer settings in the files beside tokenizer.json.
 
-Tokens with a name, how texts begin and end, the templates of conversations and of documents.
+They are named tokens, BOS, end tokens and the templates of conversations and documents.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ _NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-# no tensor has rows for more
-_MOST_IDS = 2**31
+# ids fit 32 bits
+_MAX_IDS = 2**31
 
 
 class TokenizerSettings:
-    """tokenizer_config.json over the older special_tokens_map.json.
+    """tokenizer_config.json, and the older special_tokens_map.json for missing fields.
 
-    ``named_tokens`` are written forms by names such as ``eos_token``, ``added_tokens`` further
-    written forms. ``add_bos_token`` is None if nothing is said. Raises CorruptCheckpoint.
+    ``named_tokens`` maps names such as ``eos_token`` to written forms. ``added_tokens`` are written
+    forms. ``add_bos_token`` is None if the files do not set it. Raises CorruptCheckpoint.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +49,7 @@ class TokenizerSettings:
             raise CorruptCheckpoint(f"{folder / _NAME}: {error}") from error
 
     def chat_templates(self) -> dict[str, ChatTemplate]:
-        """By name, with one of the name ``default`` if there are any; compiled."""
+        """Compiled templates by name; if not empty, a ``default`` is included."""
         sources = dict(self._templates)
         for path in (self._folder / "additional_chat_templates").glob("*.jinja"):
             sources[path.stem] = read_text(path)
@@ -63,8 +63,7 @@ class TokenizerSettings:
             raise CorruptCheckpoint(f"{self._folder}: {error}") from error
 
     def end_ids(self) -> set[int]:
-        """Those that generation_config.json states or, if it states none, config.json, which is
-        often the older one."""
+        """End tokens of generation_config.json, or else of the often older config.json."""
         names = ("generation_config.json", "config.json")
         return next(filter(None, (_end_ids(self._folder / name) for name in names)), set())
 
@@ -90,12 +89,12 @@ def _document_template(raw: Mapping[str, Any]) -> str:
     return template
 
 
-def _templates(given: object) -> dict[str, str]:
-    if isinstance(given, str):
-        return {"default": given}
-    items = [] if given is None else given if isinstance(given, list) else [given]
+def _templates(value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    items = [] if value is None else value if isinstance(value, list) else [value]
     named = [(i.get("name"), i.get("template")) for i in items if isinstance(i, Mapping)]
-    if len(named) < len(items) or not all(isinstance(one, str) for pair in named for one in pair):
+    if len(named) < len(items) or not all(isinstance(x, str) for pair in named for x in pair):
         raise CorruptCheckpoint(
             "chat_template must be a string, or a list of objects that have a name and a template; "
             "correct it"
@@ -104,12 +103,12 @@ def _templates(given: object) -> dict[str, str]:
 
 
 def _end_ids(path: Path) -> set[int]:
-    given = read_json(path).get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    # to Python, true is a number
-    if not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids):
+    value = read_json(path).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    # bool is a subclass of int
+    if not all(type(i) is int and 0 <= i < _MAX_IDS for i in ids):
         raise CorruptCheckpoint(
-            f"{path}: eos_token_id must be a token's id or a list of ids, not {shown(given)}; "
+            f"{path}: eos_token_id must be a token's id or a list of ids, not {shown(value)}; "
             "correct it"
         )
     return set(ids)

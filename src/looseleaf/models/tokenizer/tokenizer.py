@@ -1,8 +1,7 @@
 """The checkpoint's tokenizer: text to ids and back, templates, BOS and end tokens.
 
-Two kinds of text never mix: what a user wrote, in which a marker is only characters, and what a
-template wrote, in which it is a token. Nothing is added implicitly: whether a text begins with BOS
-is the caller's step, told by ``bos_token_id``.
+Users' text and template text never mix. A marker is characters in users' text and a token in
+template text. ``encode`` adds no BOS; callers prepend ``bos_token_id``.
 """
 
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from looseleaf.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
-from looseleaf.models.checkpoint.checkpoint import some
+from looseleaf.models.checkpoint.checkpoint import shortened
 from looseleaf.models.checkpoint.files import TOKENIZER, parse_json, read_text
 from looseleaf.models.tokenizer.added_tokens import (
     make_special,
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer:
-    """What ``tokenizer.json`` and the files beside it say, loaded once and never changed.
+    """An immutable tokenizer from ``tokenizer.json`` and the files beside it.
 
-    ``bos_token_id`` is the id every plain text begins with, or None if this model's texts begin
-    without. ``eos_token_ids`` end an answer. Safe to share between threads.
-    A tokenizer that may take more than linear time encodes in a process under limits.
+    Plain texts begin with ``bos_token_id`` unless it is None. ``eos_token_ids`` end an answer.
+    A tokenizer without a linear time bound encodes in a sandbox. Safe to share between threads.
+    Raises CorruptCheckpoint and UnsupportedModel.
     """
 
     _sandbox: Sandbox | None = None
@@ -63,11 +62,11 @@ class Tokenizer:
         self.named_tokens = self._settings.named_tokens
         self._chat_templates = self._settings.chat_templates()
         self.document_template = self._settings.document_template
-        # as Transformers does when it loads them
+        # as in Transformers
         changed = make_special(described, {*self.named_tokens.values()})
         special = special_tokens(described)
         written = {*filter(self._is_written, ordinary_tokens(described))}
-        # what the template writes is no text of users, though nothing else is special about it
+        # markers that a template writes must not come from users' text, special or not
         if make_special(described, written) or changed:
             self._source = json.dumps(described, ensure_ascii=False)
             self._plain = self._backend(self._source, markers_are_text=True)
@@ -89,7 +88,7 @@ class Tokenizer:
         self.eos_token_ids = self._derive_eos()
 
     def _read_markers(self, described: Mapping[str, Any], written: Set[str]) -> None:
-        """Find out what is a marker, and what protects text from it."""
+        """Set the markers and their protectors."""
         added = self._plain.get_added_tokens_decoder()
         self._markers = {i: token for i, token in added.items() if token.special}
         contents = {token.content for token in self._markers.values()}
@@ -100,18 +99,18 @@ class Tokenizer:
         self._has_lookalikes = bool(described.get("normalizer")) and any(
             token.normalized for token in self._markers.values()
         )
-        # a normalizer that prepends does so behind these, too
-        parting = prepends(described)
-        self._parting = {
+        # the library splits a text at these tokens before it normalizes, and so before a prepend
+        has_prepend = prepends(described)
+        self._separators = {
             i: token
             for i, token in added.items()
-            if token.special or (parting and not token.normalized)
+            if token.special or (has_prepend and not token.normalized)
         }
         self._protector = Protector(contents)
         self._answer_protector = Protector(
-            contents - {token for token in written if self._is_read(token)}
+            contents - {token for token in written if self._is_searched(token)}
         )
-        self._cutter = MarkerCutter(self._parting, self._protector)
+        self._cutter = MarkerCutter(self._separators, self._protector)
 
     @property
     def vocab_size(self) -> int:
@@ -119,7 +118,7 @@ class Tokenizer:
 
     @cached_property
     def last_token_id(self) -> int:
-        """The largest id that a text may yield."""
+        """The largest id that `encode` may return."""
         return max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
@@ -128,34 +127,34 @@ class Tokenizer:
 
     @property
     def sandboxes(self) -> list[Sandbox]:
-        """The processes that may render and encode; closing them ends what runs there."""
+        """The sandboxes that render and encode; closing them ends their processes."""
         own = [] if self._sandbox is None else [self._sandbox]
         return [*own, *(template.sandbox for template in self._chat_templates.values())]
 
     @property
     def is_bounded(self) -> bool:
-        """Whether chats and short texts become tokens in a time that their size bounds."""
+        """Whether the time to tokenize a chat or a short text is bounded by its size."""
         return self._sandbox is None and all(t.is_plain for t in self._chat_templates.values())
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether texts are encoded in processes, which takes longer than a step may wait."""
+        """Whether texts are encoded in a sandbox, which is too slow for the engine's thread."""
         return self._sandbox is not None
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its written form, None if there is none."""
-        found: int | None = self._plain.token_to_id(token)
-        return found
+        """The id of a token by its written form; None if unknown."""
+        token_id: int | None = self._plain.token_to_id(token)
+        return token_id
 
     def written(self, token_id: int) -> str:
-        """A token's written form, empty if there is none of that id."""
+        """A token's written form; empty for an unknown id."""
         return self._plain.id_to_token(token_id) or ""
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of ``text``; markers in it become tokens only if ``special``. BOS is never added.
+        """The ids of ``text``, without BOS; markers become tokens only if ``special``.
 
-        ``special`` is for template text. User text inside it must have gone through ``protect``.
-        Raises InvalidRequest for half of a surrogate pair, which no tokenizer reads.
+        ``special`` is for template text, in which users' text is protected. Raises InvalidRequest
+        for half of a surrogate pair.
         """
         _require_characters(text)
         if not special:
@@ -164,19 +163,19 @@ class Tokenizer:
             return self._encode_pieces(text, self._plain, None)
         ids = _ids(self._with_markers, text)
         if self._has_lookalikes and self._num_markers(ids) > self._num_written(text):
-            # a normalizer has made markers of other characters, as of wide brackets
+            # a normalizer turned other characters into markers, for example wide brackets
             return self._encode_pieces(text, self._plain, None)
         return ids
 
     def encode_continuation(
         self, text: str, special: bool = False, after: int | None = None
     ) -> list[int]:
-        """The ids of ``text`` as it stands in the middle of another, behind the token ``after``.
+        """The ids of ``text`` in the middle of another text, after the token ``after``.
 
-        They have no space in front where the tokenizer gives one to beginnings. Without ``after``
-        the text before is ordinary text. ``special`` and errors as in `encode`.
+        The tokenizer's initial space is not added. Without ``after`` the preceding text is ordinary
+        text. ``special`` and errors as in `encode`.
         """
-        marker = None if after is None else self._parting.get(after)
+        marker = None if after is None else self._separators.get(after)
         if self._same_everywhere(marker):
             return self.encode(text, special)
         _require_characters(text)
@@ -184,8 +183,8 @@ class Tokenizer:
         return self._encode_pieces(text if special else self.protect(text), backend, marker)
 
     def is_middle(self, before: Sequence[int]) -> bool:
-        """Whether text behind the tokens ``before`` is tokenized as in the middle of a text."""
-        marker = self._parting.get(before[-1]) if before else None
+        """Whether text after the tokens ``before`` is tokenized as in the middle of a text."""
+        marker = self._separators.get(before[-1]) if before else None
         return self._same_everywhere(marker) or (bool(before) and marker is None)
 
     def _same_everywhere(self, marker: "AddedToken | None") -> bool:
@@ -203,8 +202,9 @@ class Tokenizer:
         return self._protector.protect(text)
 
     def encode_document(self, text: str, after: int | None = None) -> list[int]:
-        """A document's ids in the model's document template, with the text itself as user text; as
-        `encode_continuation`, since a document stands behind other text."""
+        """The ids of a document in the model's document template, as by `encode_continuation`.
+
+        Markers in ``text`` are characters."""
         return self.encode_continuation(self.document_text(text), special=True, after=after)
 
     def document_text(self, text: str) -> str:
@@ -217,42 +217,43 @@ class Tokenizer:
     ) -> str:
         """The conversation as template text, for ``encode(..., special=True)``.
 
-        Contents are strings or lists of parts; a part of type ``document`` becomes
-        ``DOCUMENT_CUT``. Further ``variables`` (``tools``, ``documents``, ``enable_thinking`` …)
-        reach the template.
+        Contents are strings or lists of parts. A part of type ``document`` becomes
+        ``DOCUMENT_CUT``. The template receives ``variables`` such as ``tools`` and
+        ``enable_thinking``. Raises InvalidRequest and LimitExceeded.
         """
         template = self._chat_template("tool_use" if variables.get("tools") else "default")
         safe = {name: self._protector.protect_tree(value) for name, value in variables.items()}
         messages = protect_messages(messages, self._protector, self._answer_protector)
         named = {**self.named_tokens, "add_generation_prompt": add_generation_prompt}
-        # templates ask whether these are none, which what is undefined is not
+        # templates test these for none, and undefined variables are not none
         absent = {"tools": None, "documents": None}
         return self._protector.mend(template.render(messages, **{**absent, **named, **safe}))
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[list[int]]:
-        """The conversation's ids, cut where documents stand: one run more than documents. As
-        `render_chat`."""
-        first, *behind = self.cut_chat(messages, **variables)
-        runs = [self.encode_continuation(piece, special=True) for piece in behind]
+        """The conversation's ids, cut at its documents: one run more than documents.
+
+        ``variables`` and errors as in `render_chat`."""
+        first, *rest = self.cut_chat(messages, **variables)
+        runs = [self.encode_continuation(piece, special=True) for piece in rest]
         return [self.encode(first, special=True), *runs]
 
     def cut_chat(self, messages: Sequence[Message], **variables: Any) -> list[str]:
-        """The template texts of `encode_chat`'s runs."""
+        """The template texts of the runs of `encode_chat`."""
         return cut_at_documents(self.render_chat(messages, **variables), self._protector)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of ``ids``; equal to what ``stream`` gives piece by piece."""
+        """The text of ``ids``, equal to the joined pieces of `stream`."""
         stream = self.stream(skip_special)
         return "".join([stream.push(token_id) for token_id in ids]) + stream.finish()
 
     def stream(self, skip_special: bool = True) -> Detokenizer:
-        """A fresh incremental decoder."""
+        """A new incremental decoder."""
         return Detokenizer(
             self._token_bytes, self.special_token_ids if skip_special else frozenset()
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for, as log-probability reports show them."""
+        """The bytes of a token."""
         return self._token_bytes[token_id]
 
     @cached_property
@@ -292,7 +293,7 @@ class Tokenizer:
     def _encode_pieces(
         self, text: str, backend: "Backend", before: "AddedToken | None"
     ) -> list[int]:
-        """The ids of template text behind the marker ``before``; its first piece by ``backend``."""
+        """The ids of template text after the marker ``before``, the first piece by ``backend``."""
         ids: list[int] = []
         for piece, marker in self._cutter.cut(text, before):
             if piece:
@@ -303,11 +304,11 @@ class Tokenizer:
         return ids
 
     def _as_text(self, backend: "Backend", text: str) -> list[int]:
-        """The ids of ``text``, none of them a marker's."""
+        """The ids of ``text`` without markers. Raises InvalidRequest."""
         ids = _ids(backend, text)
         if self._markers.keys().isdisjoint(ids):
             return ids
-        # models such as Unigram have markers among their pieces: a cut inside of one prevents it
+        # models such as Unigram have markers among their pieces; a cut inside prevents them
         spans = [span for span in _spans(backend, text) if span[0] in self._markers]
         cuts = [start + 1 for _, start, end in spans if end - start > 1]
         if not cuts:
@@ -320,7 +321,7 @@ class Tokenizer:
         return ids
 
     def _require_spelled(self, text: str, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Raise InvalidRequest for a character that is no marker, and yields one."""
+        """Raise InvalidRequest for a character that becomes a marker of another spelling."""
         for token_id, start, end in spans:
             if text[start:end] != (marker := self._markers[token_id].content):
                 raise InvalidRequest(
@@ -331,10 +332,11 @@ class Tokenizer:
     def _is_written(self, token: str) -> bool:
         in_document = token in self.document_template and not is_ordinary(token)
         templates = self._chat_templates.values()
-        return in_document or any(one.constants.writes(token) for one in templates)
+        return in_document or any(template.constants.writes(token) for template in templates)
 
-    def _is_read(self, token: str) -> bool:
-        return any(one.constants.looks_for(token) for one in self._chat_templates.values())
+    def _is_searched(self, token: str) -> bool:
+        templates = self._chat_templates.values()
+        return any(template.constants.searches_for(token) for template in templates)
 
     def _chat_template(self, name: str) -> ChatTemplate:
         if not self._chat_templates:
@@ -344,8 +346,10 @@ class Tokenizer:
         return self._chat_templates.get(name) or self._chat_templates["default"]
 
     def _require_tokens(self, folder: Path) -> None:
-        """Transformers adds tokens that stand in tokenizer_config.json only; here they would be
-        characters, and an end token that nothing ends at."""
+        """Raises CorruptCheckpoint for tokens that only tokenizer_config.json has.
+
+        Transformers adds such tokens. Here they would be characters, and an end token without
+        effect."""
         needed = [*self._settings.added_tokens, self.named_tokens.get("eos_token")]
         if self._settings.add_bos_token:
             needed.append(self.named_tokens.get("bos_token"))
@@ -353,12 +357,12 @@ class Tokenizer:
         if lacking:
             raise CorruptCheckpoint(
                 f"{folder}: tokenizer_config.json names tokens that tokenizer.json lacks: "
-                f"{some([*lacking])}; save the tokenizer again with transformers' "
+                f"{shortened([*lacking])}; save the tokenizer again with transformers' "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
 
     def _derive_bos(self) -> int | None:
-        """What the checkpoint states, or else what its own post-processor puts in front."""
+        """BOS by ``add_bos_token``, by default the first token of the post-processor."""
         named = self.token_id(self.named_tokens.get("bos_token", ""))
         if self._settings.add_bos_token is not None:
             return named if self._settings.add_bos_token else None
@@ -367,7 +371,7 @@ class Tokenizer:
         return first if first is not None and first in (named, *self.special_token_ids) else None
 
     def _derive_eos(self) -> frozenset[int]:
-        """The tokenizer's own, and those that the files beside it state."""
+        """The tokenizer's end token and the end tokens of the configuration files."""
         ids = self._settings.end_ids()
         named = self.token_id(self.named_tokens.get("eos_token", ""))
         return frozenset(ids if named is None else {*ids, named})
