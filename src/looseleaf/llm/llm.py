@@ -275,21 +275,24 @@ class LLM(ProcessBound):
         policies: PolicyOptions,
     ) -> list[RequestOutput]:
         all_params = sampling_per_prompt(sampling_params, len(prompts))
+        requests = [
+            with_policies(Request(self._next_id(), parts, params, salt, deadline), **policies)
+            for parts, params in zip(prompts, all_params, strict=True)
+        ]
         # outside the lock, so other threads can step; the references keep the cache entries
         _grammars = self._compile(all_params, salt, deadline)
-        requests = []
+        accepted: list[RequestProgress] = []
         try:
-            for parts, params in zip(prompts, all_params, strict=True):
-                request = Request(self._next_id(), parts, params, salt, deadline)
+            for request in requests:
                 with self._lock:
-                    requests.append(self.engine.add(with_policies(request, **policies)))
-            self._finish(*requests)
+                    accepted.append(self.engine.add(request))
+            self._finish(*accepted)
         finally:
             # after an error or an interrupt no request of this call may remain
-            for progress in requests:
+            for progress in accepted:
                 with self._lock:
                     self.engine.abort(progress.request.request_id)
-        return [progress.output() for progress in requests]
+        return [progress.output() for progress in accepted]
 
     def _compile(
         self, all_params: Sequence[SamplingParams], salt: str, deadline: float | None
