@@ -75,9 +75,9 @@ def test_a_request_may_have_keys_thrown_away(live: Live, policy: str) -> None:
     [
         ({"select": "h2o", "documents": LONG}, "documents are read by others"),
         ({"select": "snapkv", "revise": 4}, "leave revise out"),
-        ({"select": {"policy": "tova", "mass": 0.9}}, "give tokens or ratio"),
-        ({"select": {"policy": "tova", "sink": 9}}, "does not use sink"),
-        ({"select": {"policy": "window", "mass": 0.9}}, "does not estimate a mass"),
+        ({"select": {"policy": "tova", "mass": 0.9}}, "give select.tokens or select.ratio"),
+        ({"select": {"policy": "tova", "sink": 9}}, "does not use select.sink"),
+        ({"select": {"policy": "window", "mass": 0.9}}, "does not estimate a select.mass"),
         ({"select": {"policy": "all", "tokens": 9}}, "reads everything"),
         ({"revise": 4}, "give select"),
         ({"select": "all", "revise": 4}, "give select"),
